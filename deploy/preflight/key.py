@@ -16,10 +16,8 @@ from deploy.errors import NotAllowed
 from deploy.preflight.check import Check, Context, ok, warning
 from deploy.s3.prefix import Prefix, bucket_and_key
 
-_PLAIN = (
-    "ServerSideEncryptionConfigurationNotFoundError",
-    "NoSuchBucket",
-)  # the check of the model reports a missing bucket
+# A missing bucket is reported by the check of the model.
+_PLAIN = ("ServerSideEncryptionConfigurationNotFoundError", "NoSuchBucket")
 _AWSS = "alias/aws/"
 
 

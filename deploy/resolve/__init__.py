@@ -1,1 +1,1 @@
-"""Decide what a specification leaves open: instance, image, host, timeouts."""
+"""Resolution of the settings that a specification leaves open: instance type, image, host AMI and timeouts."""

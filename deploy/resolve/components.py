@@ -1,6 +1,7 @@
-"""Decide on the components of an endpoint: one instance type, a model for each server, and room for the copies.
+"""Resolution of an endpoint's inference components: a common instance type, and enough resources for all copies.
 
-SageMaker starts no copy where it has no room: a copy has its GPUs for itself, and shares the host's memory and cores.
+SageMaker starts a copy only on an instance with enough free resources. A copy does not share its GPUs, and reserves a
+part of the instance's memory and cores.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from deploy.spec.sections import Component, Model
 
 @dataclass(frozen=True)
 class Placed:
-    """A component and the resources that it takes.
+    """A component and the resources that it needs.
 
     Attributes:
-        model: the model's name or place.
-        gpus: GPUs of one copy; 0 on a CPU type.
-        memory_mb: host memory of one copy.
-        cpus: cores of one copy; 0: none are requested.
-        fit: the model's memory; None: its size, or the instance type, is unknown.
+        name: Name of the component.
+        model: Name, S3 URI or path of the model.
+        copies: Initial number of copies.
+        gpus: Number of GPUs for each copy.
+        memory_mb: Host memory for each copy, in MB.
+        cpus: Number of cores for each copy, or 0 if none are requested.
+        fit: Memory that the model needs, or None if the model's size or the instance type is unknown.
     """
 
     name: str
@@ -40,8 +43,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class Sums:
-    """The resources that all first copies need, and those of the instances. 0 and None: the tables do not know the
-    type.
+    """The resources that the initial copies of all components need, and those that the instances have.
+
+    Attributes:
+        placed: The components.
+        instance: The instance type, or None if it is unknown.
+        count: Number of instances.
     """
 
     placed: tuple[Placed, ...]
@@ -49,7 +56,7 @@ class Sums:
     count: int
 
     def rows(self) -> Iterator[tuple[str, float, float]]:
-        """Yield the resources by name, with what the copies take and what the instances have."""
+        """Yield each resource's name, the amount that all copies need, and the amount that all instances have."""
         if self.instance is None:
             return
         for name, of_copy, has in _resources(self.instance):
@@ -59,14 +66,15 @@ class Sums:
 
 
 def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Decide for each server of the components as if it were the only one, and join the decisions.
+    """Resolve each server of the components separately, and join the decisions.
 
     Args:
-        resolve: decides for a specification whose components share one server.
+        resolve: Function that resolves a specification whose components share one server.
 
     Raises:
-        DoesNotFit, SpecError: as for a single server, with the components' names; or the servers need different hosts,
-            or there is not enough room for the first copies.
+        DoesNotFit: A model does not fit, or no instance type has enough resources for the initial copies.
+        SpecError: A server's settings are invalid, the servers need different hosts, or the instances do not have
+            enough resources for the initial copies.
     """
     groups = servers(spec)
     found = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
@@ -96,15 +104,19 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
     return replace(found[0], decision=joined, candidates=candidates, sums=sums)
 
 
-_MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances; options.replicas adds engines to a copy."
+_MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances. options.replicas adds engines to a copy."
 
 
 def without_room(sums: Sums, where: str) -> str:
-    """Return why there is no room for the copies on the instances; empty: there is."""
+    """Return why the instances do not have enough resources for the initial copies, or an empty string if they do.
+
+    Args:
+        where: Text that names the instances.
+    """
     for name, taken, has in sums.rows():
         if taken > has:
             need = f"{taken:g} {_UNITS[name]}"
-            return f"components[].copies: the first copies need {need}, but {where} have {has:g}"
+            return f"components[].copies: the initial copies need {need}, but {where} have {has:g}"
     return ""
 
 
@@ -130,13 +142,13 @@ def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], flo
         ("accelerators", lambda item: item.gpus, instance.gpus),
         ("memory_mb", lambda item: item.memory_mb, instance.ram_gib * 1024),
         ("cpus", lambda item: item.cpus, instance.vcpus),
-        # Without GPUs all models are in the host's memory.
+        # Without GPUs, the models are in the host's memory.
         ("models", _held, 0.0 if instance.gpus else round(cpu_limit(instance), 1)),
     ]
 
 
 def _held(item: Placed) -> float:
-    """Return the GiB of a copy's weights and its other memory."""
+    """Return the GiB of a copy's weights and other memory, without its KV cache."""
     return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
 
 
@@ -154,25 +166,25 @@ def _on(server: Spec, kind: str) -> Spec:
 
 
 def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]) -> str:
-    """Return the cheapest type on which each model fits, and all first copies together.
+    """Return the cheapest instance type that fits each model, and has enough resources for all initial copies.
 
     Raises:
-        DoesNotFit: there is none.
+        DoesNotFit: There is no such type.
     """
     lists = [resolution.candidates.fits for resolution in found if resolution.candidates is not None]
     fitting = [{item.instance.name for item in fits if item.fits} for fits in lists]
     places = [{item.instance.name: place for place, item in enumerate(fits)} for fits in lists]
-    # A type with remarks for one model comes after those without for any.
+    # A type's rank is its worst rank for any model.
     ranked = {name: max(of_model[name] for of_model in places) for name in set.intersection(*fitting)}
     for name in sorted(ranked, key=lambda one: (ranked[one], one)):
         sums = Sums(tuple(_placed(groups, found)), find(name), _instances(spec))
         if not any(taken > has for _, taken, has in sums.rows()):
             return name
     if len(groups) == 1:
-        return cheapest(lists[0]).instance.name  # the check of the copies says what is wrong
+        return cheapest(lists[0]).instance.name  # the later check of the copies reports the problem
     raise DoesNotFit(
-        "instance.type: auto: no known instance type has room for the first copies of all components",
-        f"{_MORE_ROOM} Or name a type.",
+        "instance.type: auto: no known instance type has enough resources for the initial copies of all components",
+        f"{_MORE_ROOM} Or set instance.type to a type.",
     )
 
 
@@ -194,10 +206,10 @@ def _instances(spec: Spec) -> int:
 
 
 def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
-    """Check that all images may run on one host, as an endpoint configuration names one.
+    """Check that all images can run on the same host AMI, as an endpoint configuration has only one.
 
     Raises:
-        SpecError: they need another InferenceAmiVersion.
+        SpecError: The images need different values of InferenceAmiVersion.
     """
     if len({decision.ami for decision in decisions}) > 1:
         hosts = "; ".join(
@@ -205,13 +217,13 @@ def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
             for server, decision in zip(groups, decisions, strict=True)
         )
         raise SpecError(
-            f"components[].image: the images need different hosts ({hosts}), but an endpoint has one",
-            "Use images of one CUDA version (set image.cuda if the tag does not name it), or set instance.ami.",
+            f"components[].image: the images need different host AMIs ({hosts}), but an endpoint has only one",
+            "Use images with the same CUDA version (set image.cuda if the tag does not state it), or set instance.ami.",
         )
 
 
 def _warnings(groups: Sequence[Spec], decisions: Sequence[Decision]) -> Iterator[str]:
-    """Yield the warnings of all servers; those that only some have, with the components' names."""
+    """Yield the warnings of all servers. A warning that does not concern all servers names its components."""
     common = set.intersection(*(set(decision.warnings) for decision in decisions))
     for server, decision in zip(groups, decisions, strict=True):
         for warning in decision.warnings:
@@ -219,32 +231,33 @@ def _warnings(groups: Sequence[Spec], decisions: Sequence[Decision]) -> Iterator
 
 
 def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
-    """Yield a sentence for components that fit in sum, but not on each instance, or not after scaling."""
+    """Yield a warning for each resource that may be too small: on single instances, for a model, or after scaling."""
     if sums.instance is None:
         return
     if spec.instance.unchecked and (problem := _without_room(sums, spec)):
         yield f"{problem} (instance.unchecked)."
     elif alone := _left_over(sums):
         yield (
-            f"components[].copies: {alone} may not find an instance with enough room: a copy does not spread over "
-            f"instances of {sums.instance.name}."
+            f"components[].copies: {alone} may not find an instance with enough free resources, as each copy must fit "
+            f"on a single {sums.instance.name}."
         )
     if not sums.instance.gpus:
         for item in sums.placed:
             if item.fit is not None and item.memory_mb < (needed := round(1024 * (item.fit.weights + item.fit.rest))):
-                yield f"component {item.name}: memory_mb: {item.memory_mb}, but its model needs about {needed} MB."
+                yield f"component {item.name}: memory_mb is {item.memory_mb}, but the model needs about {needed} MB."
     if spec.scaling is not None and sums.instance.gpus:
         most = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
         have = sums.count * sums.instance.gpus
         if most > have:
             where = _where(sums, spec)
-            yield f"scaling.max: all components at their maximum need {most} GPUs, but {where} have {have}."
+            yield f"scaling.max: with all components at their maximum, {most} GPUs are needed, but {where} have {have}."
 
 
 def _left_over(sums: Sums) -> str:
-    """Return a component without room for its copies if the largest are placed first; empty: all have room.
+    """Return a component whose copies find no instance if larger copies are placed first, or an empty string.
 
-    Work is bounded: copies and instances are at most a thousand each, and equal ones are placed together.
+    The amount of work is bounded, as there are at most a thousand copies and instances, and equal ones are placed
+    together.
     """
     assert sums.instance is not None
     resources = [one for one in _resources(sums.instance) if one[2]]

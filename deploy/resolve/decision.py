@@ -1,4 +1,4 @@
-"""The decision on everything that a specification leaves open: image, instance, host and timeouts."""
+"""The decision about the settings that a specification leaves open: image, instance type, host AMI and timeouts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pool:
-    """One instance type of several.
+    """An instance pool, one of several instance types that an endpoint may use.
 
     Attributes:
-        priority: 1 is tried first.
-        instance_type: SageMaker's name.
-        options: of the handler, on this type only.
-        gpus, tensor_parallel: as in `Decision`.
+        priority: Order in which SageMaker tries the pools, from 1.
+        instance_type: SageMaker's name of the instance type.
+        gpus: Number of GPUs, as in `Decision`.
+        tensor_parallel: Tensor parallel degree, as in `Decision`.
+        options: The handler's options that apply to this instance type only.
     """
 
     priority: int
@@ -30,25 +31,26 @@ class Pool:
 
 @dataclass(frozen=True)
 class Decision:
-    """Everything that the builders need in addition to the specification.
+    """The values that resources are built from, in addition to the specification.
 
     Attributes:
-        region: AWS region.
-        account: twelve digits; from AWS if it was queried, otherwise the role's.
-        image: the whole URI, by digest if AWS was queried.
-        instance_type: SageMaker's name, never `auto`; with pools the first one's.
-        gpus: GPUs of one such instance; 0 on a CPU type; the number needed if the tables do not know the type.
-        ami: InferenceAmiVersion; None: the account's default host (CPU types, or unknown CUDA).
-        model_data: the S3 prefix or archive that SageMaker puts into /opt/ml/model; None: the container loads a hub's
-            model.
-        download: timeout of the model data's download, 60 to 3600 seconds.
-        startup: timeout until /ping answers 200, 60 to 3600 seconds.
-        provision: timeout to find an instance, in seconds; None: AWS's default.
-        tensor_parallel: GPUs that one copy of the model is spread over; None: a CPU type, or unknown.
-        warnings: one sentence each, for the user to read before confirming.
-        pools: the types by priority, if the specification has pools.
-        shadow: the decision for the shadow, if the specification has one.
-        components: the components' own values, by name: image, model data, timeouts, tensor parallel degree.
+        region: AWS region of the endpoint.
+        account: Account ID of twelve digits, from AWS if it was queried, otherwise from the role's ARN.
+        image: Full URI of the image, with its digest if AWS was queried.
+        instance_type: SageMaker's name of the instance type, never `auto`. With pools, the type of the first pool.
+        gpus: Number of GPUs of one instance. If the instance type is unknown, the number of GPUs needed.
+        ami: InferenceAmiVersion, or None to use SageMaker's default host (for CPU types and unknown CUDA versions).
+        model_data: S3 prefix or archive that SageMaker downloads to /opt/ml/model, or None if the container downloads
+            a model from the hub.
+        download: Timeout of the model data's download, 60 to 3600 seconds.
+        startup: Timeout until /ping responds with 200, 60 to 3600 seconds.
+        provision: Timeout to find an instance, in seconds, or None for AWS's default.
+        tensor_parallel: Number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
+        warnings: Sentences for the user to read before confirming.
+        pools: The instance pools by priority. Empty if the specification has none.
+        shadow: Decision for the shadow variant, or None if the specification has none.
+        components: Decisions for inference components by name. They may differ in image, model data, timeouts and
+            tensor parallel degree.
     """
 
     region: str
@@ -69,16 +71,16 @@ class Decision:
 
     @property
     def both(self) -> tuple[Decision, ...]:
-        """Return the serving decision, and the shadow's."""
+        """Return this decision, followed by the shadow variant's if there is one."""
         return (self,) if self.shadow is None else (self, self.shadow)
 
     @property
     def start(self) -> int:
-        """Seconds of the longest start: the model data's download, and until /ping answers 200."""
+        """Return the timeout of the longest start in seconds: the download of the model data and the startup."""
         return max(one.download + one.startup for one in self.both)
 
     def of(self, server: Spec) -> Decision:
-        """Return the decision for a server (`spec/components.py`)."""
+        """Return the decision for one of the specification's servers (`spec/components.py`)."""
         return self.components.get(server.components[0].name, self) if server.components else self
 
     def on(self, pool: Pool) -> Decision:
@@ -94,6 +96,6 @@ class Decision:
 
 
 def spec_on(spec: Spec, pool: Pool) -> Spec:
-    """Return the specification of one pool's type."""
+    """Return the specification with one pool's instance type and options, and without pools."""
     instance = spec.instance.model_copy(update={"type": pool.instance_type, "pools": ()})
     return spec.model_copy(update={"instance": instance, "options": {**spec.options, **pool.options}})

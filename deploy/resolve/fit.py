@@ -1,17 +1,18 @@
-"""Fit a model on an instance and on a number of its GPUs. Arithmetic without I/O.
+"""The memory that a model needs on an instance type, and the ranking of instance types. Computed without I/O.
 
 Memory of one GPU, in GiB:
 
     weights       bytes of all weights / tensor parallel degree
-    KV cache      2 * layers * KV heads * head size * bytes per token. A GPU holds its share of the KV heads, at least
-                  one: above as many GPUs as KV heads, heads are copied. A layer with a sliding window keeps the window
-                  and a step's chunk of the prompt, if the engine frees the rest; linear attention a state a request
-    workspace     a tenth of the weights, at least half a GiB: activations and the kernels' buffers
-    CUDA graphs   1; 2 if several GPUs work together (buffers to exchange results)
-    total         at most 0.9 of what the driver counts; the driver and fragmentation take the rest
+    KV cache      2 * layers * KV heads * head size * bytes per value, for each token. A GPU has its share of the KV
+                  heads, but at least one: with more GPUs than KV heads, heads are copied. A layer with a sliding window
+                  caches only the window and one chunk of the prompt, if the engine frees the rest. Linear attention
+                  has a state of fixed size for each request
+    workspace     a tenth of the weights, at least 0.5: activations and the kernels' buffers
+    CUDA graphs   1, or 2 with several GPUs (buffers to exchange results)
+    total         at most 0.9 of the memory that the driver reports; the driver and fragmentation need the rest
 
-A model fits if one request of the full context fits. A CPU type holds weights and cache in its RAM, of which the system
-keeps 2 GiB.
+A model fits if one request of the full context fits. On a CPU type, weights and cache are in RAM, of which the system
+needs 2 GiB.
 """
 
 from __future__ import annotations
@@ -35,33 +36,33 @@ _GIB = 1 << 30
 _USABLE = 0.9
 LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "mxfp4": (8, 0), "bf16": (8, 0)}
 CHUNK = 8192
-"""Tokens of a prompt that one step computes, by default at most: a layer with a window keeps them in addition."""
+"""Maximum number of prompt tokens per step, by default. A layer with a window caches them in addition to the window."""
 
 _IN_16_BITS = ("fp8", "fp4")
-"""Precisions that vLLM's Marlin kernels compute in 16 bits on GPUs from Ampere on that do not have them."""
+"""Precisions that vLLM's Marlin kernels compute in 16 bits on GPUs (Ampere and newer) that do not support them."""
 
 _BLACKWELL_CUDA = (12, 8)
 _AMPERE = (8, 0)
 _BUS_LIMIT = 4
-"""More GPUs than this without NVLink: exchanging each layer's result over PCIe takes the most time."""
+"""Maximum number of GPUs without NVLink. With more, exchanging each layer's results over PCIe dominates the time."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A model and how it is served, which has to fit.
+    """A model and the settings that determine how much memory it needs.
 
     Attributes:
-        shape: the model's shape.
-        dtype: precision of the weights in memory.
-        context: tokens of the longest request, prompt and answer together.
-        kv_bytes: bytes of a value in the KV cache: 2, or 1 with an FP8 cache.
-        degree: GPUs that the user wants a copy spread over; None: the best degree.
-        usable: the fraction of a GPU's memory that may be used.
-        cuda: the image's CUDA version, e.g. (12, 8); None: unknown.
-        built_for: the least compute capability that the image has kernels for; None: unknown.
-        windows: whether the engine frees the cache outside of a sliding window.
-        weight_only: whether the engine computes weights in 16 bits if the GPU does not have their precision: vLLM
-            does.
+        shape: The model's shape.
+        dtype: Precision of the weights in memory.
+        context: Maximum number of tokens of a request, prompt and response together.
+        kv_bytes: Bytes per value in the KV cache: 2, or 1 with an FP8 cache.
+        degree: Number of GPUs for each copy of the model, or None to choose the best number.
+        usable: Fraction of a GPU's memory that may be used.
+        cuda: CUDA version of the image, e.g. (12, 8), or None if it is unknown.
+        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+        windows: Whether the engine frees the cache outside of a sliding window.
+        weight_only: Whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
+            precision.
     """
 
     shape: Shape
@@ -77,7 +78,7 @@ class Need:
 
     @property
     def weight_gib(self) -> float:
-        """Return the size of all weights: the checkpoint's own size if they are served as they are stored."""
+        """Return the size of all weights in memory: the checkpoint's size if their precision stays the same."""
         shape = self.shape
         if shape.stored is not None and shape.dtype == self.dtype:
             return shape.stored / _GIB
@@ -94,15 +95,24 @@ class Need:
         return (shape.stored or shape.parameters * WIDTH[shape.dtype or "bf16"]) / _GIB
 
     def kv_gib(self, tokens: int, degree: int) -> float:
-        """Return the size of the KV cache of one request of `tokens` on one GPU, with its states."""
+        """Return the size of one request's KV cache and states on one GPU.
+
+        Args:
+            tokens: Number of tokens of the request.
+            degree: Number of GPUs for each copy of the model.
+        """
         fixed, full, windowed = self._bytes(degree)
         return (fixed + full * tokens + windowed * min(tokens, self._kept)) / _GIB
 
     def cached(self, room: float, degree: int) -> int:
-        """Return how many tokens fit into a cache of `room` GiB: of requests of the full context, otherwise of a
-        shorter one.
+        """Return how many tokens fit into a cache.
 
-        Only the first tokens of a request take room in layers with a window.
+        If not even one request of the full context fits, return the number of tokens of the longest request that fits.
+        In layers with a window, only a limited number of tokens of each request need memory.
+
+        Args:
+            room: Size of the cache on one GPU, in GiB.
+            degree: Number of GPUs for each copy of the model.
         """
         whole = self.kv_gib(self.context, degree)
         if room >= whole:
@@ -118,11 +128,11 @@ class Need:
 
     @property
     def _kept(self) -> int:
-        """Return how many tokens of a request a layer with a sliding window caches."""
+        """Return the maximum number of tokens of a request that a layer with a sliding window caches."""
         return self.context if self.shape.window is None or not self.windows else self.shape.window + CHUNK
 
     def _bytes(self, degree: int) -> tuple[float, float, float]:
-        """Return the bytes on one GPU of a request's states, and of a token in all layers without and with a window."""
+        """Return the bytes on one GPU for a request's states, and for a token in layers without and with a window."""
         shape = self.shape
         full = shape.layers - shape.window_layers - shape.uncached_layers
         of_full = -(-shape.kv_heads // degree) * shape.head_dim
@@ -133,19 +143,20 @@ class Need:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model's memory on one instance type. GiB are of one GPU, or of the host's RAM on a CPU type.
+    """A model's memory on one instance type. Sizes are in GiB, of one GPU or of a CPU type's RAM.
 
     Attributes:
-        degree: GPUs that a copy is spread over; 1 on a CPU type.
-        weights: GiB of weights.
-        rest: GiB of workspace and CUDA graphs.
-        limit: GiB that may be used.
-        room: GiB left for the KV cache; negative: the weights alone are too large.
-        tokens: number of tokens in the KV cache.
-        sequences: concurrent requests of the full context.
-        problem: why the model does not fit; empty: it fits.
-        remarks: disadvantages of a type that fits.
-        price: price of one instance.
+        instance: The instance type.
+        degree: Number of GPUs for each copy of the model, or 1 on a CPU type.
+        weights: Size of the weights.
+        rest: Size of workspace and CUDA graphs.
+        limit: Amount of memory that may be used.
+        room: Amount of memory left for the KV cache. It is negative if the weights and `rest` are too large.
+        tokens: Number of tokens that the KV cache can store.
+        sequences: Number of concurrent requests of the full context.
+        problem: Why the model does not fit, or empty if it fits.
+        remarks: Disadvantages of the instance type.
+        price: Price of one instance.
     """
 
     instance: InstanceType
@@ -166,10 +177,10 @@ class Fit:
 
 
 def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
-    """Fit the model on one type, with its best degree.
+    """Return the memory of a model on one instance type, with the best number of GPUs per copy.
 
     Args:
-        price: the instance's; None: the table's.
+        price: Price of the instance, or None to use the table's.
     """
     price = price or TABLE.of(instance.name)
     fits = [_with_degree(need, instance, degree, price) for degree in _degrees(need, instance)]
@@ -177,12 +188,12 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
 
 
 def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
-    """Return the GiB of a CPU type's memory that models may use."""
+    """Return how much of a CPU type's memory models may use, in GiB."""
     return usable * (instance.ram_gib - 2)
 
 
 def _degrees(need: Need, instance: InstanceType) -> Sequence[int]:
-    """Return the degrees to try: those that divide the heads, or only the user's, even if it divides none."""
+    """Return the numbers of GPUs per copy to try: the user's number if set, otherwise all that divide the heads."""
     if instance.gpus == 0:
         return (1,)
     if need.degree is not None:
@@ -230,12 +241,12 @@ def _problem(
     if instance.gpus and least is not None and instance.compute < least:
         return (
             f"{need.dtype} needs compute capability {least[0]}.{least[1]}, "
-            f"the {instance.gpu} has {instance.compute[0]}.{instance.compute[1]}"
+            f"but the {instance.gpu} has {instance.compute[0]}.{instance.compute[1]}"
         )
     if instance.blackwell and need.cuda is not None and need.cuda < _BLACKWELL_CUDA:
         return f"the {instance.gpu} needs CUDA 12.8, but the image has {need.cuda[0]}.{need.cuda[1]}"
     if degree > max(1, instance.gpus):
-        return f"tensor parallel degree {degree}, but {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
+        return f"the tensor parallel degree is {degree}, but it has {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
     where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
     if tokens == 0:
         return (
@@ -251,15 +262,23 @@ def _problem(
 
 
 def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
-    """Return why the image has no kernels for the GPU, or "" if it has them or this is unknown."""
+    """Return why the GPU is too old for the image's kernels, or an empty string if it is not or this is unknown.
+
+    Args:
+        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+    """
     if not instance.gpus or built_for is None or instance.compute >= built_for:
         return ""
     least, has = (".".join(map(str, version)) for version in (built_for, instance.compute))
-    return f"the image is built for compute capability {least} and newer, the {instance.gpu} has {has}"
+    return f"the image is built for compute capability {least} and newer, but the {instance.gpu} has {has}"
 
 
 def able(built_for: tuple[int, int] | None) -> str:
-    """Return the families of types whose GPUs an image has kernels for."""
+    """Return the families of instance types whose GPUs an image has kernels for, as text.
+
+    Args:
+        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+    """
     families = [f"ml.{item.family}" for item in all_types() if item.gpus and not too_old(item, built_for)]
     return ", ".join(dict.fromkeys(families))
 
@@ -267,14 +286,16 @@ def able(built_for: tuple[int, int] | None) -> str:
 def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:
     remarks = []
     if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
-        remarks.append(f"a checkpoint of {need.stored_gib:.0f} GiB loads through {instance.ram_gib} GiB of host RAM")
+        remarks.append(
+            f"host RAM of {instance.ram_gib} GiB is little to load a checkpoint of {need.stored_gib:.0f} GiB"
+        )
     if instance.blackwell and need.cuda is None:
-        remarks.append("needs an image of CUDA 12.8 or newer (image.cuda)")
+        remarks.append("needs an image with CUDA 12.8 or newer (image.cuda)")
     if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
-        remarks.append(f"the {instance.gpu} is older than Ampere, for which AWS's vLLM is built")
+        remarks.append(f"the {instance.gpu} is older than Ampere, and AWS's vLLM is built for Ampere and newer")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
         remarks.append(
-            f"the {instance.gpu} does not compute in {need.dtype}: it saves memory, but computation is in 16 bits"
+            f"the {instance.gpu} does not compute in {need.dtype}, so it saves memory but computes in 16 bits"
         )
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX: bf16 is slow")
@@ -289,24 +310,24 @@ def _bus_bound(item: Fit) -> bool:
     return item.degree > _BUS_LIMIT and not item.instance.nvlink
 
 
-# -- instance types that a model may run on, best first, and the table that `lmi deploy plan` prints -------------------
+# -- the candidate instance types for a model, best first, and the table that `lmi deploy plan` prints -----------------
 
 
 BEYOND_ONE_MACHINE = (
-    "No endpoint of SageMaker spreads a model over several machines. On HyperPod Dynamo does: put this server in front "
-    "of it (lmi serve --engine openai; documents: engines-by-url)."
+    "A SageMaker endpoint cannot split a model across machines. Dynamo on HyperPod can: put this server in front of it "
+    "(lmi serve --engine openai; documents: engines-by-url)."
 )
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """All instance types of one kind for one model.
+    """The instance types, either with or without GPUs, that a model may run on.
 
     Attributes:
-        need: what has to fit.
-        source: where the model's shape is from, for the table's title.
-        fits: one entry per type, best first.
-        chosen: the specification's type, or the one that `auto` chose; None: the tables do not know the type.
+        need: The model and its settings.
+        source: Source of the model's shape, for the table's title.
+        fits: The model's memory on each instance type, best first.
+        chosen: Entry of the specification's type or of the type that `auto` chose, or None if the type is unknown.
     """
 
     need: Need
@@ -317,13 +338,13 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Everything that follows from a specification before AWS is changed.
+    """The result of resolving a specification.
 
     Attributes:
-        candidates: the instance types that the decision was made among; None: the model's size is unknown, or there
-            are several models.
-        sums: the components on the instances; None: there are none.
-        prices: prices of instances.
+        decision: The decision about the settings that the specification leaves open.
+        candidates: The candidate instance types, or None if the model's size is unknown or there are several models.
+        sums: Resources of the inference components, or None if there are no components.
+        prices: Prices of the instance types.
     """
 
     decision: Decision
@@ -333,10 +354,12 @@ class Resolution:
 
 
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:
-    """Fit the model on every known type, and sort: those that fit first, then those without remarks, then by price.
+    """Return the model's memory on every known instance type, best first.
+
+    Types on which the model fits come first, then types without remarks, then cheaper types.
 
     Args:
-        cpu: take the CPU types instead of those with GPUs.
+        cpu: Whether to rank CPU types rather than GPU types.
     """
     types = [instance for instance in all_types() if (instance.gpus == 0) == cpu]
     fits = [fit(need, instance, prices.of(instance.name)) for instance in types]
@@ -346,27 +369,33 @@ def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ..
 
 
 def cheapest(fits: Sequence[Fit]) -> Fit:
-    """Return the first of `rank`'s result.
+    """Return the best entry of a ranking by `rank`.
 
     Raises:
-        DoesNotFit: the model fits on no type.
+        DoesNotFit: The model does not fit on any instance type.
     """
     if not fits[0].fits:
         largest = max(fits, key=lambda item: item.room * item.degree)
         raise DoesNotFit(
-            f"no known instance type has room for the model: the largest is {largest.instance.name}: {largest.problem}",
-            f"A smaller context (model.context) or precision (model.dtype) needs less. {BEYOND_ONE_MACHINE}",
+            f"no known instance type has room for the model; on the largest, {largest.instance.name}, "
+            f"{largest.problem}",
+            f"Use a shorter model.context, or a model.dtype with fewer bits. {BEYOND_ONE_MACHINE}",
         )
     return fits[0]
 
 
 def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
-    """Return the error for a named type that is too small, with the cheapest types of `fits` that are large enough."""
+    """Return the error for an instance type that is too small for the model.
+
+    Args:
+        small: The model's memory on this type.
+        fits: The model's memory on other types, best first, to advise types that are large enough.
+    """
     advice = []
     if small.tokens >= 1024:
         advice.append(f"Set model.context to {small.tokens // 1024 * 1024} or less, or")
     if others := [other for other in fits if other.fits][:3]:
-        advice.append("take " + ", ".join(f"{other.instance.name} ({other.price.text})" for other in others) + ", or")
+        advice.append("use " + ", ".join(f"{other.instance.name} ({other.price.text})" for other in others) + ", or")
     advice.append("set instance.unchecked: true to use it anyway.")
     text = " ".join(advice)
     return DoesNotFit(f"instance.type: {small.instance.name}: {small.problem}", text[0].upper() + text[1:])
@@ -378,7 +407,7 @@ COLUMNS = (
 
 
 def title(candidates: Candidates) -> str:
-    """Return e.g. `8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB a token`."""
+    """Return the table's title, which states the model's number of weights, precision, context and memory."""
     need = candidates.need
     a_token = need.kv_gib(need.context, 1) / need.context * 1024
     return (
@@ -391,10 +420,10 @@ _MOST_ROWS = 6
 
 
 def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
-    """Return the table's cells, in the order of COLUMNS: the best types, and the chosen one in any case.
+    """Return the rows of the table, with the columns of COLUMNS: the best types, and in any case the chosen type.
 
-    Of a family's types with equally many GPUs only the best is a row. GiB are of one GPU. Requests are concurrent ones
-    of the full context. The last column marks the chosen type, and has the problem or the remarks.
+    There is only one row for types of the same family with the same number of GPUs. Sizes are per GPU, and requests are
+    concurrent requests of the full context. The last column marks the chosen type, and has its problem or remarks.
     """
     best: dict[tuple[str, int], Fit] = {}
     for item in candidates.fits:

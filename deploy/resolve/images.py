@@ -1,7 +1,7 @@
-"""Resolve the container image to a URI in ECR, and choose the host's AMI for its CUDA version.
+"""The container image's URI in ECR, and the host AMI for the image's CUDA version.
 
-SageMaker only takes images from ECR in the endpoint's own region. Any push can move a tag. So if AWS is queried, the
-digest replaces the tag of an image in the user's account.
+SageMaker accepts only images from ECR in the endpoint's own region. A tag may later be moved to another image.
+Therefore, if AWS is queried, the tag of an image in the user's account is replaced by its digest.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ ECR_URI = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+)/(?P<repository>[^:@]+)"
     r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-"""An image in ECR, in any partition."""
+"""Pattern for the URI of an image in ECR, in any partition."""
 
 
 def registry_suffix(region: str) -> str:
-    """Return the domain of a region's registries."""
+    """Return the domain suffix of a region's ECR registries."""
     return next((suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com")
 
 
 AMI_CUDA_12 = "al2-ami-sagemaker-inference-gpu-3-1"
-"""Driver 550."""
+"""Host AMI with NVIDIA driver 550."""
 
 AMI_CUDA_13 = "al2023-ami-sagemaker-inference-gpu-4-1"
-"""Driver 580: the newest, which Blackwell needs."""
+"""Host AMI with NVIDIA driver 580, the newest one. Blackwell GPUs need it."""
 
 KNOWN_AMIS = (
     "al2-ami-sagemaker-inference-gpu-2",
@@ -62,12 +62,13 @@ _TAGS = {"djl-lmi": "lmi_tags", "djl-tensorrtllm": "tensorrtllm_tags"}
 
 @dataclass(frozen=True)
 class ResolvedImage:
-    """An image by its whole URI.
+    """A container image in ECR.
 
     Attributes:
-        cuda: CUDA version, e.g. (12, 8); None: unknown.
-        built_for: the least compute capability that it runs on, e.g. (8, 0); None: unknown.
-        warnings: one sentence each.
+        uri: Full URI of the image.
+        cuda: CUDA version of the image, e.g. (12, 8), or None if it is unknown.
+        built_for: Minimum compute capability of the GPU, e.g. (8, 0), or None if it is unknown.
+        warnings: Warnings about the image, each as a sentence.
     """
 
     uri: str
@@ -80,21 +81,22 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
     """Resolve the image of a specification.
 
     Args:
-        account: the account that `repository` is in.
-        aws: queried for the digest; None: the tag stays.
+        region: Region of the endpoint.
+        account: Account of `image.repository`.
+        aws: Client to query for the digest, or None to keep the tag.
 
     Raises:
         SpecError: SageMaker cannot use the image in this region.
-        NotThere: ECR does not have the image; the advice lists the commands to push it.
+        NotThere: The image is not in ECR. The advice lists the commands to push it.
     """
     uri = _uri(image, region, account)
     match = ECR_URI.fullmatch(uri)
     if match is None:
-        raise SpecError(f"image: {uri} is not an image in ECR", "SageMaker takes its images from ECR only.")
+        raise SpecError(f"image: {uri} is not an image in ECR", "SageMaker pulls images only from ECR.")
     if match["region"] != region:
         raise SpecError(
-            f"image.uri: the image is in {match['region']}, and the endpoint is in {region}",
-            "SageMaker takes images from the endpoint's own region: push it there, or set up ECR's replication.",
+            f"image.uri: the image is in {match['region']}, but the endpoint is in {region}",
+            "SageMaker pulls images only from the endpoint's region. Push it there, or set up replication in ECR.",
         )
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:
@@ -103,7 +105,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
 
 
 def image_cuda(image: Image) -> tuple[int, int] | None:
-    """Return the CUDA version from image.cuda, else from the tag."""
+    """Return the image's CUDA version from image.cuda or the tag, or None if neither states it."""
     if image.cuda is not None:
         major, minor = image.cuda.split(".")
         return int(major), int(minor)
@@ -113,7 +115,7 @@ def image_cuda(image: Image) -> tuple[int, int] | None:
 
 
 def built_for(image: Image) -> tuple[int, int] | None:
-    """Return the least compute capability that the image has kernels for; None: unknown."""
+    """Return the minimum compute capability that the image has kernels for, or None if it is unknown."""
     if image.aws is not None:
         name = f"djl-inference:{_aws_tag(image)}"
     else:
@@ -127,7 +129,7 @@ def built_for(image: Image) -> tuple[int, int] | None:
 
 
 def cuda_of(tag: str) -> tuple[int, int] | None:
-    """Return (12, 8) for `0.33.0-tensorrtllm0.21.0-cu128`; None: the tag has no CUDA version."""
+    """Return the CUDA version in a tag, e.g. (12, 8) for `0.33.0-tensorrtllm0.21.0-cu128`, or None."""
     match = _CUDA.search(tag)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -135,31 +137,30 @@ def cuda_of(tag: str) -> tuple[int, int] | None:
 def choose_ami(
     setting: str, instance: InstanceType | None, cuda: tuple[int, int] | None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the InferenceAmiVersion, and warnings.
+    """Return the InferenceAmiVersion to use, or None for SageMaker's default, and warnings.
 
-    The default host's driver can be years old. With a driver too old for the image an endpoint stays in Creating
-    without a line of log. The same happens with a CUDA 12 image on the newest host. The image's CUDA version therefore
-    decides.
+    The default host's driver can be years old. If the driver is too old for the image, or if an image with CUDA 12 runs
+    on the newest host, the endpoint stays in Creating without any log. So the AMI depends on the image's CUDA version.
 
     Args:
-        setting: instance.ami; `auto` chooses.
-        instance: None: the tables do not know the type.
-        cuda: the image's CUDA version; None: unknown.
+        setting: The value of instance.ami. `auto` chooses the AMI.
+        instance: The instance type, or None if it is unknown.
+        cuda: CUDA version of the image, or None if it is unknown.
     """
     if setting != "auto":
-        unknown = (f"instance.ami: {setting} is not among those known in 2026: {', '.join(KNOWN_AMIS)}",)
+        unknown = (f"instance.ami: {setting} is not one of the AMIs known in 2026: {', '.join(KNOWN_AMIS)}.",)
         return setting, () if setting in KNOWN_AMIS else unknown
     if instance is not None and instance.gpus == 0:
         return None, ()
     if cuda is None:
         newest = AMI_CUDA_13 if instance is not None and instance.blackwell else None
-        host = f"the newest host ({newest})" if newest else "the default host, whose driver may be too old"
-        return newest, (f"The image's CUDA is not known, so it gets {host}: set image.cuda, such as 12.8 or 13.0.",)
+        host = f"on the newest host ({newest})" if newest else "on the default host, whose driver may be too old"
+        return newest, (f"The image's CUDA version is unknown, so it runs {host}. Set image.cuda, e.g. 12.8 or 13.0.",)
     if cuda[0] >= 13:
         return AMI_CUDA_13, ()
     if instance is not None and instance.blackwell:
-        text = f"{instance.name} needs the newest host, on which CUDA {cuda[0]}.{cuda[1]} images have been seen to hang"
-        return AMI_CUDA_13, (f"{text} in Creating: prefer an image of CUDA 13.",)
+        text = f"{instance.name} needs the newest host, where endpoints with CUDA {cuda[0]}.{cuda[1]} images have hung"
+        return AMI_CUDA_13, (f"{text} in Creating. Prefer an image with CUDA 13.",)
     return AMI_CUDA_12, ()
 
 
@@ -173,7 +174,7 @@ def push_instructions(uri: str) -> str:
     local = f"{match['repository']}:{tag}"
     return "\n".join(
         (
-            "Build it, and push it:",
+            "Build and push the image:",
             f"  aws ecr create-repository --region {match['region']} --repository-name {match['repository']}",
             f"  docker build --platform linux/amd64 --provenance=false --target {_target(local)} -t {local} .",
             f"  aws ecr get-login-password --region {match['region']} | "
@@ -185,7 +186,7 @@ def push_instructions(uri: str) -> str:
 
 
 def _target(name: str) -> str:
-    """Guess the Dockerfile's target from the image's name."""
+    """Guess the build target in the Dockerfile from the image's name."""
     words = re.split("[^a-z0-9]+", name)
     return "cpu" if "cpu" in words else "lmi" if "vllm" in words else "trtllm"
 
@@ -197,8 +198,8 @@ def _uri(image: Image, region: str, account: str | None) -> str:
         images = table("image_accounts")
         if region not in images["registries"]:
             raise SpecError(
-                f"image.aws: no AWS registry is known in {region}",
-                "Give image.uri, from github.com/aws/deep-learning-containers (available_images.md).",
+                f"image.aws: the registry of AWS's images in {region} is unknown",
+                "Set image.uri to a URI from github.com/aws/deep-learning-containers (available_images.md).",
             )
         account = images["registries"][region]
         return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/djl-inference:{_aws_tag(image)}"
@@ -207,7 +208,7 @@ def _uri(image: Image, region: str, account: str | None) -> str:
 
 
 def _aws_tag(image: Image) -> str:
-    """Return the whole tag: the known one of a version such as `0.36.0`; by default the newest."""
+    """Return the full tag of AWS's image for a version such as `0.36.0`, by default for the newest known version."""
     tags: dict[str, str] = table("image_accounts")[_TAGS[str(image.aws)]]
     newest = max(tags, key=lambda version: [int(part) for part in version.split(".")])
     tag = image.tag or newest
@@ -218,11 +219,17 @@ def _own_version() -> str:
     try:
         return importlib.metadata.version("lmi-handler")
     except importlib.metadata.PackageNotFoundError:
-        raise SpecError("image.tag: must be given: lmi-handler is not installed, so it has no version") from None
+        raise SpecError(
+            "image.tag: is required, because lmi-handler is not installed and its version is unknown"
+        ) from None
 
 
 def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the URI by digest, and warnings about the image."""
+    """Return the image's URI with its digest, and warnings about the image.
+
+    Raises:
+        NotThere: The image or its repository does not exist.
+    """
     try:
         answer = aws.client("ecr").describe_images(
             registryId=match["account"], repositoryName=match["repository"], imageIds=[{"imageTag": match["tag"]}]
@@ -239,14 +246,14 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         raise
     details: list[dict[str, Any]] = answer["imageDetails"]
     if not details:
-        raise DeployError(f"image: ECR has no description of {match.string}")
+        raise DeployError(f"image: ECR returned no details of {match.string}")
     detail = details[0]
     warnings = []
     kind = str(detail.get("imageManifestMediaType", ""))
     if "index" in kind or "manifest.list" in kind:
         warnings.append(
-            f"{match['repository']}:{match['tag']} is a list of images ({kind}); SageMaker may refuse it: build with "
-            "docker build --platform linux/amd64 --provenance=false."
+            f"{match['repository']}:{match['tag']} is an image index ({kind}), which SageMaker may reject. "
+            "Build it with docker build --platform linux/amd64 --provenance=false."
         )
     registry = match.string.split("/", 1)[0]
     return f"{registry}/{match['repository']}@{detail['imageDigest']}", tuple(warnings)

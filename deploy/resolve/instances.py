@@ -1,7 +1,7 @@
-"""SageMaker's instance types, from a table that `python -m tests.tools.instances` renews.
+"""SageMaker's instance types, from a table that `python -m tests.tools.instances` updates.
 
-AWS adds types every few months, so an unknown type is accepted with a warning. Types that the amd64 image cannot run on
-are refused.
+AWS adds types every few months, so an unknown type is accepted with a warning. Types that cannot run the amd64 image
+are rejected.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class InstanceType:
     """One instance type.
 
     Attributes:
-        name: SageMaker's name, e.g. `ml.g6e.xlarge`.
-        gpu: the GPU's name; None on a CPU type.
-        gpus: number of GPUs.
-        gpu_mib: MiB of memory of one GPU, as the driver counts them (an "A10G 24 GB" has 22888).
-        vcpus: hardware threads.
-        ram_gib: GiB of the host's memory.
-        nvme_gb: GB of local disk; 0: an EBS volume.
-        compute: the GPU's compute capability, e.g. (8, 9); (0, 0) on a CPU type.
+        name: SageMaker's name of the type, e.g. `ml.g6e.xlarge`.
+        gpu: Name of the GPU, or None for a CPU type.
+        gpus: Number of GPUs.
+        gpu_mib: Memory of one GPU in MiB, as reported by the driver (22888 for an "A10G 24 GB").
+        vcpus: Number of vCPUs.
+        ram_gib: Memory of the host in GiB.
+        nvme_gb: Size of the local NVMe disk in GB, or 0 if the type uses an EBS volume.
+        compute: Compute capability of the GPU, e.g. (8, 9), or (0, 0) for a CPU type.
     """
 
     name: str
@@ -55,7 +55,7 @@ class InstanceType:
 
     @property
     def nvlink(self) -> bool:
-        """Return whether its GPUs are connected by NVLink, not only by the PCIe bus."""
+        """Return whether NVLink connects the GPUs, rather than only the PCIe bus."""
         return self.gpus > 1 and self.family in _NVLINK
 
     @property
@@ -64,13 +64,13 @@ class InstanceType:
 
 
 def family(name: str) -> str:
-    """Return `g6e` for `ml.g6e.xlarge`."""
+    """Return the family of an instance type, e.g. `g6e` for `ml.g6e.xlarge`."""
     return name.removeprefix("ml.").partition(".")[0]
 
 
 @cache
 def all_types() -> tuple[InstanceType, ...]:
-    """Return all known types, GPU types first."""
+    """Return all known instance types. GPU types come first."""
     return tuple(_gpu_type(*row) for row in table("instances")["gpu"].items()) + tuple(
         InstanceType(name, None, 0, 0, row["vcpu"], row["ram"], 0, (0, 0))
         for name, row in table("instances")["cpu"].items()
@@ -78,30 +78,32 @@ def all_types() -> tuple[InstanceType, ...]:
 
 
 def find(name: str) -> InstanceType | None:
-    """Return the type; None: the tables do not know it.
+    """Return the instance type with a name, or None if it is not in the tables.
 
     Raises:
-        SpecError: it has another processor, or other accelerators than NVIDIA's.
+        SpecError: The type is an arm64 host, or has accelerators that are not NVIDIA GPUs.
     """
     kind = family(name)
     if _GRAVITON.fullmatch(kind):
         raise SpecError(
-            f"instance.type: {name} is an arm64 host, and the image is built for amd64",
-            "Use an x86 type: ml.c7i.* or ml.m7i.* without a GPU, ml.g6e.* or ml.p5.* with one.",
+            f"instance.type: {name} is an arm64 host, but the image is built for amd64",
+            "Use an x86 type such as ml.c7i.* or ml.m7i.* (without GPU), ml.g6e.* or ml.p5.* (with GPUs).",
         )
     if (chip := _OTHER_CHIPS.get(re.split(r"\d", kind)[0])) is not None:
         raise SpecError(
-            f"instance.type: {name} has {chip}, which none of the handler's engines runs on",
+            f"instance.type: {name} has {chip} accelerators, which none of the handler's engines supports",
             "Use a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
         )
     return next((item for item in all_types() if item.name == name), None)
 
 
 def refuse_mistyped(name: str) -> None:
-    """Refuse an unknown type that looks like a typing error. AWS's own list and new generations are accepted.
+    """Raise an error for an unknown instance type that looks like a typing error.
+
+    Types in botocore's list and types of new generations are accepted.
 
     Raises:
-        SpecError: the name is within two letters of a known type.
+        SpecError: The name differs from a known type of the same generation in at most two letters.
     """
     known = {*instance_types("ProductionVariantInstanceType"), *(item.name for item in all_types())}
     if name in known:
@@ -113,13 +115,13 @@ def refuse_mistyped(name: str) -> None:
         return
     meant = sorted(item for item, edits in away.items() if edits == nearest)[:3]
     raise SpecError(
-        f"instance.type: there is no {name}; did you mean {' or '.join(meant)}?",
-        "If AWS has it now, set instance.unchecked: true.",
+        f"instance.type: {name} is unknown; did you mean {' or '.join(meant)}?",
+        "If it is a new type, set instance.unchecked: true.",
     )
 
 
 def _edits(item: str, other: str) -> int:
-    """Return the number of letters to insert, delete or change; 1 if letters only change places."""
+    """Return the edit distance of two names: letters to insert, delete or change, or 1 for any reordering."""
     if sorted(item) == sorted(other):
         return int(item != other)
     row = list(range(len(other) + 1))
@@ -144,18 +146,18 @@ def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
     )
 
 
-# -- whether engines (option.replicas) fit the GPUs of an instance, or of a component ----------------------------------
+# -- check that the engines (option.replicas) fit on the GPUs of an instance or of a component -------------------------
 
 
 def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> tuple[str, ...]:
-    """Return a sentence for each device that stays idle.
+    """Return a warning for each component or instance whose engines leave GPUs idle.
 
     Args:
-        instance: None: the tables do not know the type, and nothing is checked.
-        degree: GPUs of one engine: tensor parallel degree times pipeline stages.
+        instance: The instance type, or None if it is unknown. Then nothing is checked.
+        degree: Number of GPUs of one engine.
 
     Raises:
-        SpecError: a server's engines need more GPUs than it has.
+        SpecError: The engines of a component or instance need more GPUs than it has.
     """
     if instance is None or instance.gpus == 0:
         return ()
@@ -166,7 +168,12 @@ def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> t
 
 
 def num_engines(spec: Spec, gpus: int, degree: int) -> int:
-    """Return the engines (option.replicas) of a server with so many GPUs, `degree` of them for each."""
+    """Return the number of engines (option.replicas) of a server.
+
+    Args:
+        gpus: Number of GPUs of the server.
+        degree: Number of GPUs of one engine.
+    """
     replicas = str(spec.options.get("replicas", 1))
     if replicas == "auto":
         return 1 if _takes_all(spec) else max(gpus // degree, 1)
@@ -174,7 +181,7 @@ def num_engines(spec: Spec, gpus: int, degree: int) -> int:
 
 
 def _takes_all(spec: Spec) -> bool:
-    """Return whether the engines share all GPUs."""
+    """Return whether the engines use all GPUs."""
     return spec.options.get("tensor_parallel_degree") == "max"
 
 
@@ -188,7 +195,7 @@ def _engines(spec: Spec, where: str, gpus: int, degree: int) -> Iterator[str]:
         name = "replicas" if count > 1 else "tensor_parallel_degree"
         raise SpecError(
             f"options.{name}: {engines} need {needed} GPUs, but {where} has {gpus}",
-            "Use fewer replicas, a smaller degree, more components[].accelerators, or a larger type.",
+            "Use fewer replicas, a smaller degree, more components[].accelerators, or a larger instance type.",
         )
     if needed < gpus:
-        yield f"{where}: {gpus - needed} of {gpus} GPUs stay idle; options.replicas: auto starts engines on them."
+        yield f"{where}: {gpus - needed} of {gpus} GPUs stay idle; options.replicas: auto would use them."

@@ -1,7 +1,7 @@
-"""Rough prices of instances, to rank types and to warn. They are not a quote.
+"""Prices of instances, which rank instance types and warn about cost. They are not a quote.
 
-Amazon's prices differ by region and change. Online its Pricing API is queried (below); otherwise the table is used,
-with its date and source. The user's own price (`instance.price`) overrides both.
+AWS's prices change and differ by region. They come from AWS's Pricing API if AWS is queried, otherwise from a dated
+table. The user's own price (`instance.price`) overrides both.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Price:
-    """A price in US dollars an hour.
+    """The price of one instance.
 
     Attributes:
-        usd: approximate price; None: unknown.
-        exact: whether it comes from the user or the Pricing API.
+        usd: Price in US dollars per hour, or None if it is unknown.
+        exact: Whether the price is exact, from the user or the Pricing API, rather than approximate.
     """
 
     usd: float | None
@@ -38,7 +38,7 @@ class Price:
 
     @property
     def text(self) -> str:
-        """Return the price class, e.g. `$2-4/h`; an exact price as it is; or `not known`."""
+        """Return the exact price as text, or a price class such as `$2-4/h`, or `not known`."""
         if self.usd is None:
             return "not known"
         if self.exact:
@@ -48,15 +48,15 @@ class Price:
 
     @property
     def each(self) -> str:
-        """Return the price of one of several instances, for a sentence."""
+        """Return text for the price of each of several instances, to insert into a sentence."""
         return "price not known" if self.usd is None else f"{self.text} each"
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the price class: two powers of two around the price; the cheapest class begins at 0.
+        """Return the lower and upper bound of the price class, which are powers of two, or 0 and 0.5.
 
         Raises:
-            ValueError: the price is unknown.
+            ValueError: The price is unknown.
         """
         if self.usd is None:
             raise ValueError("no price is known")
@@ -67,18 +67,18 @@ class Price:
 
     @property
     def rank(self) -> float:
-        """Sort key. An unknown price comes last, so that it never counts as cheap."""
+        """Return the sort key of the price. Unknown prices sort last, so that they never count as cheap."""
         return math.inf if self.usd is None else self.usd
 
 
 @dataclass(frozen=True)
 class Prices:
-    """The prices of instances.
+    """The prices of instance types.
 
     Attributes:
-        listed: US dollars an hour by type, from the Pricing API; None: the table is used.
-        region: of `listed`.
-        why: why the table is used although AWS was queried; empty: it was not queried.
+        listed: Prices from the Pricing API in US dollars per hour, by instance type, or None to use the table.
+        region: Region of the prices in `listed`.
+        why: Reason why the table is used although AWS was queried, or empty.
     """
 
     listed: Mapping[str, float] | None = None
@@ -86,10 +86,11 @@ class Prices:
     why: str = ""
 
     def of(self, name: str, own: float | None = None) -> Price:
-        """Return the price of one instance. In the table CPU types are priced by vCPU, as AWS does within a family.
+        """Return the price of one instance. The table has prices per vCPU for the families of CPU types.
 
         Args:
-            own: the user's price, which overrides others.
+            name: Name of the instance type.
+            own: The user's price, which overrides the others, or None.
         """
         if own is not None:
             return Price(own, exact=True)
@@ -103,9 +104,9 @@ class Prices:
 
     @property
     def source(self) -> str:
-        """Return the source of the prices, for the last line of a table."""
+        """Return text that names the source of the prices, to print below a table."""
         if self.listed is not None:
-            return f"cost: on-demand, {self.region}, by AWS's Pricing API"
+            return f"cost: on-demand, {self.region}, from AWS's Pricing API"
         prices = table("prices")
         why = f" ({self.why})" if self.why else ""
         return (
@@ -115,28 +116,30 @@ class Prices:
 
 
 TABLE = Prices()
-"""The prices of the dated table."""
+"""Prices from the dated table."""
 
 
-# -- AWS's Pricing API: what hosting costs in a region -----------------------------------------------------------------
+# -- AWS's Pricing API, which lists the hosting prices of a region -----------------------------------------------------
 
 
 _MOST_PAGES = 30
 _HOURLY = re.compile(r"(?:[A-Z0-9-]+-)?Host:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
-"""A usage type of a real-time endpoint's instance hour, e.g. `USE1-Host:ml.g5.xlarge`."""
+"""Usage type of one hour of a real-time endpoint's instance, e.g. `USE1-Host:ml.g5.xlarge`."""
 
-_LARGEST_PRICE = 10_000.0
+_LARGEST_PRICE = 10_000.0  # US dollars per hour
 
 
 def ask(aws: Aws) -> Prices:
-    """Return the on-demand prices of the region, or the table's with the reason."""
-    if aws.partition != "aws":  # the API is not in others, and their credentials stay there
+    """Return the region's on-demand prices from the Pricing API, or the table's prices with the reason why."""
+    if aws.partition != "aws":  # other partitions do not have the API, and their credentials must stay there
         return Prices(why=f"AWS's Pricing API does not exist in the partition {aws.partition}")
     try:
         listed = dict(_prices(aws))
     except ClientError as error:
         why = (
-            "pricing:GetProducts is not allowed" if is_denied(error) else f"the Pricing API answers {error_code(error)}"
+            "pricing:GetProducts is not allowed"
+            if is_denied(error)
+            else f"the Pricing API responded with {error_code(error)}"
         )
         return Prices(why=why)
     except BotoCoreError as error:
@@ -147,7 +150,7 @@ def ask(aws: Aws) -> Prices:
 
 
 def _prices(aws: Aws) -> Iterator[tuple[str, float]]:
-    client = aws.quick_client("pricing", "us-east-1")  # which has the prices of all regions
+    client = aws.quick_client("pricing", "us-east-1")  # this region's API has the prices of all regions
     filters = {"regionCode": aws.region, "component": "Hosting"}
     pages = client.get_paginator("get_products").paginate(
         ServiceCode="AmazonSageMaker",
@@ -163,7 +166,7 @@ def _prices(aws: Aws) -> Iterator[tuple[str, float]]:
 
 
 def _price(product: object) -> Iterator[tuple[str, float]]:
-    """Return the type and price of a product, if it is an hour of an endpoint's instance."""
+    """Yield the instance type and hourly price of a product. Yield nothing unless it is an endpoint's instance."""
     used = _HOURLY.fullmatch(str(part(part(product, "product"), "attributes").get("usagetype")))
     if used is None:
         return

@@ -1,6 +1,4 @@
-"""Decide what a specification leaves open. One pass, from tables and arithmetic, with AWS's answers if AWS is
-queried.
-"""
+"""Resolution of the settings that a specification leaves open, from tables, and from AWS and the hub if queried."""
 
 from __future__ import annotations
 
@@ -36,10 +34,14 @@ if TYPE_CHECKING:
 
 
 def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Decide for each type as if it were the only one, and join the decisions. The first pool's candidates are kept.
+    """Resolve the specification for each pool's instance type separately, and join the decisions.
+
+    Args:
+        resolve: Function that resolves a specification with a single instance type.
 
     Raises:
-        DoesNotFit, SpecError: as for a single type, with the pool's place; or the types need different hosts.
+        DoesNotFit: The model does not fit on a pool's type.
+        SpecError: The settings for a pool's type are invalid, or the types need different host AMIs.
     """
     found: list[tuple[Pool, Resolution]] = []
     for place, item in enumerate(spec.instance.pools):
@@ -69,27 +71,31 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
 
 
 def _one_host(decisions: list[Decision]) -> None:
-    """Check that all types may have the same host, as an endpoint configuration names one.
+    """Check that all instance types can use the same host AMI, as an endpoint configuration has only one.
 
     Raises:
-        SpecError: CPU and GPU types are mixed, or types need different InferenceAmiVersions.
+        SpecError: CPU and GPU types are mixed, or the types need different values of InferenceAmiVersion.
     """
     if len({decision.ami for decision in decisions}) > 1 or len({decision.gpus == 0 for decision in decisions}) > 1:
         hosts = "; ".join(f"{decision.instance_type}: {decision.ami or 'the default'}" for decision in decisions)
         raise SpecError(
-            f"instance.pools: the types need different hosts ({hosts}), but an endpoint has one",
-            "Use types of one kind, with or without GPUs; an image with CUDA 13 runs on all NVIDIA types.",
+            f"instance.pools: the types need different host AMIs ({hosts}), but an endpoint has only one",
+            "Use either GPU types or CPU types. An image with CUDA 13 runs on all types with NVIDIA GPUs.",
         )
 
 
-# -- decide what serves, and its shadow: each by itself, as a specification of its own ---------------------------------
+# -- the serving variant and its shadow variant, which are resolved separately -----------------------------------------
 
 
 def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Return the serving variant's resolution, with the shadow's decision and warnings.
+    """Resolve the serving variant and its shadow variant. Return the serving variant's resolution with both decisions.
+
+    Args:
+        resolve: Function that resolves a specification without a shadow variant.
 
     Raises:
-        SpecError, DoesNotFit: as `resolve`; messages about the shadow name it.
+        SpecError: The settings of one of the variants are invalid.
+        DoesNotFit: The model of one of the variants does not fit.
     """
     serving = resolve(spec.model_copy(update={"shadow": None}))
     try:
@@ -101,19 +107,19 @@ def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution
     return replace(serving, decision=replace(serving.decision, shadow=shadow, warnings=warnings))
 
 
-# -- derive timeouts of a start from the model's size ------------------------------------------------------------------
-# SageMaker's default (eight minutes) is too short to load tens of GiB. A timeout that is too long costs nothing when
-# the start succeeds, so each rate is at the slow end of the usual:
+# -- timeouts of a start, which depend on the model's size -------------------------------------------------------------
+# SageMaker's default of eight minutes is too short to load tens of GiB. A long timeout costs nothing if the start
+# succeeds, so these are slow rates:
 #
-#     download      50 MiB/s from S3 to the instance (usual: 100 and more), and 300 s for the image and the disk
-#     unpack        50 MiB/s of an archive, by one thread; it counts as download
-#     from a hub    40 MiB/s, in the container, so it counts as startup
+#     download      50 MiB/s from S3 to the instance (usually 100 or more), plus 300 s for the image and the disk
+#     unpack        50 MiB/s of an archive, in one thread (part of the download)
+#     hub           40 MiB/s in the container (part of the startup)
 #     load          200 MiB/s from disk to the GPUs
-#     ready         600 s: the process, CUDA, the choice of kernels, CUDA graphs, the first token
-#     TensorRT-LLM  900 s more: autotuning, and kernels that are compiled at the first start
-#     djl-tensorrtllm  AWS's image compiles the whole engine at its start: all of the 3600 s
+#     ready         600 s for the process, CUDA, the choice of kernels, CUDA graphs and the first token
+#     TensorRT-LLM  900 s in addition, for autotuning, and to compile kernels at the first start
+#     djl-tensorrtllm  the maximum of 3600 s, as AWS's image compiles the whole engine at its start
 #
-# SageMaker accepts 60 to 3600 seconds for each.
+# SageMaker accepts 60 to 3600 seconds for each timeout.
 
 _LONGEST = 3600
 _UNKNOWN_GIB = 20.0
@@ -121,7 +127,7 @@ _DOWNLOAD, _UNPACK, _HUB, _LOAD = 50, 50, 40, 200  # MiB/s
 
 
 class Times(NamedTuple):
-    """Timeouts in seconds, and warnings if SageMaker's maximum may be too short."""
+    """The timeouts of a start in seconds, and warnings if SageMaker's maximum may be too short."""
 
     download: int
     startup: int
@@ -139,11 +145,11 @@ def times(
     """Return the timeouts of a start.
 
     Args:
-        gib: size of the checkpoint; None: unknown, 20 GiB are assumed.
-        engine: option.llm_engine.
-        from_hub: whether the container downloads the model.
-        is_archive: whether SageMaker unpacks it.
-        builds_engine: whether the image compiles the model at its start.
+        gib: Size of the checkpoint in GiB, or None if it is unknown. Then 20 GiB are assumed.
+        engine: The value of option.llm_engine.
+        from_hub: Whether the container downloads the model from the hub.
+        is_archive: Whether the model is an archive, which SageMaker unpacks.
+        builds_engine: Whether the image compiles the model at its start.
     """
     mib = (_UNKNOWN_GIB if gib is None else gib) * 1024
     download = 300 + (0 if from_hub else mib / _DOWNLOAD) + (mib / _UNPACK if is_archive else 0)
@@ -153,12 +159,12 @@ def times(
     warnings = []
     if download > _LONGEST:
         warnings.append(
-            f"Model data of {mib / 1024:.0f} GiB may take longer than the {_LONGEST} s that SageMaker waits."
+            f"Downloading {mib / 1024:.0f} GiB of model data may take longer than SageMaker's maximum of {_LONGEST} s."
         )
     if startup > _LONGEST:
-        advice = "; put it into S3 (model.path), whose download has its own time limit" if from_hub else ""
+        advice = " Upload it to S3 (model.path), as that download has its own timeout." if from_hub else ""
         warnings.append(
-            f"Loading {mib / 1024:.0f} GiB may take longer than the {_LONGEST} s that SageMaker waits{advice}."
+            f"Loading {mib / 1024:.0f} GiB may take longer than SageMaker's maximum of {_LONGEST} s.{advice}"
         )
     return Times(_rounded(download), _rounded(startup), tuple(warnings))
 
@@ -169,7 +175,7 @@ def _rounded(seconds: float) -> int:
 
 
 _CONTEXT = 4096
-"""Tokens, if neither the specification nor the model gives a context."""
+"""Number of tokens to assume if neither the specification nor the model states the context."""
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
@@ -180,22 +186,25 @@ _PRECISIONS: dict[str, Precision] = {
     "bitsandbytes": "int4",
     "int4": "int4",
     "int8": "int8",
-    "awq": "int4",  # option.quantize: what it makes of the weights
+    "awq": "int4",  # the values above are for option.quantize, those below for option.dtype
     "fp16": "fp16",
     "float16": "fp16",
     "half": "fp16",
     "fp32": "fp32",
-    "float32": "fp32",  # option.dtype
+    "float32": "fp32",
 }
-"""Values of options that set the weights' precision if model.dtype is `auto`."""
+"""Precisions of the weights by the value of an option, used if model.dtype is `auto`."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model's shape, its source in a few words for the table of candidates, and the problems of other sources.
+    """The size of a model.
 
     Attributes:
-        packed: GiB of its archive.
+        shape: The model's shape, or None if it is unknown.
+        source: Source of the shape, as text for the table of candidates.
+        notes: Problems with other sources, each as a sentence.
+        packed: Size of the model's archive in GiB, or None if it is unknown or the model is not an archive.
     """
 
     shape: Shape | None
@@ -213,19 +222,19 @@ def resolve(
     hub: Hub | None = None,
     prices: Prices = TABLE,
 ) -> Resolution:
-    """Decide everything that the specification leaves open.
+    """Decide the settings that a specification leaves open.
 
     Args:
-        region: the endpoint's region.
-        account: twelve digits; None: ask AWS, else take the role's account, in which SageMaker creates the endpoint.
-        aws: asked for the account, the image's digest and the model's files in S3; None: ask nothing.
-        hub: asked for the model's files; None: the table of known models is used.
-        prices: prices of instances.
+        region: Region of the endpoint.
+        account: Account ID of twelve digits, or None to query AWS or else use the account of the role.
+        aws: Client to query for the account, the image's digest and the model's files in S3, or None to query nothing.
+        hub: Client to query for the model's files on the hub, or None to use the table of known models.
+        prices: Prices of the instance types.
 
     Raises:
-        SpecError: the specification contradicts itself, or is incomplete.
-        DoesNotFit: the model is too large for the named instance type, or for all types.
-        NotThere: ECR has no such image.
+        SpecError: The specification is incomplete or contradictory.
+        DoesNotFit: The model is too large for the specification's instance type, or for all types.
+        NotThere: The image is not in ECR.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
     return _resolve(spec, _Asked(region, account, aws, hub, prices))
@@ -233,7 +242,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The endpoint's region and account, and the sources to query, as in `resolve`."""
+    """The arguments of `resolve` other than the specification."""
 
     region: str
     account: str
@@ -253,7 +262,7 @@ def _resolve(spec: Spec, asked: _Asked) -> Resolution:
 
 
 def _of_server(spec: Spec, asked: _Asked) -> Resolution:
-    """Decide for one server on one instance type."""
+    """Resolve a specification that has one server and at most one instance type."""
     aws, prices = asked.aws, asked.prices
     image = images.resolve_image(spec.image, asked.region, asked.account, aws)
     size = find_size(spec, aws, asked.hub)
@@ -294,13 +303,14 @@ def _of_server(spec: Spec, asked: _Asked) -> Resolution:
 
 
 def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> ModelSize:
-    """Find the model's shape: in the specification, otherwise in its files, otherwise in the table.
+    """Find the size of the model in the specification, in the model's files, or in the table of known models.
 
     Args:
-        hub: None: it is not queried.
+        aws: Client to query for files in S3, or None not to query AWS.
+        hub: Client to query for files on the hub, or None not to query it.
 
     Raises:
-        SpecError: model.path is not a directory, or its config.json is wrong.
+        SpecError: model.path is not a directory, or the model's files are invalid.
     """
     model, notes = spec.model, list[str]()
     if model.shape is not None:
@@ -323,30 +333,36 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
 
 
 def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | None:
-    """Read the shape on the hub. Errors there are notes: the table or the specification may have the model."""
+    """Return the shape of a model from its files on the hub, or None if that fails.
+
+    Errors are only added to `notes`, because the shape may be known from another source.
+    """
     owner, _, rest = name.partition("/")
     model, _, file = rest.partition("/")  # OWNER/MODEL/FILE.gguf names a file of the model
-    if not model:  # "demo", or a model of the container's
+    if not model:  # "demo", or a model inside the container
         return None
     try:
         return read_shape(hub.files(f"{owner}/{model}", revision), notes, file if file.endswith(".gguf") else None)
     except HubError as error:
-        notes.append(f"The model's size does not come from the hub: {error}.")
+        notes.append(f"The model's size could not be read from the hub: {error}.")
     except SpecError as error:
-        notes.append(f"The model's files on the hub do not give its size: {error}.")
+        notes.append(f"The model's size could not be read from its files on the hub: {error}.")
     return None
 
 
 def _packed(uri: str, aws: Aws | None) -> ModelSize:
-    """Return the size of an archive, whose content is not read."""
+    """Return the size of a model's archive in S3. Its content, and so the model's shape, is not read."""
     size = _readable(aws, lambda aws: S3Prefix(aws, uri).sizes.get(""))
     of = "" if size is None else f" of {human(size)}"
-    note = f"model.s3 is an archive{of}, which each instance unpacks at its start: its content's size is not known."
+    note = f"model.s3 is an archive{of}, which each instance unpacks at its start, so the model's size is unknown."
     return ModelSize(None, "", (note,), None if size is None else size / 2**30)
 
 
 def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
-    """Read in S3; None: it does not exist, or the user may not read it. Preflight reports missing model data."""
+    """Return the result of `read`, or None if the data in S3 does not exist or may not be read.
+
+    A preflight check reports missing model data.
+    """
     if aws is None:
         return None
     try:
@@ -358,14 +374,14 @@ def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
 
 
 def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple[Need | None, tuple[str, ...]]:
-    """Return the model's need, and warnings about assumptions."""
+    """Return the model with its settings, or None if its shape is unknown, and warnings about assumptions."""
     if shape is None:
         return None, ()
     warnings = []
     context = spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
     if context is None:
         context = _CONTEXT
-        warnings.append(f"The model's longest context is not known: {_CONTEXT} tokens are assumed; set model.context.")
+        warnings.append(f"The model's maximum context is unknown; {_CONTEXT} tokens are assumed. Set model.context.")
     dtype = spec.model.dtype if spec.model.dtype != "auto" else _precision(spec, shape)
     kv = str(spec.options.get("kv_cache_dtype", "auto")).lower()
     usable = spec.options.get("gpu_memory_utilization")
@@ -385,9 +401,7 @@ def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple
 
 
 def _frees_windows(spec: Spec) -> bool:
-    """Return whether the engine frees the cache outside of a sliding window: vLLM does, if its option is not turned
-    off.
-    """
+    """Return whether the engine frees the cache outside of a sliding window, as vLLM does by default."""
     off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
     return _is_vllm(spec) and off == "false" and "kv_transfer_config" not in spec.options
 
@@ -408,23 +422,28 @@ def _precision(spec: Spec, shape: Shape) -> Precision:
 def _choose(
     spec: Spec, instance: InstanceType | None, need: Need | None, fits: tuple[Fit, ...], prices: Prices
 ) -> tuple[Fit | None, tuple[str, ...]]:
-    """Choose among the candidates; None: the type, or the model's size, is unknown. Also return warnings."""
+    """Return the chosen candidate, or None if the instance type or the model's size is unknown, and warnings.
+
+    Raises:
+        SpecError: `auto` cannot choose a type, or the type looks like a typing error.
+        DoesNotFit: The model does not fit.
+    """
     name = spec.instance.type
     if name == "auto":
         if need is None:
             raise SpecError(
-                "instance.type: auto needs the model's size, which is not known here",
-                "Name a type (instance.type: ml.g6e.xlarge), or set model.shape: {parameters: 8.03e9, layers: 32, "
-                "kv_heads: 8, head_dim: 128}, as in the model's config.json.",
+                "instance.type: auto needs the model's size, which is unknown",
+                "Set instance.type to a type, e.g. ml.g6e.xlarge, or set model.shape: {parameters: 8.03e9, layers: 32, "
+                "kv_heads: 8, head_dim: 128}, with the values in the model's config.json.",
             )
         chosen = cheapest(fits)
         return chosen, _remarks(chosen)
     if instance is None:
         if not spec.instance.unchecked:
             refuse_mistyped(name)
-        return None, (f"{name} is not in the tables (of 2026), so it is not checked whether the model fits.",)
+        return None, (f"{name} is not in the tables (of 2026), so whether the model fits was not checked.",)
     if need is None:
-        return None, ("The model's size is not known, so it is not checked whether it fits (model.shape).",)
+        return None, ("The model's size is unknown, so whether it fits was not checked. Set model.shape.",)
     chosen = fit(need, instance, prices.of(instance.name, spec.instance.price))
     if chosen.fits:
         return chosen, _remarks(chosen)
@@ -438,7 +457,7 @@ def _remarks(chosen: Fit) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: Spec) -> bool:
-    """Return whether the image has no CUDA: by the engine if one is named, otherwise by the image's name."""
+    """Return whether the image runs on CPU types, according to option.llm_engine or else the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
         return engine in _CPU_ENGINES
@@ -447,29 +466,29 @@ def _on_cpu(spec: Spec) -> bool:
 
 
 def _degree_option(spec: Spec) -> int | None:
-    """Return the tensor parallel degree of the options, otherwise the components' GPUs if all have the same."""
+    """Return the tensor parallel degree in the options, or else the components' number of GPUs if it is the same."""
     degree = _number(spec, "tensor_parallel_degree")
     if degree is not None:
         return degree
     if "replicas" in spec.options and "tensor_parallel_degree" not in spec.options:
-        return 1  # the server's own default; the GPUs beside are for other engines
+        return 1  # the server's default; the other GPUs are for other engines
     accelerators = {component.accelerators for component in spec.components}
     return accelerators.pop() if len(accelerators) == 1 else None
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return the GPUs of one copy: the degree, times the stages of its layers and the parts of the context."""
+    """Return the number of GPUs of one copy: tensor parallel degree times pipeline stages times context parts."""
     others = _others(spec)
     return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
 
 
 def _others(spec: Spec) -> int:
-    """Return the factor of a copy's GPUs besides the tensor parallel degree."""
+    """Return the number of pipeline stages times the number of context parts."""
     return (_number(spec, *STAGES) or 1) * (_number(spec, *CONTEXTS) or 1)
 
 
 def _min_gpus(spec: Spec) -> int:
-    """Return how many GPUs an unknown instance type must have at least."""
+    """Return the minimum number of GPUs that an unknown instance type must have."""
     return max(_gpus_per_copy(spec) or 1, *(component.accelerators for component in spec.components), 1)
 
 
@@ -490,7 +509,7 @@ def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> in
 
 
 def _engine_gpus(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int:
-    """Return the GPUs of one engine."""
+    """Return the number of GPUs of one engine."""
     return (_degree(spec, chosen, instance) or 1) * _others(spec)
 
 
@@ -500,12 +519,12 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ..
     warnings = []
     if spec.instance.volume_gb is not None:
         raise SpecError(
-            f"instance.volume_gb: {instance.name} has {instance.nvme_gb} GB of NVMe and cannot have another volume",
-            "Leave it out.",
+            f"instance.volume_gb: {instance.name} has {instance.nvme_gb} GB of NVMe, and cannot have an EBS volume",
+            "Leave instance.volume_gb out.",
         )
     if spec.encryption.volume_key is not None:
         warnings.append(
-            f"encryption.volume_key: {instance.name} has NVMe, which the key does not cover; the disk encrypts itself."
+            f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
         )
     return tuple(warnings)
 
@@ -521,21 +540,21 @@ def _times(spec: Spec, gib: float | None) -> Times:
     )
 
 
-# -- advice on growth: a bigger instance, more instances, or HyperPod with Dynamo. A sentence or two each --------------
+# -- advice on growth: a larger instance, more instances, or HyperPod with Dynamo --------------------------------------
 
 
 _FEW = 4
-"""Concurrent requests of the full context, below which a larger cache helps more than another instance."""
+"""Number of concurrent requests of the full context below which a larger cache helps more than another instance."""
 
 _MANY = 4
-"""Instances from which on the routing decides how much of the caches is used."""
+"""Number of instances from which routing determines how well the caches are used."""
 
 
 def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tuple[str, ...]:
-    """Return the advice that follows from the specification and from what fits.
+    """Return advice for the user on the size and number of instances and on routing, each as a sentence or two.
 
     Args:
-        candidates: None: the model's size is not known, and only the number of instances gives advice.
+        candidates: The candidate instance types, or None for no advice on size.
     """
     chosen = None if candidates is None else candidates.chosen
     found = [] if chosen is None or candidates is None else [*_size(spec, chosen, candidates.fits)]
@@ -543,7 +562,7 @@ def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tup
 
 
 def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
-    """Compare the requests that a server on the chosen type has room for with those wanted."""
+    """Yield advice on the size of instances, which depends on the number of concurrent requests that fit."""
     if not chosen.fits:
         return
     wanted = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))
@@ -552,23 +571,23 @@ def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
     sequences = chosen.sequences * num_engines(spec, gpus, chosen.degree)
     held = f"{server} has room for {sequences} concurrent requests of the full context"
     if sequences >= wanted:
-        yield f"{held}: for more, use more instances (instance.count, scaling.max), not a bigger one."
+        yield f"{held}. For more, use more instances (instance.count, scaling.max), not larger ones."
         return
     bigger = next((item for item in fits if item.fits and item.sequences >= wanted), None)
-    name = "a bigger instance"
+    name = "a larger instance"
     if bigger is not None:
-        name = f"{bigger.instance.name} ({bigger.price.text}) for {bigger.sequences}"
+        name = f"{bigger.instance.name} ({bigger.price.text}), which has room for {bigger.sequences}"
     yield (
-        f"{held}: for {wanted}, use {name}, or a shorter model.context. More instances share the requests, but "
-        "make no room for longer ones."
+        f"{held}. For {wanted}, use {name}, or set a shorter model.context. More instances serve more requests, but "
+        "not longer ones."
     )
 
 
 def _advised_number(spec: Spec, decision: Decision) -> Iterator[str]:
     if spec.instance.count == 1 and spec.scaling is None and spec.instance.managed is None and not spec.components:
         yield (
-            "One instance has no spare: a second (instance.count: 2) keeps serving while one fails or is "
-            "replaced, even where one bigger instance would be fast enough."
+            "A single instance has no spare. With two (instance.count: 2), one keeps serving while the other fails or "
+            "is replaced."
         )
 
 
@@ -576,6 +595,7 @@ def _routing(spec: Spec) -> Iterator[str]:
     most = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
     if most >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
-            f"With up to {most} instances, prefix-aware routing looks at the beginning of a text, not at the caches. "
-            "Dynamo on HyperPod routes by what each worker holds: compare both for long shared prompts."
+            f"With up to {most} instances: prefix-aware routing compares the beginnings of prompts, but does not know "
+            "the caches. Dynamo on HyperPod routes by the contents of each worker's cache. If long prompts share "
+            "prefixes, compare both."
         )

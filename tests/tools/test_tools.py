@@ -149,7 +149,7 @@ def test_rows_are_renewed_from_the_hub_and_added(monkeypatch: pytest.MonkeyPatch
         {"names": ["a/new"], "parameters": count, "source": "the hub", "config": config},
     ]
     assert lines[0] == f"changed   a/base: num_hidden_layers 1 -> 2, parameters 1 -> {count}"
-    assert lines[2].startswith("as it was a/gone: 127.0.0.1 does not give a/gone to everyone")
+    assert lines[2].startswith("as it was a/gone: a/gone on 127.0.0.1 is gated, private, or missing")
     assert lines[3:] == ["new       a/new"]
 
 

@@ -1,5 +1,5 @@
-"""A model's memory, from its files (local, in S3 or on a hub), or from the table of known models.
+"""A model's size and shape, from its files (local, in S3 or on the hub) or from the table of known models.
 
-`files` and `hub` read pieces of files by name, `safetensors` and `gguf` their headers. `config` checks config.json,
-`weights` counts weights and caches, `quantization` their bytes. `shape` puts them together.
+`files` reads parts of files and config.json, `gguf` and `quantization` read the headers of weight files, `weights`
+computes the numbers of weights and the size of the cache, and `shape` combines the results.
 """

@@ -1,4 +1,4 @@
-"""A model's files, wherever they are: sizes by name, pieces of their content, and config.json."""
+"""A model's files on this machine, in S3 or on the hub: their sizes, parts of their content, and config.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.aws import Aws
 
 LARGEST_FILE = 16 << 20
-"""Maximum bytes of a config.json: a list of modules that stay unquantized can have megabytes."""
+"""Maximum size of a JSON file in bytes. In config.json, the list of unquantized modules can have several megabytes."""
 
 _LARGEST = 100_000_000
 _MOST_LAYERS = 4096
@@ -28,15 +28,15 @@ _ADVICE = "Set model.shape in the specification."
 
 
 def parse(name: str, content: bytes) -> dict[str, Any]:
-    """Return the JSON object in a file.
+    """Parse the JSON object in one of the model's files.
 
     Raises:
-        SpecError: it is not one, or nested too deeply.
+        SpecError: The content is not a JSON object, or is nested too deeply.
     """
     try:
         value = json.loads(content)
     except RecursionError:
-        raise SpecError(f"the model's {name} is nested too deep", _ADVICE) from None
+        raise SpecError(f"the model's {name} is nested too deeply", _ADVICE) from None
     except ValueError as error:
         raise SpecError(f"the model's {name} is not JSON: {error}", _ADVICE) from None
     if not isinstance(value, dict):
@@ -45,7 +45,7 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
 
 
 class Config:
-    """The part of a config.json that describes the language model, by transformers' names."""
+    """The values of a config.json that describe the language model, by transformers' names."""
 
     def __init__(self, whole: Mapping[str, Any]) -> None:
         parts = (whole.get(key) for key in ("text_config", "llm_config"))
@@ -57,20 +57,20 @@ class Config:
         return self._values.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """Return a value of any type, unchecked; None: there is none."""
+        """Return a value without checking its type, or None if it is missing."""
         return self._values.get(name)
 
     def number(self, *names: str, default: int | None = None, largest: int = _LARGEST) -> int:
-        """Return the first value that exists and is not 0.
+        """Return the value of the first name that has a value other than 0, or the default.
 
         Raises:
-            SpecError: there is none and no default, or it is not a whole number from 0 to `largest`.
+            SpecError: A value is not a whole number from 0 to `largest`, or there is neither a value nor a default.
         """
         for name in names:
             if (value := whole_number(name, self._values.get(name), largest)) > 0:
                 return value
         if default is None:
-            raise SpecError(f"config.json has no {names[0]}", _ADVICE)
+            raise SpecError(f"the model's config.json has no {names[0]}", _ADVICE)
         return default
 
     def layers(self) -> int:
@@ -79,7 +79,7 @@ class Config:
         return self.number(*names, default=listed, largest=_MOST_LAYERS)
 
     def words(self) -> tuple[str, ...]:
-        """Return what config.json calls each layer, if it lists them; otherwise empty."""
+        """Return the kind of each layer as config.json calls it, or an empty tuple if it has no list of layers."""
         for name in ("layer_types", "layers_block_type"):
             if self.list(name):
                 return tuple(map(str, self.list(name)))
@@ -90,7 +90,7 @@ class Config:
         return bool(self._values.get(name))
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """Return a nested object; empty: there is none."""
+        """Return a nested object, or an empty one if it is missing."""
         return part(self._values, name)
 
     def list(self, name: str) -> tuple[Any, ...]:
@@ -99,16 +99,16 @@ class Config:
 
 
 def part(value: object, name: str) -> Mapping[str, Any]:
-    """Return a nested object; empty: there is none."""
+    """Return a nested object, or an empty one if it is missing."""
     found = value.get(name) if isinstance(value, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
-    """Return a number of a config.json; 0: it is null, or per-layer values, of which the largest is used.
+    """Return a number in config.json, 0 for null, or the largest number of a list with a value for each layer.
 
     Raises:
-        SpecError: it is negative, too large, or not a number.
+        SpecError: The value is negative, too large, or not a whole number.
     """
     if value is None or value is False:
         return 0
@@ -119,19 +119,19 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
-        raise SpecError(f"config.json: {name}: {shown} is not a whole number from 0 to {largest}", _ADVICE)
+        raise SpecError(f"the model's config.json: {name}: {shown} is not a whole number from 0 to {largest}", _ADVICE)
     return value
 
 
 class Files(Protocol):
-    """The files of one model, without those in subfolders."""
+    """The files of one model, except for those in subdirectories."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """Return the sizes of all files in bytes, by name."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Read a piece of a file; shorter at the file's end."""
+        """Read up to `length` bytes of a file from offset `start`."""
 
 
 class Directory:
@@ -146,7 +146,7 @@ class Directory:
 
 
 class S3Prefix:
-    """`s3://bucket/prefix/`, with ListObjectsV2 and ranged GetObject."""
+    """The files of a model under `s3://bucket/prefix/`, read with ranged GetObject requests."""
 
     def __init__(self, aws: Aws, prefix: str) -> None:
         self._s3: Any = aws.client("s3")
@@ -165,48 +165,49 @@ class S3Prefix:
 
 
 def json_file(files: Files, name: str) -> dict[str, Any] | None:
-    """Read a JSON object; None: there is no such file.
+    """Return the JSON object in one of the model's files, or None if the file does not exist.
 
     Raises:
-        SpecError: it is too large, or not a JSON object.
+        SpecError: The file is too large, or is not a JSON object.
     """
     size = files.sizes.get(name)
     if size is None:
         return None
     if size > LARGEST_FILE:
         raise SpecError(
-            f"the model's {name} has {size / 1e6:.0f} MB, more than the {LARGEST_FILE / 1e6:.0f} MB that are read",
-            "Set model.shape in the specification.",
+            f"the model's {name} has {size / 1e6:.0f} MB, but at most {LARGEST_FILE / 1e6:.0f} MB are supported",
+            _ADVICE,
         )
     return parse(name, files.read(name, 0, size) if size else b"")
 
 
 # -- the Hugging Face hub ----------------------------------------------------------------------------------------------
-# huggingface_hub would need half the lines. But it reads an answer of any length, lets one that is no list of files
-# through as a KeyError or RecursionError, has no time limit for all requests of a model, and raises the errors of
-# another HTTP library since 1.0. It would also add 0.2 s to the start of each command.
+# With huggingface_hub, this section would have half as many lines. But it reads responses of any length, raises
+# KeyError or RecursionError for malformed ones, has no timeout for all requests of a model together, and since 1.0
+# raises the errors of another HTTP library. It would also add 0.2 s to the start of each command.
 
 
 _ENDPOINT = "https://huggingface.co"
 _SECONDS = 10.0
+"""Timeout of one request."""
 _IN_ALL = 60.0
-"""Seconds for all requests for one model."""
+"""Timeout of all requests for one model together, in seconds."""
 
 
 def endpoint() -> str:
-    """Return the hub's address: HF_ENDPOINT, else the public one's."""
+    """Return the hub's URL: HF_ENDPOINT if it is set, otherwise the public hub's."""
     return (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
 
 
 class HubError(Exception):
-    """The hub does not have the answer; the reason fits one line."""
+    """Raised when the hub cannot be reached or does not provide a model. The message is one line."""
 
 
 def hub_to_ask() -> Hub | None:
-    """Return the hub; None: HF_HUB_OFFLINE is set, as huggingface_hub reads it.
+    """Return the hub to query, or None if HF_HUB_OFFLINE is true, with the same values as in huggingface_hub.
 
     Raises:
-        SpecError: HF_ENDPOINT is not an address.
+        SpecError: HF_ENDPOINT is not an http or https URL.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         return None
@@ -214,10 +215,10 @@ def hub_to_ask() -> Hub | None:
 
 
 class Hub:
-    """The hub at `endpoint()`, queried once for each model. Only it gets HF_TOKEN.
+    """Client of the hub at `endpoint()`. It lists each model's files once, and sends HF_TOKEN only to the hub itself.
 
     Raises:
-        SpecError: the endpoint is not an address.
+        SpecError: The hub's URL is not an http or https URL.
     """
 
     def __init__(self) -> None:
@@ -225,17 +226,17 @@ class Hub:
         self._token = os.environ.get("HF_TOKEN")
         self._asked: dict[tuple[str, str], HubFiles | HubError] = {}
         if urllib.parse.urlsplit(self.endpoint).scheme not in ("http", "https"):
-            raise SpecError(f"HF_ENDPOINT: {self.endpoint} is not an http or https address")
+            raise SpecError(f"HF_ENDPOINT: {self.endpoint} is not an http or https URL")
 
     @property
     def name(self) -> str:
         return str(urllib.parse.urlsplit(self.endpoint).hostname)
 
     def files(self, model: str, revision: str = "main") -> HubFiles:
-        """Return the files of `OWNER/MODEL`.
+        """Return the files of a model, given as `OWNER/MODEL`.
 
         Raises:
-            HubError: the hub cannot be reached, or does not give them.
+            HubError: The hub cannot be reached, or does not provide the model.
         """
         place = model, revision
         if place not in self._asked:
@@ -249,10 +250,16 @@ class Hub:
         return found
 
     def get(self, path: str, start: int | None = None, length: int = LARGEST_FILE, until: float | None = None) -> bytes:
-        """Fetch at most `length` bytes.
+        """Send a GET request to the hub, and return the response's body.
+
+        Args:
+            path: Path and query of the URL.
+            start: Offset for a range request of `length` bytes, or None to request the whole content.
+            length: Maximum length of the body in bytes.
+            until: Deadline on the monotonic clock, or None.
 
         Raises:
-            HubError: it cannot be reached, or refuses.
+            HubError: The hub cannot be reached, rejects the request, or sends too many bytes.
         """
         request = urllib.request.Request(self.endpoint + path)
         if start is not None:
@@ -281,15 +288,15 @@ class Hub:
         model = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
         if error.code in (401, 403):
             gated = "is gated" if error.headers.get("X-Error-Code") == "GatedRepo" else "is gated, private, or missing"
-            advice = "accept its licence, and give the token of an account that did" if self._token else "set HF_TOKEN"
-            return f"{self.name} does not give {model} to everyone (status {error.code}): it {gated}; {advice}"
+            advice = "accept its licence with the account of your token" if self._token else "set HF_TOKEN"
+            return f"{model} on {self.name} {gated} (status {error.code}); {advice}"
         if error.code == 404:
             return f"{self.name} has no {model} (status 404)"
-        return f"{self.name} answers with status {error.code}"
+        return f"{self.name} responded with status {error.code}"
 
 
 class HubFiles:
-    """The files of one model (`deploy.resolve.model.files.Files`)."""
+    """The files of one model on the hub."""
 
     def __init__(self, hub: Hub, model: str, revision: str) -> None:
         self._hub = hub
@@ -300,12 +307,11 @@ class HubFiles:
         self.sizes: Mapping[str, int] = _sizes(parse("list of files", answer))
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Read a piece of a file; shorter at the file's end."""
         return self._hub.get(self._path + urllib.parse.quote(name), start, length, self._until)
 
 
 def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the files at the top."""
+    """Return the sizes of a model's files by name, except for those in subdirectories."""
     listed = answer.get("siblings")
     found = {}
     for item in listed if isinstance(listed, list) else ():
@@ -316,7 +322,7 @@ def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to a file store without sending it the token."""
+    """Redirect handler that does not send the hub's token to other hosts, such as file stores."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str

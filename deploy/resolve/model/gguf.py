@@ -1,4 +1,4 @@
-"""Read a model's shape from the headers of GGUF files (ggml's docs/gguf.md, versions 2 and 3)."""
+"""A model's shape from the headers of GGUF files (ggml's docs/gguf.md, versions 2 and 3)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from deploy.spec.values import Precision
 from handler.config.gguf import first_values, read_header
 
 HEAD = 32 << 20
-"""Bytes of a file's beginning that are read: the vocabulary comes first."""
+"""Number of bytes to read from the beginning of a file. The header includes the vocabulary, so it can be large."""
 
 _MOST_LAYERS = 4096
 
 _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8", 9: "int8", 15: "int8", 39: "mxfp4"}
-"""Precisions by ggml's number of a tensor's type. All others (Q2_K to Q6_K, IQ…) count as int4."""
+"""Precisions by ggml's number of the tensor type. All other types (Q2_K to Q6_K, IQ…) count as int4."""
 
 _START = 4096
-"""Bytes of a file's beginning that identify it."""
+"""Number of bytes at the beginning of a file that show what the file contains."""
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def parts(files: Files, name: str | None = None) -> list[str]:
-    """Return the names of one GGUF model: the named file, otherwise the first, with the other parts of a split one."""
+    """Return the names of one GGUF model's files, which are several if the model is split.
+
+    Args:
+        files: The files to choose from.
+        name: Name of a file of the model, or None to choose the first model.
+    """
     found = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
     if name is None and len(found) > 1:
         found = [item for item in found if not _stands_beside(_Head(files, item, _START))]
@@ -42,7 +47,7 @@ def parts(files: Files, name: str | None = None) -> list[str]:
 
 
 def _stands_beside(head: _Head) -> bool:
-    """Return whether a file is a vision projector, an adapter or the like, by its first entries."""
+    """Return whether a file's first entries show that it is not a model, but a vision projector or an adapter."""
     with contextlib.suppress(ValueError):
         for key, value in first_values(head):
             if (key, value) == (b"general.architecture", b"clip") or (key == b"general.type" and value != b"model"):
@@ -51,10 +56,10 @@ def _stands_beside(head: _Head) -> bool:
 
 
 def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
-    """Return the shape of a model in one file, or in several parts.
+    """Return the shape of a model from its GGUF files.
 
     Raises:
-        SpecError: one is not a GGUF file, or is cut short.
+        SpecError: A file is not a GGUF file, or is incomplete.
     """
     metadata: Mapping[bytes, object] = {}
     weights: Counter[int] = Counter()
@@ -70,7 +75,7 @@ def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
 
 
 class _Head(io.BytesIO):
-    """The beginning of a file, with the file's name for errors."""
+    """The beginning of a file, as a file object whose name appears in error messages."""
 
     def __init__(self, files: Files, name: str, length: int) -> None:
         super().__init__(files.read(name, 0, length))
@@ -88,12 +93,14 @@ def _shape(metadata: Mapping[bytes, object], weights: Counter[int], size: int) -
         value = default if (given := said(name)) is None else given
         value = max(value, default=0) if isinstance(value, list) else value
         if not isinstance(value, int) or not 0 <= value <= 1 << 31:
-            raise SpecError(f"the .gguf file: {of}.{name}: {value!r} is not a number that a model can have")
+            raise SpecError(f"the .gguf file has an invalid {of}.{name}: {value!r}")
         return value
 
     layers, heads = number("block_count"), number("attention.head_count")
     if not 0 < layers <= _MOST_LAYERS or not heads or not weights.total():
-        raise SpecError(f"the .gguf file: {layers} layers, {heads} heads, {weights.total()} weights cannot be")
+        raise SpecError(
+            f"the .gguf file has invalid dimensions: {layers} layers, {heads} heads, {weights.total()} weights"
+        )
     kv_heads, head_dim = number("attention.head_count_kv", heads), number("attention.key_length", 0)
     if said("attention.kv_lora_rank") is not None:  # latent attention: one vector for K and V
         kv_heads, head_dim = 1, (number("attention.kv_lora_rank") + number("rope.dimension_count", 0) + 1) // 2

@@ -1,6 +1,4 @@
-"""The precision of a checkpoint, and its bytes: which parts are quantized, and the bytes of a weight with its
-scales.
-"""
+"""The precision of a checkpoint: which parts are quantized, and how many bytes each weight needs with its scales."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from deploy.spec.values import Precision
 WIDTH: Mapping[str, float] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "mxfp4": 0.53125, "fp4": 0.5625, "int4": 0.5625,
 }  # fmt: skip
-"""Bytes of one weight, scales included (mxfp4: an 8-bit scale for every 32, fp4 as in NVFP4: for every 16)."""
+"""Bytes per weight, scales included. mxfp4 has an 8-bit scale for every 32 weights, fp4 (NVFP4) for every 16."""
 
 _CHECKPOINT: Mapping[str, Precision] = {
     "float32": "fp32",
@@ -43,7 +41,7 @@ _WORDS: tuple[tuple[str, Part], ...] = (
     ("mlp", "dense"),
     ("feed_forward", "dense"),
 )
-"""Parts by words in the names of modules; the first match is used."""
+"""Parts of a model by words in the names of modules. The first matching word is used."""
 
 _NUMBERED_LAYER = re.compile(r"layers[.](\d{1,4})[.]")
 
@@ -53,10 +51,10 @@ class Quantization:
     """The quantization of a checkpoint.
 
     Attributes:
-        dtype: precision of the quantized weights, or of all.
-        width: bytes of a quantized weight, with its scales.
-        kept: the fraction of each part that stays in 16 bits.
-        quantized: whether config.json says that weights are.
+        dtype: Precision of the quantized weights, or of all weights if the checkpoint is not quantized.
+        width: Bytes per weight with this precision, scales included.
+        kept: Fraction of each part's weights that stays in 16 bits. Parts that are left out are quantized completely.
+        quantized: Whether config.json says that the checkpoint is quantized.
     """
 
     dtype: Precision
@@ -65,17 +63,17 @@ class Quantization:
     quantized: bool = True
 
     def stored(self, weights: Weights) -> float:
-        """Return the bytes of a checkpoint with so many weights."""
+        """Return the size in bytes of a checkpoint with these numbers of weights."""
         kept = self.kept_weights(weights)
         return 2 * kept + self.width * (sum(weights.values()) - kept)
 
     def kept_weights(self, weights: Weights) -> float:
-        """Return how many of the weights stay in 16 bits."""
+        """Return the number of weights that stay in 16 bits."""
         return sum(number * self.kept.get(name, 0.0) for name, number in weights.items())
 
 
 def quantization(config: Config) -> Quantization:
-    """Read how a checkpoint is quantized from its `quantization_config`, or from ModelOpt's `quantization`."""
+    """Return a checkpoint's quantization from `quantization_config` or `compression_config` in its config.json."""
     says = config.part("quantization_config") or config.part("compression_config")
     if not says:
         name = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
@@ -108,7 +106,10 @@ def _dtype(says: Mapping[str, Any], weights: Mapping[str, Any]) -> Precision:
 
 
 def _width(dtype: Precision, group: int, symmetric: bool) -> float:
-    """Return the bytes of a weight, with a scale for every group: of 16 bits, and a zero point of 4; NVFP4's of 8."""
+    """Return the bytes per weight, with each group's scale and zero point included.
+
+    int4 has a 16-bit scale, and a 4-bit zero point if it is not symmetric; fp4 (NVFP4) has an 8-bit scale.
+    """
     if dtype == "int4" and group:
         return 0.5 + (2 if symmetric else 2.5) / group
     if dtype == "fp4" and group:
@@ -117,7 +118,7 @@ def _width(dtype: Precision, group: int, symmetric: bool) -> float:
 
 
 def _kept(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
-    """Return the fraction of each part that stays in 16 bits, from the lists of excluded modules."""
+    """Return the fraction of each part that stays in 16 bits, according to the lists of excluded modules."""
     kept: dict[Part, float] = dict.fromkeys(_ALWAYS_KEPT, 1.0)
     of_layers: dict[Part, set[int]] = {}
     for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
@@ -133,19 +134,19 @@ def _kept(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
                 of_layers.setdefault(named, set()).add(int(layer[1]))
     for named, numbers in of_layers.items():
         kept[named] = max(kept.get(named, 0.0), min(1.0, len(numbers) / config.layers()))
-    if str(says.get("quant_method")) == "mxfp4":  # of gpt-oss only the experts
+    if str(says.get("quant_method")) == "mxfp4":  # gpt-oss quantizes only its experts
         kept |= {"attention": 1.0}
     return kept
 
 
-# -- headers of safetensors files: 8 bytes of length, then names, types and shapes as JSON -----------------------------
+# -- headers of safetensors files: 8 bytes with the length, then names, types and shapes as JSON -----------------------
 
 
 _LARGEST_HEADER = 25_000_000
-"""Bytes, as huggingface_hub reads. The format allows 100 MB."""
+"""Maximum length of a header in bytes, the same as huggingface_hub's. The format allows 100 MB."""
 
 _FIRST = 128 << 10
-"""Bytes of a file that are read first: most headers are shorter."""
+"""Number of bytes to read first. Most headers are shorter."""
 
 _MOST_FILES = 256
 _THREADS = 8
@@ -158,22 +159,22 @@ _BESIDE = re.compile(
     r"(scales?|scale_inv|scale_2|_scale_\w+|zeros|zero_point|g_idx|weight_shape|absmax|quant_map|quant_state\S*|"
     r"input_scale|[kv]_scale|inv_freq|perm)$"
 )
-"""Names of tensors that are not weights, but describe how others are quantized."""
+"""Pattern for the names of tensors that describe how other tensors are quantized, and are not counted as weights."""
 
 _PACKED = ("qweight", "weight_packed", "_blocks")
-"""Suffixes of names of tensors with several weights in each number."""
+"""Suffixes of the names of tensors that pack several weights into each element."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of the files.
+    """The contents of safetensors files according to their headers.
 
     Attributes:
-        parameters: number of weights; packed ones are counted individually.
-        stored: bytes of all tensors.
-        layers: the highest layer number plus one; 0: none is numbered.
+        parameters: Number of weights. Packed weights are counted individually.
+        stored: Size of all tensors in bytes.
+        layers: Highest layer number plus one, or 0 if the names of the tensors have no layer numbers.
     """
 
     parameters: float
@@ -182,17 +183,18 @@ class Contents:
 
 
 def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Contents:
-    """Read the headers.
+    """Read the headers of safetensors files.
 
     Args:
-        bits: bits of a packed weight; None: 4.
+        names: Names of the files to read.
+        bits: Number of bits of a packed weight, by default 4.
 
     Raises:
-        SpecError: a header is wrong, or there are too many files.
+        SpecError: A header is invalid, or there are too many files.
     """
     wanted = list(names)
     if len(wanted) > _MOST_FILES:
-        raise SpecError(f"{len(wanted)} safetensors files: the headers of at most {_MOST_FILES} are read")
+        raise SpecError(f"there are {len(wanted)} safetensors files, but at most {_MOST_FILES} are supported")
     with ThreadPoolExecutor(_THREADS) as threads:
         found = list(threads.map(lambda name: _tensors(files, name, bits or 4), wanted))
     return Contents(
@@ -212,50 +214,59 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
         number, span = _numbers(name, tensor, said, size - 8 - length)
         parameters += _weights(tensor, str(said.get("dtype")), number, bits)
         end = max(end, span)
-        # A draft of further tokens is a layer of its own, and media have layers, too
+        # Encoders of media and draft layers for multi-token prediction have their own layer numbers.
         if (place := _LAYER.search(tensor)) and not re.search(r"vis|audio|mtp|draft", tensor):
             layers = max(layers, int(place[1]) + 1)
     return Contents(parameters, end, layers)
 
 
 def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]:
-    """Return the header's content, and its length."""
+    """Return the header's content, and its length in bytes."""
     start = files.read(name, 0, _FIRST)
     length = struct.unpack_from("<Q", start)[0] if len(start) >= 8 else -1
     if not 2 <= length <= size - 8:
-        said = "no header" if length < 0 else f"a header of {length} bytes"
-        raise SpecError(f"{name} has {said}, but the file has {size} bytes")
+        said = "has no header" if length < 0 else f"says that its header has {length} bytes"
+        raise SpecError(f"{name} {said}, but the file has {size} bytes")
     if length > _LARGEST_HEADER:
-        raise SpecError(f"{name}: the header has {length} bytes; at most {_LARGEST_HEADER} are read")
+        raise SpecError(f"{name}: the header has {length} bytes, but at most {_LARGEST_HEADER} bytes are supported")
     content = start[8 : 8 + length]
     if len(content) < length:
         content += files.read(name, len(start), length - len(content))
     try:
         header = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{name}: the header is not JSON: {type(error).__name__}") from None
+        raise SpecError(f"{name}: the header is not valid JSON: {type(error).__name__}") from None
     if not isinstance(header, dict):
         raise SpecError(f"{name}: the header is not a JSON object")
     return header, length
 
 
 def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tuple[int, int]:
-    """Return the number of a tensor's elements, and where it ends; its shape must agree with its bytes."""
+    """Return the number of a tensor's elements, and the offset of its end.
+
+    Args:
+        room: Number of bytes after the header.
+
+    Raises:
+        SpecError: The shape or the offsets are invalid, or do not match.
+    """
     shape, offsets, bits = said.get("shape"), said.get("data_offsets"), _BITS.get(str(said.get("dtype")))
     if (
         not (isinstance(shape, list) and isinstance(offsets, list) and len(shape) <= 8 and len(offsets) == 2)
         or not all(isinstance(item, int) and 0 <= item < 1 << 48 for item in (*shape, *offsets))
         or not offsets[0] <= offsets[1] <= room
     ):
-        raise SpecError(f"{name}: the header's {tensor[:100]!r} has no valid shape, or lies outside the file")
+        raise SpecError(f"{name}: the tensor {tensor[:100]!r} has no valid shape, or is outside of the file")
     number = math.prod(shape)
     if bits is not None and (number * bits + 7) // 8 != offsets[1] - offsets[0]:
-        raise SpecError(f"{name}: {tensor[:100]!r} has {number} numbers and {offsets[1] - offsets[0]} bytes")
+        raise SpecError(
+            f"{name}: the tensor {tensor[:100]!r} has {number} elements, but {offsets[1] - offsets[0]} bytes"
+        )
     return number, offsets[1]
 
 
 def _weights(tensor: str, dtype: str, number: int, bits: int) -> float:
-    """Return the weights of a tensor. Integers contain several: 4-bit ones are in U8 or I32."""
+    """Return the number of weights in a tensor: 0 for scales and the like, several per element if they are packed."""
     if _BESIDE.search(tensor):
         return 0.0
     width = _BITS.get(dtype, bits)

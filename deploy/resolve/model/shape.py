@@ -1,8 +1,9 @@
-"""Find a model's size and shape: in its files, on this machine, in S3 or on a hub, or in the table of known models.
+"""A model's size and shape, from its files (on this machine, in S3 or on the hub) or from the table of known models.
 
-Memory depends on the number of weights, their precision, and each layer's cache. config.json has them under
-transformers' names; the weights are counted in safetensors headers. Supported are dense models, mixtures of experts
-(all experts are in memory, so all count), latent attention, sliding windows, linear attention and state space models.
+The memory that a model needs depends on the number of weights, their precision, and each layer's cache. config.json
+describes the layers with transformers' names, and safetensors headers give the number of weights. Dense models,
+mixtures of experts (whose experts are all in memory), latent attention, sliding windows, linear attention and state
+space models are supported.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def known_model(name: str) -> Shape | None:
-    """Return the shape of a hub's model from the table; None: unknown."""
+    """Return the shape of a hub model from the table of known models, or None if it is not in the table."""
     rows: list[dict[str, Any]] = table("models")["models"]
     for row in rows:
         if name.lower() in (item.lower() for item in row["names"]):
@@ -34,7 +35,7 @@ def known_model(name: str) -> Shape | None:
 
 
 def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a row's config.json, merged into that of the model named by `of`."""
+    """Return the config.json of a row in the table. If the row has `of`, it overrides the config of the model `of`."""
     own: dict[str, Any] = row["config"]
     if "of" not in row:
         return own
@@ -42,28 +43,39 @@ def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, A
 
 
 def shape_in_directory(directory: Path, notes: list[str] | None = None) -> Shape | None:
-    """Read the shape from a Hugging Face directory, or from a .gguf file in it; None: it has neither.
+    """Return the shape of a model in a local directory, or None if it has neither a config.json nor a .gguf file.
+
+    Args:
+        notes: List to which a sentence is added for each problem in the files.
 
     Raises:
-        SpecError: the files are invalid.
+        SpecError: The files are invalid.
     """
     return read_shape(Directory(directory), notes)
 
 
 def shape_in_s3(aws: Aws, prefix: str, notes: list[str] | None = None) -> Shape | None:
-    """Read the shape of a model under `s3://bucket/prefix/`."""
+    """Return the shape of a model in S3, or None if it has neither a config.json nor a .gguf file.
+
+    Args:
+        prefix: Prefix of the model's files, as `s3://bucket/prefix/`.
+        notes: List to which a sentence is added for each problem in the files.
+
+    Raises:
+        SpecError: The files are invalid.
+    """
     return read_shape(S3Prefix(aws, prefix), notes)
 
 
 def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = None) -> Shape | None:
-    """Read the shape from a model's files; None: there is no config.json of a language model, and no GGUF.
+    """Return the shape of a model from its files, or None if there is neither a config.json nor a .gguf file.
 
     Args:
-        notes: gets a sentence for each impossible value in the files.
-        gguf: the GGUF file to use.
+        notes: List to which a sentence is added for each problem in the files.
+        gguf: Name of the .gguf file to use, or None to use config.json if there is one.
 
     Raises:
-        SpecError: config.json is not JSON, or is incomplete.
+        SpecError: The files are invalid.
     """
     notes = [] if notes is None else notes
     if gguf is not None or "config.json" not in files.sizes:
@@ -83,15 +95,16 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
 
 
 def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: Contents | None = None) -> Shape:
-    """Compute the shape from a config.json.
+    """Return the shape that a config.json describes.
 
     Args:
-        config: its content; for a multimodal model the text part's layers are used, and the weights of all parts.
-        stored: bytes of the checkpoint's weights; None: unknown.
-        held: contents by the headers of its files; None: unknown.
+        config: Content of config.json. For a multimodal model, the shape has the layers of the text model, and the
+            weights of all parts.
+        stored: Size of the checkpoint's weight files in bytes, or None if it is unknown.
+        held: Contents of the weight files according to their headers, or None if the headers were not read.
 
     Raises:
-        SpecError: something is missing, or a number is impossible.
+        SpecError: A value is missing or invalid.
     """
     text = Config(config)
     layers, kept, weights, how = text.layers(), cache(text), count(text), quantization(text)
@@ -118,8 +131,9 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
 
 
 def _parameters(weights: Weights, how: Quantization, stored: int | None, held: Contents | None) -> float:
-    """Return the number of weights: from the headers, otherwise from the dimensions unless the files' size contradicts
-    them.
+    """Return the number of weights from the files' headers, or else estimate it from the files' size.
+
+    The dimensions in config.json are used if the size is unknown, or if a quantized checkpoint's size roughly agrees.
     """
     if held is not None and held.parameters:
         return held.parameters
@@ -135,7 +149,7 @@ def _stored(estimated: float | None, stored: int | None, held: Contents | None) 
 
 
 def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: list[str]) -> Contents | None:
-    """Read the headers of safetensors files; None: they cannot be read, and the files' sizes are used."""
+    """Return the contents of safetensors files from their headers, or None (with a note) if they cannot be read."""
     if not names or not names[0].endswith(".safetensors"):
         return None
     text = Config(config)
@@ -147,17 +161,17 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
         return None
     said, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
     if held.layers and not said <= held.layers <= said + drafts:
-        notes.append(
-            f"config.json says {said} layers, but there are tensors of {held.layers}: the larger number is used."
-        )
+        notes.append(f"config.json says {said} layers, but the files contain {held.layers}. The larger number is used.")
     elif held.layers:
         return Contents(held.parameters, held.stored, said)
     return held
 
 
 def _weight_files(files: Files) -> list[str]:
-    """Return the weight files to load: those of the index, or safetensors before .bin, without copies next to
-    shards.
+    """Return the names of the weight files that are loaded.
+
+    They are the files in the index, otherwise all .safetensors files, otherwise all .bin files. Consolidated copies are
+    left out if there are other files.
     """
     index = json_file(files, "model.safetensors.index.json") or {}
     places = index.get("weight_map")

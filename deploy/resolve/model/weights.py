@@ -1,7 +1,8 @@
-"""Count a model's weights by its config.json, by part: a quantized checkpoint keeps some parts in 16 bits.
+"""Numbers of weights and size of the cache of a model, computed from its config.json.
 
-Norms and biases are left out: they are less than a thousandth. Safetensors headers are used instead if they can be
-read.
+Weights are counted separately for each part, because quantized checkpoints keep some parts in 16 bits. Norms and biases
+are not counted, as they are less than a thousandth of the weights. If safetensors headers can be read, their total is
+used instead.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from deploy.resolve.model.files import Config, whole_number
 
 
 class Kind(enum.Enum):
+    """The kind of a layer."""
+
     FULL = "full"
     """Attention over the whole context."""
 
@@ -51,26 +54,33 @@ _NAMES = {
     "-": Kind.NONE,
     "E": Kind.NONE,
 }
-"""Kinds of layers by the words of `layer_types` and the letters of `hybrid_override_pattern`. Others count as FULL."""
+"""Kinds of layers by the words in `layer_types` and the letters in `hybrid_override_pattern`. Others count as FULL."""
 
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2}
-"""Every how many layers there is one with full attention, if only the model's class says so."""
+"""Periods of layers with full attention by model type, for models whose config.json does not state it.
+
+With a period of 6, every sixth layer has full attention.
+"""
 
 _EVERY_LAYER = ("mistral", "mixtral", "phi3", "starcoder2")
-"""Types whose `sliding_window` applies to all layers."""
+"""Model types whose `sliding_window` applies to all layers."""
 
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache that one request needs.
+    """The dimensions of the cache that one request needs.
 
     Attributes:
-        kv_heads, head_dim: of the layers with full attention.
-        window_layers: number of layers with a window; `window`: its size in tokens.
-        uncached: layers without K and V.
-        state: bytes of the states in all layers.
+        kv_heads: Number of KV heads in layers with full attention.
+        head_dim: Head size in layers with full attention.
+        window_layers: Number of layers with a sliding window.
+        window: Size of the window in tokens, or None.
+        window_kv_heads: Number of KV heads in layers with a window, or None if it is `kv_heads`.
+        window_head_dim: Head size in layers with a window, or None if it is `head_dim`.
+        uncached: Number of layers that do not cache keys and values.
+        state: Size of the fixed states of all layers together, in bytes.
     """
 
     kv_heads: int
@@ -84,14 +94,14 @@ class Cache:
 
 
 def kinds(config: Config) -> list[Kind]:
-    """Return each layer's kind. Unknown kinds count as full attention, which needs the most memory."""
+    """Return the kind of each layer. Unknown kinds count as full attention, which needs the most memory."""
     layers = config.layers()
     found = _listed(config) or _by_pattern(config, layers)
     return (found + [Kind.FULL] * layers)[:layers]
 
 
 def _listed(config: Config) -> list[Kind]:
-    """Read the kinds from the list in config.json."""
+    """Return the kinds of layers from a list in config.json, or an empty list if it has none."""
     if config.words():
         return [_NAMES.get(word, Kind.FULL) for word in config.words()]
     if config.list("hybrid_layer_pattern"):  # MiMo-V2
@@ -106,12 +116,12 @@ def _listed(config: Config) -> list[Kind]:
 
 
 def _by_pattern(config: Config, layers: int) -> list[Kind]:
-    """Derive the kinds from a period, or from the model's type."""
+    """Return the kinds of layers from the period of full attention, as given by config.json or the model's type."""
     other = Kind.WINDOW
     if config.type in _HYBRIDS:
         period, other = config.number("full_attention_interval", default=4), Kind.LINEAR
     elif config.type.startswith("llama4") and "attention_chunk_size" in config:
-        rope = config.list("no_rope_layers")  # 1: with rotary embeddings, thus in chunks
+        rope = config.list("no_rope_layers")  # a 1 means rotary embeddings, and so attention in chunks
         if rope:
             return [Kind.WINDOW if item else Kind.FULL for item in rope]
         period = config.number("no_rope_layer_interval", default=4)
@@ -126,19 +136,20 @@ def _by_pattern(config: Config, layers: int) -> list[Kind]:
 
 
 def window(config: Config) -> int | None:
-    """Return the window's tokens; None: there is none."""
+    """Return the size of the sliding window in tokens, or None if config.json has no window."""
     return config.number("sliding_window", "sliding_window_size", "attention_chunk_size", default=0) or None
 
 
 def cache(config: Config) -> Cache:
-    """Compute the cache of a request.
+    """Return the dimensions of the cache that one request needs.
 
     Raises:
-        SpecError: something is missing in config.json, or a number is impossible.
+        SpecError: A value in config.json is missing or invalid.
     """
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
-    shared = min(config.number("num_kv_shared_layers", default=0), len(of_layers))  # Gemma: the last ones share
+    # Gemma's last layers share the caches of earlier ones.
+    shared = min(config.number("num_kv_shared_layers", default=0), len(of_layers))
     own = of_layers[: len(of_layers) - shared]
     window_layers = own.count(Kind.WINDOW)
     window_heads, window_dim = windowed_attention(config)
@@ -163,10 +174,13 @@ def hidden_size(config: Config) -> int:
 
 
 def full_attention(config: Config) -> tuple[int, int]:
-    """Return KV heads and head size of a layer with full attention; K and V of different sizes: the mean."""
+    """Return the number of KV heads and the head size of a layer with full attention.
+
+    If keys and values have different sizes, the head size is their mean.
+    """
     if "kv_lora_rank" in config:  # latent attention: one vector for K and V together, on every GPU
         values = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
-        if "index_head_dim" in config:  # sparse attention also keeps its indexer's keys: bytes, half of a value each
+        if "index_head_dim" in config:  # sparse attention also caches its indexer's keys, with one byte per element
             values += (config.number("index_head_dim") + 4) // 2
         return 1, (values + 1) // 2
     heads = config.number("num_global_key_value_heads", default=0) or kv_heads(config)
@@ -174,7 +188,7 @@ def full_attention(config: Config) -> tuple[int, int]:
 
 
 def windowed_attention(config: Config) -> tuple[int, int]:
-    """Return KV heads and head size of a layer with a window."""
+    """Return the number of KV heads and the head size of a layer with a sliding window."""
     if "kv_lora_rank" in config:
         return full_attention(config)
     heads = config.number("swa_num_key_value_heads", default=0) or kv_heads(config)
@@ -196,7 +210,7 @@ def _mean(of_keys: int, of_values: object) -> int:
 
 
 def _state(config: Config, kind: Kind) -> float:
-    """Return the bytes of one request's state in a layer: the recurrent part in 32 bits, the convolution's in 16."""
+    """Return the bytes of one request's state in a layer: 32 bits per recurrent value, 16 per convolution value."""
     if kind is Kind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
@@ -210,7 +224,7 @@ def _state(config: Config, kind: Kind) -> float:
 
 
 def linear(config: Config) -> tuple[int, int, int, int]:
-    """Return linear attention's heads and their size: of keys, and of values."""
+    """Return the dimensions of linear attention: number and size of key heads, number and size of value heads."""
     own = config.part("linear_attn_config")
     heads = whole_number("num_heads", own.get("num_heads")) or num_heads(config)
     size = whole_number("head_dim", own.get("head_dim")) or head_size(config)
@@ -223,7 +237,7 @@ def linear(config: Config) -> tuple[int, int, int, int]:
 
 
 def mamba(config: Config) -> tuple[int, int]:
-    """Return the heads of a state space layer, and their size."""
+    """Return the number and the size of heads in a state space layer."""
     size = config.number("mamba_head_dim", "mamba_d_head", default=64)
     wide = hidden_size(config) * config.number("mamba_expand", "expand", default=2)
     return config.number("mamba_num_heads", "mamba_n_heads", default=max(1, wide // size)), size
@@ -235,31 +249,31 @@ def mamba_groups(config: Config) -> int:
 
 Part = Literal["embeddings", "head", "attention", "dense", "experts", "shared", "router", "media"]
 Weights = Mapping[Part, float]
-"""Numbers of weights. `shared`: experts that each token passes; `media`: the encoders of images and audio."""
+"""Numbers of weights by part. `shared` are experts that every token uses, `media` are encoders of images and audio."""
 
 _TWO_MATRICES = (
     "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "mpt", "nemotron",
     "nemotron_h",
 )  # fmt: skip
-"""Types whose feed-forward networks have no gate."""
+"""Model types whose feed-forward networks have no gate, and so two matrices instead of three."""
 
 _GATED_QUERIES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Types whose queries are projected together with a gate of their size."""
+"""Model types whose query projection also computes a gate of the same size."""
 
 _OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
-"""Types whose layer that predicts further tokens is stored with embeddings and a last layer of its own."""
+"""Model types whose layers for multi-token prediction are stored with their own embeddings and output layer."""
 
 _ALONE = {"-", "E", "mlp", "moe"}
-"""Words for layers that are only a feed-forward network."""
+"""Words for layers that consist only of a feed-forward network."""
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def count(config: Config) -> Weights:
-    """Count the weights of each part, with those of layers that predict further tokens.
+    """Return the numbers of weights by part, layers for multi-token prediction included.
 
     Raises:
-        SpecError: something is missing in config.json, or a number is impossible.
+        SpecError: A value in config.json is missing or invalid.
     """
     found = Counter[Part]()
     hidden, vocabulary = hidden_size(config), config.number("vocab_size", "padded_vocab_size")
@@ -270,7 +284,7 @@ def count(config: Config) -> Weights:
     for number, kind in enumerate(of_layers):
         found["attention"] += _mixer(config, kind, hidden)
         _feed_forward(config, number, kind, hidden, found, wide=number >= shared_from)
-    for _ in range(min(config.number("num_nextn_predict_layers", default=0), 8)):  # MTP
+    for _ in range(min(config.number("num_nextn_predict_layers", default=0), 8)):  # multi-token prediction
         found["attention"] += _mixer(config, Kind.FULL, hidden) + 2 * hidden * hidden
         _feed_forward(config, len(of_layers) - 1, Kind.FULL, hidden, found)
         found["embeddings"] += 2 * vocabulary * hidden if config.type in _OWN_ENDS else 0
@@ -279,7 +293,7 @@ def count(config: Config) -> Weights:
 
 
 def _per_layer_embeddings(config: Config, hidden: int) -> int:
-    """Return Gemma's embeddings for each layer, and their projections in the layers."""
+    """Return the number of weights in Gemma's per-layer embeddings and their projections."""
     size = config.number("hidden_size_per_layer_input", default=0)
     if not size:
         return 0
@@ -288,7 +302,7 @@ def _per_layer_embeddings(config: Config, hidden: int) -> int:
 
 
 def _mixer(config: Config, kind: Kind, hidden: int) -> int:
-    """Return the weights of a layer's attention, or of its replacement."""
+    """Return the number of weights in a layer's attention, or in the state space model or convolution in its place."""
     if kind is Kind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
@@ -318,7 +332,7 @@ def _grouped(config: Config, kind: Kind, hidden: int) -> int:
 
 
 def _latent(config: Config, hidden: int) -> int:
-    """Return the weights of latent attention, and of its indexer."""
+    """Return the number of weights in a layer's latent attention and its indexer."""
     heads, rope = num_heads(config), config.number("qk_rope_head_dim")
     key, value = config.number("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
     compressed, queries = config.number("kv_lora_rank"), config.number("q_lora_rank", default=0)
@@ -333,31 +347,36 @@ def _latent(config: Config, hidden: int) -> int:
 def _feed_forward(
     config: Config, number: int, kind: Kind, hidden: int, found: Counter[Part], *, wide: bool = False
 ) -> None:
-    """Add the weights of a layer's feed-forward network."""
+    """Add the number of weights in a layer's feed-forward network to `found`.
+
+    Args:
+        number: Index of the layer.
+        wide: Whether the layer may have a feed-forward network of double width (`use_double_wide_mlp`).
+    """
     matrices = hidden * (2 if config.type in _TWO_MATRICES else 3)
     dense = config.number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
     words = config.words()
-    if not _ALONE.isdisjoint(words):  # a layer is one thing only
+    if not _ALONE.isdisjoint(words):  # each layer is either attention or a feed-forward network
         if words[number : number + 1] in (("-",), ("mlp",)):
             found["dense"] += matrices * dense
         if words[number : number + 1] not in (("E",), ("moe",)):
             return
     experts = config.number(*_EXPERTS, default=0)
     if not experts or _is_dense(config, number):
-        dense = config.number("intermediate_size_mlp", default=dense)  # Llama 4: the layers without experts
+        dense = config.number("intermediate_size_mlp", default=dense)  # Llama 4: size in layers without experts
         found["dense"] += matrices * dense * (2 if wide and config.flag("use_double_wide_mlp") else 1)
         return
     of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
-    size = config.number("moe_latent_size", "routed_expert_hidden_size", default=hidden)  # experts may work in less
+    size = config.number("moe_latent_size", "routed_expert_hidden_size", default=hidden)  # may be smaller for experts
     found["experts"] += matrices // hidden * size * of_expert * experts
     found["router"] += hidden * experts
     found["shared"] += matrices * _shared(config, of_expert, dense) + (2 * hidden * size if size != hidden else 0)
-    if config.flag("enable_moe_block"):  # Gemma 4: beside the experts
+    if config.flag("enable_moe_block"):  # Gemma 4 has a dense network in addition to the experts
         found["dense"] += matrices * dense
 
 
 def _shared(config: Config, of_expert: int, dense: int) -> int:
-    """Return the width of the experts that each token passes."""
+    """Return the total width of the shared experts, which every token uses."""
     if config.type.startswith("llama4"):
         return dense
     names = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
@@ -365,7 +384,7 @@ def _shared(config: Config, of_expert: int, dense: int) -> int:
 
 
 def _is_dense(config: Config, number: int) -> bool:
-    """Return whether a layer in a mixture of experts has no experts."""
+    """Return whether a layer of a mixture-of-experts model has no experts."""
     if number < config.number("first_k_dense_replace", default=0):
         return True
     if kinds := config.list("mlp_layer_types"):
@@ -379,7 +398,7 @@ def _is_dense(config: Config, number: int) -> bool:
 
 
 def _encoder(part: Mapping[str, Any], hidden: int) -> int:
-    """Estimate an encoder of images or audio, with its projection into the model."""
+    """Estimate the number of weights in an encoder of images or audio, with its projection into the model."""
     of_encoder = Config(part)
     if "hidden_size" not in of_encoder:
         return 0

@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     content["components"][2]["model"]["shape"] = SHAPE
     content["components"][0]["copies"] = 3
     assert main(["up", written(tmp_path, content), "--yes"]) == 2
-    assert "the first copies need 5 GPUs, but 1 x ml.g6e.12xlarge have 4" in capsys.readouterr().err
+    assert "the initial copies need 5 GPUs, but 1 x ml.g6e.12xlarge have 4" in capsys.readouterr().err
     made = [call.operation for call in cloud.calls[calls:] if call.operation.startswith(("Create", "Put"))]
     assert not made
     assert not cloud.sagemaker.things

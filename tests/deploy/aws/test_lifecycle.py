@@ -320,7 +320,7 @@ def test_plan_and_up_say_the_prices_of_the_pricing_api(
     assert main(["plan", file(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "$2.71828/h" in said
-    assert "cost: on-demand, us-east-1, by AWS's Pricing API" in said
+    assert "cost: on-demand, us-east-1, from AWS's Pricing API" in said
     main(["up", file(tmp_path)])
     assert "2 x ml.g6e.2xlarge, $2.71828/h each" in capsys.readouterr().out
 

@@ -141,8 +141,8 @@ def test_models_side_by_side_without_gpus_share_the_memory() -> None:
     found = resolution(*two, **cpu)
     assert found.sums is not None
     assert [name for name, _, _ in found.sums.rows()] == ["memory_mb", "cpus", "models"]
-    assert any("component b: memory_mb: 512, but its model needs about" in one for one in found.decision.warnings)
-    with pytest.raises(SpecError, match=r"the first copies need .* GiB of memory for their models, but 1 x"):
+    assert any("component b: memory_mb is 512, but the model needs about" in one for one in found.decision.warnings)
+    with pytest.raises(SpecError, match=r"the initial copies need .* GiB of memory for their models, but 1 x"):
         resolution(*({**one, "copies": 5} for one in two), **cpu)
 
 
@@ -158,7 +158,7 @@ def test_auto_takes_a_type_that_holds_all() -> None:
     assert both.decision.instance_type != alone
     assert both.sums.instance.gpus >= 5
     assert all(item.fit is not None and item.fit.fits for item in both.sums.placed)
-    with pytest.raises(DoesNotFit, match="has room for the first copies of all components"):
+    with pytest.raises(DoesNotFit, match="has enough resources for the initial copies of all components"):
         resolution(
             {"name": "small", "model": SMALL, "copies": 5}, {"name": "large", "model": LARGE, "accelerators": 8},
             instance={"type": "auto"},
@@ -167,7 +167,7 @@ def test_auto_takes_a_type_that_holds_all() -> None:
 
 def test_images_of_different_hosts_are_refused() -> None:
     image = {"repository": "lmi-handler", "tag": "x-cu128"}
-    with pytest.raises(SpecError, match=r"components\[\].image: the images need different hosts \(component a: "):
+    with pytest.raises(SpecError, match=r"components\[\].image: the images need different host AMIs \(component a: "):
         resolution({"name": "a"}, {"name": "b", "image": image}, image={"repository": "lmi-handler", "tag": "x-cu130"})
 
 

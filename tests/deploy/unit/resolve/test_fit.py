@@ -97,8 +97,8 @@ def test_a_shape_without_embeddings_supposes_a_tenth_of_them() -> None:
     ("name", "dtype", "problem"),
     [
         ("ml.g4dn.xlarge", "bf16", "bf16 needs compute capability 8.0, the T4 has 7.5"),
-        ("ml.g5.xlarge", "fp8", "fp8 needs compute capability 8.9, the A10G has 8.6"),
-        ("ml.p5.48xlarge", "fp4", "fp4 needs compute capability 10.0, the H100 has 9.0"),
+        ("ml.g5.xlarge", "fp8", "fp8 needs compute capability 8.9, but the A10G has 8.6"),
+        ("ml.p5.48xlarge", "fp4", "fp4 needs compute capability 10.0, but the H100 has 9.0"),
     ],
 )
 def test_precisions_that_a_gpu_lacks(name: str, dtype: Any, problem: str) -> None:
@@ -110,9 +110,9 @@ def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits_which_a_remark_
     for name, dtype in cases:
         found = fit(replace(LLAMA_8B, dtype=dtype, weight_only=True), instance(name))
         assert found.fits
-        assert [line for line in found.remarks if f"does not compute in {dtype}: it saves memory" in line]
+        assert [line for line in found.remarks if f"does not compute in {dtype}, so it saves memory" in line]
     old = fit(replace(LLAMA_8B, dtype="fp8", weight_only=True), instance("ml.g4dn.xlarge"))
-    assert old.problem == "fp8 needs compute capability 8.0, the T4 has 7.5"
+    assert old.problem == "fp8 needs compute capability 8.0, but the T4 has 7.5"
     best = cheapest(rank(replace(LLAMA_8B, dtype="fp8", weight_only=True)))
     assert best.instance.compute >= (8, 9)  # without remarks come first
 
@@ -160,12 +160,15 @@ def test_degrees_divide_the_heads() -> None:
 
 def test_a_degree_that_was_asked_for_is_taken_as_it_is() -> None:
     assert fit(replace(LLAMA_8B, degree=2), instance("ml.g6e.12xlarge")).degree == 2
-    assert fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem == "tensor parallel degree 4, but 1 GPU"
+    assert (
+        fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem
+        == "the tensor parallel degree is 4, but it has 1 GPU"
+    )
 
 
 def test_a_checkpoint_that_is_large_for_the_hosts_ram_is_remarked() -> None:
     found = fit(LLAMA_8B, instance("ml.g5.xlarge"))
-    assert (found.fits, found.remarks) == (True, ("a checkpoint of 15 GiB loads through 16 GiB of host RAM",))
+    assert (found.fits, found.remarks) == (True, ("host RAM of 16 GiB is little to load a checkpoint of 15 GiB",))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_a_checkpoint_that_is_large_for_the_hosts_ram_is_remarked() -> None:
     [
         ((12, 4), "the RTX PRO Server 6000 needs CUDA 12.8, but the image has 12.4", ()),
         ((12, 8), "", ()),
-        (None, "", ("needs an image of CUDA 12.8 or newer (image.cuda)",)),
+        (None, "", ("needs an image with CUDA 12.8 or newer (image.cuda)",)),
     ],
 )
 def test_blackwell_wants_a_new_cuda(cuda: tuple[int, int] | None, problem: str, remarks: tuple[str, ...]) -> None:
@@ -223,7 +226,7 @@ def test_advice_is_in_order() -> None:
 
 def test_nothing_fits() -> None:
     giant = Need(Shape(parameters=9e12, layers=100, kv_heads=8, head_dim=128))
-    with pytest.raises(DoesNotFit, match=r"the largest is ml\.p6-b300\.48xlarge: weights of") as caught:
+    with pytest.raises(DoesNotFit, match=r"on the largest, ml\.p6-b300\.48xlarge, weights of") as caught:
         cheapest(rank(giant))
     assert caught.value.status == 2
 
@@ -233,7 +236,7 @@ def test_a_refusal_says_what_would_do() -> None:
     error = too_small(fit(need, instance("ml.g5.2xlarge")), rank(need))
     assert str(error).startswith("instance.type: ml.g5.2xlarge: with weights of 15.0 GiB")
     assert error.advice == (
-        "Set model.context to 21504 or less, or take ml.g6e.xlarge ($2-4/h), ml.g6e.2xlarge ($2-4/h), "
+        "Set model.context to 21504 or less, or use ml.g6e.xlarge ($2-4/h), ml.g6e.2xlarge ($2-4/h), "
         "ml.g6e.4xlarge ($2-4/h), or set instance.unchecked: true to use it anyway."
     )
 
@@ -324,7 +327,7 @@ def test_replicas_divide_an_instances_gpus(options: dict[str, Any], degree: int,
             {"options": {"tensor_parallel_degree": 2}, "components": component()},
             "_parallel_degree: 1 engine of 2",
         ),
-        ({"components": component(copies=3, accelerators=2)}, r"components\[\].copies: the first copies need 6 GPUs"),
+        ({"components": component(copies=3, accelerators=2)}, r"components\[\].copies: the initial copies need 6 GPUs"),
         (
             {"instance": {**FOUR, "managed": {"max": 2}}, "components": component(copies=9)},
             r"need 9 GPUs, but 2 x ml.g6e.12xlarge \(instance.managed.max\) have 8",
@@ -344,7 +347,10 @@ def test_copies_with_engines_of_their_own_fit() -> None:
         scaling={"max": 6, "concurrency": 8},
     ).decision
     assert found.tensor_parallel == 1
-    assert any("scaling.max: all components at their maximum need 12 GPUs" in sentence for sentence in found.warnings)
+    assert any(
+        "scaling.max: with all components at their maximum, 12 GPUs are needed" in sentence
+        for sentence in found.warnings
+    )
 
 
 def test_replicas_have_the_front_end_that_knows_them() -> None:
@@ -360,11 +366,11 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
     [
         (
             {"instance": {"type": "ml.g6e.xlarge"}},
-            "ml.g6e.xlarge has room for 22 concurrent requests of the full context: for more",
+            "ml.g6e.xlarge has room for 22 concurrent requests of the full context. For more",
         ),
         (
             {"instance": {"type": "ml.g6e.12xlarge"}, "options": {"replicas": "auto"}},
-            "ml.g6e.12xlarge has room for 88 concurrent requests of the full context: for more, use more instances",
+            "ml.g6e.12xlarge has room for 88 concurrent requests of the full context. For more, use more instances",
         ),
         (  # one engine on all GPUs
             {
@@ -373,11 +379,11 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
             },
             "ml.g6.48xlarge has room for 55 concurrent requests",
         ),
-        ({"instance": {"type": "ml.g6.xlarge"}}, "or a shorter model.context"),
-        ({"instance": FOUR}, "One instance has no spare"),
+        ({"instance": {"type": "ml.g6.xlarge"}}, "or set a shorter model.context"),
+        ({"instance": FOUR}, "A single instance has no spare"),
         (
             {"instance": FOUR, "routing": {"concurrency_threshold": 8}, "scaling": {"max": 6, "concurrency": 8}},
-            "Dynamo on HyperPod routes by what each worker holds",
+            "Dynamo on HyperPod routes by the contents of each worker's cache",
         ),
     ],
 )
@@ -392,7 +398,7 @@ def test_a_model_beyond_one_machine_is_sent_to_dynamo() -> None:
     shape = {"parameters": 3e12, "layers": 120, "kv_heads": 8, "head_dim": 128}
     with pytest.raises(DoesNotFit) as raised:
         resolution(model={"id": "org/huge", "shape": shape})
-    assert "On HyperPod Dynamo does" in raised.value.advice
+    assert "Dynamo on HyperPod can" in raised.value.advice
 
 
 # -- what `plan` counts for models of 2025 and 2026, beside the sizes that others publish ------------------------------

@@ -117,9 +117,8 @@ def test_a_gated_model_is_named_and_the_table_counts(double: HubDouble) -> None:
     assert found.shape == known_model("meta-llama/Llama-3.1-8B")
     assert found.source == "table of known models"
     assert found.notes == (
-        "The model's size does not come from the hub: 127.0.0.1 does not give meta-llama/Llama-3.1-8B to "
-        "everyone (status 401): "
-        "it is gated; set HF_TOKEN.",
+        "The model's size could not be read from the hub: meta-llama/Llama-3.1-8B on 127.0.0.1 is gated (status 401); "
+        "set HF_TOKEN.",
     )
 
 
@@ -138,7 +137,7 @@ def test_a_wrong_token(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HF_TOKEN", "hf_bad")
     double.add("me/mine", LLAMA).gated = True
     (note,) = find_size(spec(), hub=Hub()).notes
-    assert note.endswith("it is gated; accept its licence, and give the token of an account that did.")
+    assert note.endswith("is gated (status 403); accept its licence with the account of your token.")
     assert "hf_bad" not in note
 
 
@@ -146,9 +145,8 @@ def test_a_model_that_is_not_there(double: HubDouble) -> None:
     found = find_size(spec("me/none"), hub=Hub())
     assert found.shape is None
     assert found.notes == (
-        "The model's size does not come from the hub: 127.0.0.1 does not give me/none to everyone (status 401): "
-        "it is gated, "
-        "private, or missing; set HF_TOKEN.",
+        "The model's size could not be read from the hub: me/none on 127.0.0.1 is gated, private, or missing "
+        "(status 401); set HF_TOKEN.",
     )
 
 
@@ -167,7 +165,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table(monkeypatch: pyt
     assert found.shape == known_model("Qwen/Qwen3-8B")
     assert len(found.notes) == 1
     assert found.notes[0].startswith(
-        "The model's size does not come from the hub: 127.0.0.1 cannot be reached: URLError: "
+        "The model's size could not be read from the hub: 127.0.0.1 cannot be reached: URLError: "
     )
     assert "\n" not in found.notes[0]
 
@@ -194,7 +192,7 @@ def test_all_requests_for_a_model_have_one_time(double: HubDouble, monkeypatch: 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((503, b"<html>busy</html>"), "127.0.0.1 answers with status 503"),
+        ((503, b"<html>busy</html>"), "127.0.0.1 responded with status 503"),
         ((404, b""), r"127.0.0.1 has no me/mine \(status 404\)"),
         ((200, b"<html>"), "the model's list of files is not JSON"),
         ((200, b"[" * 100_000), "the model's list of files is nested too deep"),
@@ -216,7 +214,7 @@ def test_a_hub_that_answers_nonsense(double: HubDouble, answer: tuple[int, bytes
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (b"{", r"The model's files on the hub do not give its size: the model's config.json is not JSON"),
+        (b"{", r"The model's size could not be read from its files on the hub: the model's config.json is not JSON"),
         (json.dumps(LLAMA | {"num_hidden_layers": -1}).encode(), "num_hidden_layers: -1 is not a whole number"),
         (json.dumps(LLAMA | {"vocab_size": 10**300}).encode(), "is not a whole number from 0 to 100000000"),
         (b'{"a": ' * 100_000, "is nested too deep"),
@@ -234,7 +232,7 @@ def test_a_config_of_100_megabytes_is_not_fetched(double: HubDouble) -> None:
     double.models["me/mine"] = double.add("me/mine", LLAMA)
     double.models["me/mine"].files = {"config.json": (b"{", 100_000_000)}
     (note,) = find_size(spec(), hub=Hub()).notes
-    assert "config.json has 100 MB, more than the 17 MB that are read" in note
+    assert "config.json has 100 MB, but at most 17 MB are supported" in note
     assert double.sent == 0
 
 
@@ -243,7 +241,7 @@ def test_a_header_that_lies_leaves_the_files_sizes(double: HubDouble) -> None:
     found = find_size(spec(), hub=Hub())
     assert found.shape is not None
     assert found.shape.stored == 2008
-    assert "model.safetensors has a header of 18446744073709551615 bytes" in found.notes[0]
+    assert "model.safetensors says that its header has 18446744073709551615 bytes" in found.notes[0]
 
 
 def test_a_hub_without_ranges(double: HubDouble) -> None:
@@ -270,7 +268,7 @@ def test_offline_the_hub_is_not_asked(value: str, monkeypatch: pytest.MonkeyPatc
 def test_an_endpoint_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
-    with pytest.raises(SpecError, match="HF_ENDPOINT: file:///etc/passwd is not an http or https address"):
+    with pytest.raises(SpecError, match="HF_ENDPOINT: file:///etc/passwd is not an http or https URL"):
         hub_to_ask()
 
 
@@ -330,20 +328,20 @@ def lie(**changes: Any) -> bytes:
     ("content", "said"),
     [
         (b"", "has no header, but the file has 0 bytes"),
-        (b"0" * 1600, r"has a header of \d{19} bytes, but the file has 1600 bytes"),
-        (struct.pack("<Q", 2**63), "has a header of 9223372036854775808 bytes"),
-        (struct.pack("<Q", 0) + b"{}", "has a header of 0 bytes"),
+        (b"0" * 1600, r"says that its header has \d{19} bytes, but the file has 1600 bytes"),
+        (struct.pack("<Q", 2**63), "says that its header has 9223372036854775808 bytes"),
+        (struct.pack("<Q", 0) + b"{}", "says that its header has 0 bytes"),
         (struct.pack("<Q", 4) + b"{{{{", "the header is not JSON: JSONDecodeError"),
         (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "the header is not JSON: "),
         (struct.pack("<Q", 200_000) + b"[" * 200_000, "the header is not JSON: RecursionError"),
         (struct.pack("<Q", 2) + b"[]", "the header is not a JSON object"),
         (struct.pack("<Q", 7) + b'{"a":1}', "'a' is not an object"),
-        (lie(shape=[2, 3]), "'a' has 6 numbers and 8 bytes"),
+        (lie(shape=[2, 3]), "the tensor 'a' has 6 elements, but 8 bytes"),
         (lie(shape=[2, -2]), "'a' has no valid shape"),
         (lie(shape=[2**60]), "'a' has no valid shape"),
         (lie(shape=[1] * 1000), "'a' has no valid shape"),
-        (lie(data_offsets=[0, 2**40]), "lies outside the file"),
-        (lie(data_offsets=[8, 0]), "lies outside the file"),
+        (lie(data_offsets=[0, 2**40]), "is outside of the file"),
+        (lie(data_offsets=[8, 0]), "is outside of the file"),
         (lie(data_offsets="all"), "'a' has no valid shape"),
     ],
     ids=range(16),
@@ -358,7 +356,7 @@ def test_a_header_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / NAME).open("wb") as file:
         file.write(struct.pack("<Q", 90_000_000))
         file.truncate(95_000_000)
-    with pytest.raises(SpecError, match="the header has 90000000 bytes; at most 25000000 are read"):
+    with pytest.raises(SpecError, match="the header has 90000000 bytes, but at most 25000000 bytes are supported"):
         contents(Directory(tmp_path), [NAME])
 
 
@@ -382,7 +380,7 @@ def test_a_header_that_lies_leaves_the_files_sizes_with_a_note(tmp_path: Path) -
     assert (shape.stored, shape.parameters) == (1600, 800)
     assert len(notes) == 1
     assert notes[0].startswith(
-        "The number of weights is estimated from the files' sizes: model.safetensors has a header of "
+        "The number of weights is estimated from the files' sizes: model.safetensors says that its header has "
     )
 
 
@@ -396,7 +394,7 @@ def test_a_config_that_lies_about_its_layers(tmp_path: Path, said: int, held: in
     shape = shape_in_directory(tmp_path, notes)
     assert shape is not None
     assert shape.layers == counts
-    told = [f"config.json says {said} layers, but there are tensors of {held}: the larger number is used."]
+    told = [f"config.json says {said} layers, but the files contain {held}. The larger number is used."]
     assert notes == (told if said != held else [])
 
 

@@ -74,12 +74,12 @@ def test_registries_lie_where_botocore_says() -> None:
 
 
 def test_an_image_of_another_region_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"is in us-east-1, and the endpoint is in eu-west-1"):
+    with pytest.raises(SpecError, match=r"is in us-east-1, but the endpoint is in eu-west-1"):
         resolve_image(Image(uri=f"{HERE}/lmi:1"), "eu-west-1", ACCOUNT)
 
 
 def test_aws_has_no_image_everywhere() -> None:
-    with pytest.raises(SpecError, match=r"^image\.aws: no AWS registry is known in us-west-9") as caught:
+    with pytest.raises(SpecError, match=r"^image\.aws: the registry of AWS's images in us-west-9 is unknown") as caught:
         resolve_image(Image(aws="djl-lmi"), "us-west-9", ACCOUNT)
     assert "image.uri" in caught.value.advice
 
@@ -123,12 +123,12 @@ def test_the_images_cuda(image: Image, cuda: tuple[int, int] | None) -> None:
         ("auto", "ml.g5.xlarge", (11, 8), AMI_CUDA_12, ""),
         ("auto", "ml.g5.xlarge", None, None, "set image.cuda"),
         ("auto", "ml.g7e.2xlarge", (13, 0), AMI_CUDA_13, ""),
-        ("auto", "ml.p6-b200.48xlarge", (12, 9), AMI_CUDA_13, "prefer an image of CUDA 13"),
+        ("auto", "ml.p6-b200.48xlarge", (12, 9), AMI_CUDA_13, "Prefer an image with CUDA 13"),
         ("auto", "ml.g7e.2xlarge", None, AMI_CUDA_13, "set image.cuda"),
         ("auto", "ml.c7i.xlarge", (13, 0), None, ""),
         ("auto", "ml.g9.xlarge", (12, 8), AMI_CUDA_12, ""),
         ("al2-ami-sagemaker-inference-gpu-2-1", "ml.g5.xlarge", (13, 0), "al2-ami-sagemaker-inference-gpu-2-1", ""),
-        ("al2030-ami", "ml.g5.xlarge", (13, 0), "al2030-ami", "is not among those known"),
+        ("al2030-ami", "ml.g5.xlarge", (13, 0), "al2030-ami", "is not one of the AMIs known"),
     ],
 )
 def test_the_host_is_chosen_by_the_images_cuda(
@@ -142,7 +142,7 @@ def test_the_host_is_chosen_by_the_images_cuda(
 
 def test_push_instructions() -> None:
     assert push_instructions(f"{HERE}/lmi:1").splitlines() == [
-        "Build it, and push it:",
+        "Build and push the image:",
         "  aws ecr create-repository --region us-east-1 --repository-name lmi",
         "  docker build --platform linux/amd64 --provenance=false --target trtllm -t lmi:1 .",
         f"  aws ecr get-login-password --region us-east-1 | docker login --username AWS --password-stdin {HERE}",

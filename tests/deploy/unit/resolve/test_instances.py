@@ -184,7 +184,7 @@ def test_prices_of_all_pages(stub: Stubber) -> None:
     assert prices.of("ml.p6-b200.48xlarge").text == "$130.5/h"
     assert prices.of("ml.g4dn.xlarge").text == "not known"  # not offered there
     assert prices.of("ml.g4dn.xlarge", 0.5) == Price(0.5, exact=True)
-    assert prices.source == "cost: on-demand, eu-west-1, by AWS's Pricing API"
+    assert prices.source == "cost: on-demand, eu-west-1, from AWS's Pricing API"
     stub.assert_no_pending_responses()
 
 
@@ -230,7 +230,7 @@ def test_a_list_without_prices_leaves_the_table(stub: Stubber) -> None:
     ("code", "why"),
     [
         ("AccessDeniedException", "(pricing:GetProducts is not allowed)"),
-        ("InternalErrorException", "(the Pricing API answers InternalErrorException)"),
+        ("InternalErrorException", "(the Pricing API responded with InternalErrorException)"),
     ],
 )
 def test_who_may_not_ask_has_the_table_and_one_line(stub: Stubber, code: str, why: str) -> None:

@@ -112,14 +112,23 @@ def test_auto_needs_a_size() -> None:
 @in_one_test(
     ("changes", "warning"),
     [
-        ({"model": {"id": "me/mine"}, "instance": {"type": "ml.g5.xlarge"}}, "The model's size is not known"),
+        ({"model": {"id": "me/mine"}, "instance": {"type": "ml.g5.xlarge"}}, "The model's size is unknown"),
         ({"instance": {"type": "ml.g9.xlarge"}}, "ml.g9.xlarge is not in the tables"),
-        ({"instance": {"type": "ml.g5.xlarge"}}, "ml.g5.xlarge: a checkpoint of 15 GiB loads through 16 GiB"),
-        ({"image": {"repository": "lmi", "tag": "1"}}, "The image's CUDA is not known"),
-        ({"model": {"id": "a/b", "shape": SMALL.model_dump()}}, "The model's longest context is not known: 4096"),
+        (
+            {"instance": {"type": "ml.g5.xlarge"}},
+            "ml.g5.xlarge: host RAM of 16 GiB is little to load a checkpoint of 15 GiB",
+        ),
+        ({"image": {"repository": "lmi", "tag": "1"}}, "The image's CUDA version is unknown"),
+        (
+            {"model": {"id": "a/b", "shape": SMALL.model_dump()}},
+            "The model's maximum context is unknown; 4096 tokens are assumed",
+        ),
         ({"model": {"id": "meta-llama/Llama-3.1-405B"}}, "Loading 756 GiB may take longer"),
-        ({"encryption": {"volume_key": "alias/k"}}, "encryption.volume_key: ml.g6.2xlarge has NVMe"),
-        ({"instance": {"ami": "new"}}, "instance.ami: new is not among those known"),
+        (
+            {"encryption": {"volume_key": "alias/k"}},
+            "encryption.volume_key does not apply to the NVMe disk of ml.g6.2xlarge",
+        ),
+        ({"instance": {"ami": "new"}}, "instance.ami: new is not one of the AMIs known"),
     ],
 )
 def test_warnings(changes: dict[str, Any], warning: str) -> None:
@@ -231,7 +240,7 @@ TINY = {"id": "org/tiny", "dtype": "fp16", "context": 1024,
 @in_one_test("model", [TINY, {"id": "org/unknown"}])
 def test_an_image_without_kernels_for_the_gpu_is_refused(image: dict[str, str], model: dict[str, Any]) -> None:
     """vLLM of AWS's LMI image is built for Ampere and newer: on a T4 it does not start."""
-    with pytest.raises(DoesNotFit, match=r"built for compute capability 8\.0 and newer, the T4 has 7\.5"):
+    with pytest.raises(DoesNotFit, match=r"built for compute capability 8\.0 and newer, but the T4 has 7\.5"):
         decision(image=image, model=model, instance=T4, options={})
     unchecked = decision(image=image, model=model, instance={**T4, "unchecked": True}, options={})
     assert unchecked.instance_type == "ml.g4dn.2xlarge"
@@ -241,7 +250,9 @@ def test_an_image_without_kernels_for_the_gpu_is_refused(image: dict[str, str], 
 
 def test_an_image_for_hopper_and_newer_names_the_types_for_it() -> None:
     sglang = {"uri": "763104351884.dkr.ecr.us-east-1.amazonaws.com/sglang:0.5.20-gpu-py312-cu130-amzn2023-sagemaker"}
-    said = r"instance.type: ml.g6e.xlarge: the image is built for compute capability 9\.0 and newer, the L40S has 8\.9"
+    said = (
+        r"instance.type: ml.g6e.xlarge: the image is built for compute capability 9\.0 and newer, but the L40S has 8\.9"
+    )
     with pytest.raises(DoesNotFit, match=said) as caught:
         decision(image=sglang, model=TINY, instance={"type": "ml.g6e.xlarge"}, options={})
     assert caught.value.advice == (
@@ -284,10 +295,12 @@ def test_what_is_beyond_sagemakers_hour_is_said() -> None:
     found = times(756, from_hub=True)
     assert (found.download, found.startup) == (300, 3600)
     assert found.warnings == (
-        "Loading 756 GiB may take longer than the 3600 s that SageMaker waits; put it into S3 (model.path), "
-        "whose download has its own time limit.",
+        "Loading 756 GiB may take longer than SageMaker's maximum of 3600 s. Upload it to S3 (model.path), "
+        "as that download has its own timeout.",
     )
-    assert times(400).warnings == ("Model data of 400 GiB may take longer than the 3600 s that SageMaker waits.",)
+    assert times(400).warnings == (
+        "Downloading 400 GiB of model data may take longer than SageMaker's maximum of 3600 s.",
+    )
 
 
 # -- several instance types for one endpoint: each is fitted, and one host suits all -----------------------------------
@@ -317,9 +330,9 @@ def test_each_type_has_its_own_degree_and_the_first_is_the_deployments() -> None
         (
             ("ml.g6e.xlarge", "ml.p6-b200.48xlarge"),
             {"image": {"repository": "lmi", "tag": "1-cu128"}},
-            r"instance.pools: the types need different hosts \(ml.g6e.xlarge: al2-",
+            r"instance.pools: the types need different host AMIs \(ml.g6e.xlarge: al2-",
         ),
-        (("ml.g6e.xlarge", "ml.c7i.24xlarge"), {}, "instance.pools: the types need different hosts"),
+        (("ml.g6e.xlarge", "ml.c7i.24xlarge"), {}, "instance.pools: the types need different host AMIs"),
     ],
 )
 def test_a_type_that_does_not_suit_is_named(types: tuple[str, ...], changes: dict[str, Any], message: str) -> None:
