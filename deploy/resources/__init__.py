@@ -1,1 +1,1 @@
-"""Resources of a deployment in AWS, and the pure functions that build them from a specification."""
+"""The AWS resources of a deployment, and the pure functions that build them from a specification."""

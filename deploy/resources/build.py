@@ -1,7 +1,7 @@
-"""Build all resources of a deployment from its specification and decision. Pure.
+"""Pure functions that build all resources of a deployment from its specification and decision.
 
-The name of a resource that AWS cannot change (model, endpoint configuration) ends in a digest of its request. Tags are
-not in the digest, as one of them is the specification's own digest: a changed alarm must not replace the model.
+AWS cannot change models and endpoint configurations, so their names end in a digest of their content. The digest does
+not include tags, because one of the tags changes with every part of the specification.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def endpoint(
     """Build the endpoint.
 
     Args:
-        alarms: they trigger the rollback of an update, and must exist before it.
+        config: The endpoint configuration.
+        alarms: Alarms that trigger the rollback of an update. They are created before the endpoint.
+        tags: The deployment's tags.
     """
     scaled = spec.scaling is not None or spec.instance.managed is not None
     return Resource(
@@ -38,7 +40,7 @@ def endpoint(
             {
                 "EndpointName": spec.name,
                 "EndpointConfigName": config.name,
-                # Keep the number of instances that scaling has reached; otherwise the specification decides.
+                # Keep the number of instances that automatic scaling has set, but not one that was set by hand.
                 "RetainAllVariantProperties": scaled,
                 "DeploymentConfig": endpoint_deployment(spec, decision, alarms),
             },
@@ -47,47 +49,50 @@ def endpoint(
     )
 
 
-# -- say what capture, a shadow and a reservation cost and mean, before the user confirms ------------------------------
+# -- warnings about the cost of capture, a shadow variant and a reservation, for the user to read before confirming ----
 
 
-_REQUESTS, _KB = 1_000_000, 10.0  # an example: requests, and kB of a request's body and its answer
+_REQUESTS, _KB = 1_000_000, 10.0  # example: number of requests, and kB of each request with its response
 _SHARE = {"both": 1.0, "input": 0.5, "output": 0.5}
-_STORED = 0.023  # US dollars of a GB in S3 (Standard, us-east-1) for a month; September 2026
+_STORED = 0.023  # US dollars per GB and month in S3 (Standard, us-east-1, September 2026)
 
 
 def beside_warnings(spec: Spec, decision: Decision) -> Iterator[str]:
-    """Yield the warnings about a shadow or guest, a sentence each."""
+    """Yield the warnings about capture, the shadow variant and the reservation, each as a sentence."""
     if spec.capture is not None:
         yield _capture(spec.capture)
     if spec.shadow is not None and decision.shadow is not None:
         several = "instances" if spec.shadow.count > 1 else "instance"
         yield (
-            f"shadow: {spec.shadow.count} more {several} of {decision.shadow.instance_type}, paid for as long as the "
-            f"endpoint exists; {spec.shadow.percent} % of the requests are copied to it, and its answers are discarded"
-            f"{'' if spec.capture is not None else ' (capture keeps them)'}"
+            f"shadow: while the endpoint exists, you also pay for {spec.shadow.count} {several} of "
+            f"{decision.shadow.instance_type}; {spec.shadow.percent} % of the requests are copied to the shadow "
+            f"variant, and its responses are discarded{'' if spec.capture is not None else ' (capture keeps them)'}"
         )
     if spec.reservation is not None:
         yield (
-            f"reservation: instances come only from {spec.reservation.rpartition('/')[2]}, which is paid in advance; "
-            "when it ends they end, and none start beyond it"
+            f"reservation: all instances come from {spec.reservation.rpartition('/')[2]}, which is paid in advance; "
+            "no more instances can start, and all stop when the reservation ends"
         )
 
 
 def _capture(capture: Capture) -> str:
     gigabytes = _REQUESTS * _KB * _SHARE[capture.content] * capture.percent / 100 / 1e6
     return (
-        f"capture: S3 charges for the files in {capture.output} until they are deleted: of a million requests of "
-        f"{_KB:g} kB with their answers about {gigabytes:.2g} GB (${gigabytes * _STORED:.2g} a month in us-east-1), "
-        "and for each file written; they contain whatever clients send"
+        f"capture: S3 charges for writing the files in {capture.output}, and for storing them until you delete them: a "
+        f"million requests of {_KB:g} kB, responses included, need about {gigabytes:.2g} GB "
+        f"(${gigabytes * _STORED:.2g} per month in us-east-1); the files contain everything that clients send"
     )
 
 
 def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> tuple[Resource, ...]:
     """Return all resources of the deployment, in the order of their creation.
 
+    Args:
+        allow_plaintext_secret: Whether the environment may contain a value that looks like a secret.
+
     Raises:
-        Refused: the environment would contain a secret.
-        SpecError: the decision and the specification contradict each other.
+        Refused: The environment contains a value that looks like a secret.
+        SpecError: Settings are invalid or contradict each other.
     """
     marks = tags(spec.deployment, spec_digest(spec), spec.tags)
     models, of_component = _models(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
@@ -116,9 +121,9 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 def _models(
     spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool
 ) -> tuple[list[Resource], dict[str, Resource]]:
-    """Return the models, and those of components by the components' names.
+    """Return the models, and a mapping from the components' names to their models.
 
-    Without components there is one for each pool, in their order, or one.
+    Without components, there is one model for each instance pool, in the order of the pools, or a single model.
     """
 
     def made(server: Spec, decided: Decision) -> Resource:
@@ -141,11 +146,14 @@ def _models(
 
 
 def spec_digest(spec: Spec) -> str:
-    """Return the digest of all settings that are not defaults: new settings in a later version do not change it."""
-    # A batch is no part of the endpoint.
+    """Return the digest of a specification.
+
+    It includes only settings that are not defaults, so that new settings in later versions do not change it.
+    """
+    # Settings for batch transform do not affect the endpoint.
     return digest(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"batch"}))
 
 
 def warnings(spec: Spec, decision: Decision) -> tuple[str, ...]:
-    """Return all warnings to show before the user confirms, a sentence each."""
+    """Return all warnings for the user to read before confirming, each as a sentence."""
     return (*decision.warnings, *update_warnings(spec), *beside_warnings(spec, decision))

@@ -1,4 +1,4 @@
-"""Build inference components: copies of a model on the endpoint's instances, and their LoRA adapters."""
+"""Functions that build inference components (copies of a model on the endpoint's instances) and their LoRA adapters."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def component(
     alarms: Sequence[Resource],
     tags: list[dict[str, str]],
 ) -> Resource:
-    """Build one component.
+    """Build one inference component.
 
     Args:
-        decision: the decision for the component's server.
-        model: the model that the component serves.
-        endpoint: None: another deployment's.
+        decision: The decision for the component's server.
+        model: The model that the component serves.
+        endpoint: The endpoint, or None if it belongs to another deployment.
+        alarms: Alarms that trigger the rollback of an update.
+        tags: The deployment's tags.
 
     Raises:
-        SpecError: it needs more GPUs than an instance has.
+        SpecError: The component needs more GPUs than an instance has.
     """
     specification = component_request(
         {
@@ -63,14 +65,14 @@ def component(
         update={
             "InferenceComponentName": item.name,
             **specification,
-            **(copies if spec.scaling is None else {}),  # otherwise keep the number that scaling has reached
+            **(copies if spec.scaling is None else {}),  # with automatic scaling, keep the number of copies
             **({"DeploymentConfig": deployment} if deployment else {}),
         },
     )
 
 
 def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]]) -> Resource:
-    """Build one adapter. It uses its base's copies and compute resources."""
+    """Build one adapter component. It uses the copies and compute resources of its base component."""
     specification = {"BaseInferenceComponentName": base.name, "Container": {"ArtifactUrl": item.artifact}}
     return Resource(
         Kind.COMPONENT,
@@ -91,7 +93,8 @@ def _resources(item: Component, decision: Decision) -> dict[str, Any]:
     if decision.gpus:
         if item.accelerators > decision.gpus:
             raise SpecError(
-                f"{item.name}: accelerators: {item.accelerators}, but {decision.instance_type} has {decision.gpus}"
+                f"component {item.name}: accelerators: {item.accelerators} GPUs are requested, but "
+                f"{decision.instance_type} has {decision.gpus}"
             )
         required["NumberOfAcceleratorDevicesRequired"] = float(item.accelerators)
     if item.cpus is not None:

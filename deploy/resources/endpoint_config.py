@@ -1,4 +1,4 @@
-"""Build the endpoint configuration: instances, host, timeouts, routing."""
+"""Functions that build the model and the endpoint configuration: instances, host AMI, timeouts and routing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from deploy.spec.sections import Async, Capture, PrefixAware
 
 
 def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """Build the model of the endpoint, or of those of its components that share a server.
+    """Build the SageMaker model of the endpoint, or of components that share a server.
 
-    Metrics need no setting: SageMaker scrapes /metrics on port 8080 by default.
+    Metrics need no setting, because SageMaker scrapes /metrics on port 8080 by default.
     """
     container: dict[str, Any] = {
         "Image": decision.image,
@@ -28,7 +28,7 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
     if decision.model_data is not None:
         container |= _data(decision.model_data, spec.sagemaker.model.get("PrimaryContainer", {}))
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
-    if not spec.components:  # with components the configuration holds them
+    if not spec.components:  # with components, the endpoint configuration has these settings
         content |= isolation(spec)
     content = merged(content, spec.sagemaker.model)
     name = version_name(spec.name, content)
@@ -36,7 +36,13 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
 
 
 def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container's model data; an archive is ModelDataUrl, which jobs accept too, unless more is set."""
+    """Return the container's fields for the model data.
+
+    An archive is set as ModelDataUrl, which transform jobs accept too, unless `passed` has fields of ModelDataSource.
+
+    Args:
+        passed: The specification's own fields of the container (`sagemaker.model.PrimaryContainer`).
+    """
     is_archive = uri.endswith(ARCHIVE)
     if is_archive and "ModelDataSource" not in passed:
         return {"ModelDataUrl": uri}
@@ -67,11 +73,15 @@ def endpoint_config(
     tags: list[dict[str, str]],
     shadow: Resource | None = None,
 ) -> Resource:
-    """Build the configuration. With components it has no model, but the role, the network and the managed instances.
+    """Build the endpoint configuration.
+
+    With components, it has the role, the network settings and managed instances instead of a model.
 
     Args:
-        models: one for each of `decision.pools`, in their order; without pools one; ignored with components.
-        shadow: the shadow's model.
+        models: A model for each of `decision.pools` in the same order, or one model without pools. Ignored with
+            components.
+        tags: The deployment's tags.
+        shadow: The shadow variant's model, or None.
     """
     content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}
     if spec.components:
@@ -122,7 +132,7 @@ def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict
 
 
 def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
-    """Return the shadow's variant. Its weight, relative to the serving one's 1, is its share of the requests."""
+    """Return the shadow variant. Its weight is its share of the requests, as the serving variant's weight is 1."""
     assert spec.shadow is not None
     assert decision.shadow is not None
     variant = _variant(shadow_of(spec), decision.shadow, [model])
@@ -130,7 +140,11 @@ def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
 
 
 def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
-    """Return DataCaptureConfig. Bodies of JSON are kept as text; everything else in base64."""
+    """Return the DataCaptureConfig, which captures JSON as text and everything else as base64.
+
+    Args:
+        key: KMS key that encrypts the files, or None for the bucket's default.
+    """
     config = {
         "EnableCapture": True,
         "InitialSamplingPercentage": capture.percent,
@@ -142,7 +156,7 @@ def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
 
 
 def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
-    """Return the instance type, or the pools of types; a pool whose model is not the variant's names its own."""
+    """Return the fields for the instance type, or for the pools. A pool with a different model names its own model."""
     if not decision.pools:
         return {"InstanceType": decision.instance_type}
     pools = []
@@ -156,18 +170,18 @@ def instances(spec: Spec) -> int:
     """Return the initial number of instances.
 
     Raises:
-        SpecError: instance.count is above instance.managed.max.
+        SpecError: instance.count is greater than instance.managed.max.
     """
     managed = spec.instance.managed
     if managed is None:
         return spec.instance.count
     if spec.instance.count > managed.max:
-        raise SpecError(f"instance.count: {spec.instance.count} is above instance.managed.max ({managed.max})")
+        raise SpecError(f"instance.count: {spec.instance.count} is greater than instance.managed.max ({managed.max})")
     return max(spec.instance.count, managed.min)
 
 
 def times(decision: Decision) -> dict[str, int]:
-    """Return the timeouts of a variant or component; SageMaker's defaults are too short for large models."""
+    """Return the timeouts of a variant or component. SageMaker's defaults are too short for large models."""
     return {
         "ModelDataDownloadTimeoutInSeconds": decision.download,
         "ContainerStartupHealthCheckTimeoutInSeconds": decision.startup,

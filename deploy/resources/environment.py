@@ -1,7 +1,7 @@
-"""Build the container's environment: the handler's options, the model's place, settings for SageMaker.
+"""The container's environment variables: the handler's options, the model's location, and settings for SageMaker.
 
-An option of the handler is a variable (docs/options.md): `option.x` is OPTION_X, the few without `option.` are
-SERVING_X. Everyone who may describe the model can read the environment, so it must not contain secrets.
+Each of the handler's options has an environment variable (docs/options.md): OPTION_X for `option.x`, and SERVING_X for
+the few without `option.`. Everyone who may describe the model can read the environment, so it must not contain secrets.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ MODEL_DATA = "/opt/ml/model"
 _ENTRIES = 100
 _LENGTH = 1024
 _TOTAL = 32 * 1024
-# botocore's limits of ContainerDefinition.Environment. The limit of 16 entries for a component's container does not
-# apply: components name a model here, and the environment is the model's.
+# botocore's limits for ContainerDefinition.Environment. The limit of 16 entries for a component's container does not
+# apply, because the environment belongs to the component's model.
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 _SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN"}
-"""Variables with the same meaning in the handler."""
+"""Names of the variables that have the same meaning in the handler as others, by the other name."""
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
-    """Return the container's variables, sorted by name.
+    """Return the container's environment variables, sorted by name.
+
+    Args:
+        allow_plaintext_secret: Whether to accept values that look like secrets.
 
     Raises:
-        Refused: a value looks like a secret.
-        SpecError: options are unknown or have wrong values, two settings contradict each other (with all such
-            problems), or SageMaker's limits are exceeded.
+        Refused: A value looks like a secret.
+        SpecError: Options are unknown, have invalid values or contradict each other, or SageMaker's limits are
+            exceeded. The message lists all problems with options.
     """
     user_settings = list(settings_of(spec.options, spec.environment))
     if not allow_plaintext_secret:
@@ -71,12 +74,12 @@ def _key(name: str) -> str:
 
 
 def _is_inside(given: Setting, required: Setting) -> bool:
-    """Return whether the user names a directory inside the model data."""
+    """Return whether the user's setting is a directory inside the model data."""
     return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
 def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
-    """Yield the variables that follow from other parts of the specification; the user cannot override them."""
+    """Yield the variables that follow from other parts of the specification, and that the user cannot override."""
     model = spec.model
     # AWS's image documents HF_MODEL_ID; DJL's start and the handler read both.
     name = "HF_MODEL_ID" if is_aws_image(decision.image) else "OPTION_MODEL_ID"
@@ -89,11 +92,11 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
     if model.token_secret is not None:
         if is_aws_image(decision.image):
             raise SpecError(
-                "model.token_secret: AWS's image does not read secrets; only this project's images do",
-                "Use one of those (documents: container), or put the model's files into S3 (model.s3, model.path).",
+                "model.token_secret: AWS's image does not read secrets, but only this project's images do",
+                "Use one of these images (documents: container), or upload the model to S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
-    if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has workers of its own, and refuses the option
+    if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has its own workers, and rejects the option
         yield Setting("LMI_FRONT", "embedded", "options.replicas")
     if spec.network.isolated:
         for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -106,7 +109,7 @@ def _defaults(spec: Spec, decision: Decision) -> Iterable[Setting]:
     """Yield defaults, which the user can override."""
     if decision.tensor_parallel is not None and decision.tensor_parallel > 1:
         yield Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
-    # The engine gives up before SageMaker does, so that the log has the reason.
+    # The engine times out before SageMaker does, so that the log states the reason.
     yield Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):
         yield Setting("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", str(most), "components.adapters")
@@ -116,33 +119,39 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
     for name, value, origin in settings:
         if name == "LMI_API_KEY":
             raise Refused(
-                f"{origin}: SageMaker authenticates itself, by SigV4 or bearer tokens; keys are for your own servers",
+                f"{origin}: on SageMaker, clients authenticate with SigV4 or bearer tokens, not with the server's keys",
                 "Leave it out, and allow sagemaker:InvokeEndpoint to those who may call the endpoint (`lmi "
                 "deploy iam`).",
             )
         if is_secret(name, value):
             raise Refused(
-                f"{origin} looks like a secret, and anybody who may describe the model can read its environment",
-                "A Hugging Face token: keep it in Secrets Manager and write its ARN into model.token_secret. Else: "
-                "--allow-plaintext-secret.",
+                f"{origin} looks like a secret, but everyone who may describe the model can read its environment",
+                "Store a Hugging Face token in Secrets Manager, and set model.token_secret to its ARN. For any other "
+                "value, use --allow-plaintext-secret.",
             )
 
 
 def _check_limits(variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > _ENTRIES:
-        raise SpecError(f"environment: {len(variables)} variables, but SageMaker accepts {_ENTRIES}", _TOO_LONG)
+        raise SpecError(
+            f"environment: there are {len(variables)} variables, but SageMaker accepts at most {_ENTRIES}", _TOO_LONG
+        )
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise SpecError(
-                f"{name}: SageMaker accepts only letters, digits and _ in a variable's name, and no digit first"
+                f"{name}: a variable's name must consist of letters, digits and _, and not start with a digit"
             )
         for what, text in ("name", name), ("value", value):
             if (length := len(text.encode())) > _LENGTH:
-                raise SpecError(f"{name}: its {what} is {length} bytes, but SageMaker accepts {_LENGTH}", _TOO_LONG)
+                raise SpecError(
+                    f"{name}: the {what} has {length} bytes, but SageMaker accepts at most {_LENGTH}", _TOO_LONG
+                )
     total = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
     if total > _TOTAL:
-        raise SpecError(f"environment: {total} bytes in total, but SageMaker accepts {_TOTAL}", _TOO_LONG)
+        raise SpecError(
+            f"environment: the variables have {total} bytes in total, but SageMaker accepts at most {_TOTAL}", _TOO_LONG
+        )
     return variables
 
 
-_TOO_LONG = "Put options into a serving.properties in the model's directory (model.path, model.s3)."
+_TOO_LONG = "Move options to a serving.properties file in the model's directory (model.path, model.s3)."

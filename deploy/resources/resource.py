@@ -1,10 +1,12 @@
-"""Values for the resources of a deployment: one `Resource` for each resource in AWS.
+"""The `Resource` value, which describes one of a deployment's resources in AWS, with its name, tags and requests.
 
-`build.py` builds them, `deployer/` compares them with AWS and applies the difference, `export/` writes templates.
+`build.py` builds the resources, `deployer/` compares them with AWS and applies the difference, and `export/` writes
+templates.
 
-They are sorted in the order of their creation, which follows from `needs`. Alarms come before the endpoint, whose
-update names them. The alarm that wakes a sleeping component comes after the policy that it starts. A value that AWS
-assigns on creation (a policy's ARN) is a `Ref` in a request; apply replaces it before the call.
+Resources are sorted by the order of their creation, which follows from `needs`. Alarms come before the endpoint,
+because its updates refer to them. The alarm that scales a component from zero comes after the policy that it triggers.
+Requests refer to a value that AWS assigns at creation, such as a policy's ARN, with a `Ref`, which is replaced before
+the call.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Json = Mapping[str, Any]
 
 
 class Kind(enum.Enum):
-    """Kinds of resources, in the order in which they are looked up."""
+    """Kinds of resources, in the order in which they are read from AWS."""
 
     MODEL = "model"
     ENDPOINT_CONFIG = "endpoint-config"
@@ -35,26 +37,26 @@ DIMENSIONS = {
     Kind.ENDPOINT: "sagemaker:variant:DesiredInstanceCount",
     Kind.COMPONENT: "sagemaker:inference-component:DesiredCopyCount",
 }
-"""Dimensions that Application Auto Scaling changes, by kind."""
+"""Scalable dimensions of Application Auto Scaling, by kind of resource."""
 
 READY = ("InService",)
 FAILED = ("Failed", "OutOfService")
-"""Statuses of an endpoint or component that only its deletion ends (botocore's EndpointStatus)."""
+"""Statuses of an endpoint or component that cannot be updated, only deleted (botocore's EndpointStatus)."""
 
 MIXED = ("UpdateRollbackFailed",)
-"""Status of an endpoint whose old and new versions serve side by side, until an update succeeds."""
+"""Status of an endpoint whose rollback failed. The old and new versions both serve until an update succeeds."""
 
 ENDED = (*READY, *FAILED, *MIXED)
-"""Statuses in which AWS is idle."""
+"""Statuses in which no creation, update or deletion is in progress."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A value in a request that AWS assigns to another resource.
+    """A reference, in a request, to a value that AWS assigns to another resource.
 
     Attributes:
-        key: the other resource's key, e.g. `scaling-policy/llama-wake`.
-        attribute: its name in boto3's answer, e.g. `PolicyARN`.
+        key: Key of the other resource, e.g. `scaling-policy/llama-wake`.
+        attribute: Name of the value in boto3's response, e.g. `PolicyARN`.
     """
 
     key: str
@@ -66,11 +68,12 @@ class Resource:
     """One resource in AWS.
 
     Attributes:
-        kind: decides the boto3 calls (`deployer/calls.py`).
-        name: its name in AWS, unique among its kind in the account and region.
-        request: keyword arguments of the boto3 call that creates it, tags included.
-        needs: keys of resources that must exist before.
-        update: keyword arguments of the call that changes it; empty: `request` without tags, or it cannot be changed.
+        kind: Kind of the resource, which determines the boto3 calls (`deployer/calls.py`).
+        name: Name of the resource in AWS. It is unique for its kind in the account and region.
+        request: Keyword arguments of the boto3 call that creates the resource, tags included.
+        needs: Keys of the resources that must exist before this one is created.
+        update: Keyword arguments of the boto3 call that updates the resource. If empty, the call uses `request` without
+            tags, or the resource cannot be updated.
     """
 
     kind: Kind
@@ -85,12 +88,12 @@ class Resource:
 
 
 def specifications(component: Json) -> tuple[Json, ...]:
-    """Return a component's specifications: one, or one for each instance type."""
+    """Return a component's specifications: one for all instance types, or one for each type."""
     return (component.get("Specification", {}), *component.get("Specifications", ()))
 
 
 def containers(model: Json) -> list[Json]:
-    """Return a model's containers."""
+    """Return the containers in a CreateModel request."""
     return [one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one]
 
 
@@ -106,7 +109,7 @@ def refs(value: Any) -> tuple[Ref, ...]:
 
 
 def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
-    """Return a request with values instead of its `Ref`s."""
+    """Return a request in which each `Ref` is replaced by the result of `look_up`."""
     if isinstance(value, Ref):
         return look_up(value)
     if isinstance(value, Mapping):
@@ -116,53 +119,54 @@ def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
     return value
 
 
-# -- names and tags of resources, by which every run finds them again --------------------------------------------------
-# AWS cannot change a model or an endpoint configuration. So their names end in a digest of their content: a change
-# creates a new one, and an unchanged one is found again.
+# -- names and tags of resources, which later runs use to find them ----------------------------------------------------
+# AWS cannot change models and endpoint configurations, so their names end in a digest of their content. Changed content
+# results in a new resource, unchanged content in the existing one.
 
 TAG_DEPLOYMENT = "lmi:deployment"
-"""Tag of every resource: the deployment's name, which is the endpoint's, or `NAME@ENDPOINT` (`spec/components.py`)."""
+"""Tag of every resource with the deployment's name, which is the endpoint's name or `NAME@ENDPOINT`."""
 
 TAG_SPEC = "lmi:spec"
-"""Tag of every resource: the digest of its specification."""
+"""Tag of every resource with the digest of its specification."""
 
 TAG_BEFORE = "lmi:before"
-"""Tag of a configuration that adds a shadow to another owner's endpoint: the previous configuration."""
+"""Tag of an endpoint configuration that adds a shadow variant to another owner's endpoint. It names the previous
+configuration."""
 
 TAG_STACK = "aws:cloudformation:stack-name"
-"""CloudFormation's own tag on a stack's resources."""
+"""Tag that CloudFormation sets on the resources of a stack."""
 
 _DIGITS = 8
-_LONGEST = 63  # characters of a SageMaker name
+_LONGEST = 63  # maximum length of names in SageMaker
 
 
 def digest(value: object) -> str:
-    """Return eight hexadecimal digits of a digest of the value's canonical JSON."""
+    """Return the first eight hexadecimal digits of the SHA-256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def version_name(name: str, content: Mapping[str, Any]) -> str:
-    """Return a name with the content's digest; cut `name` to SageMaker's 63 characters."""
+    """Return `name` followed by the digest of the content, shortened to SageMaker's maximum of 63 characters."""
     return f"{stem_of(name)}-{digest(content)}"
 
 
 def batch_name(deployment: str) -> str:
-    """Return the base name of batch transform's models; they are not versions of the deployment's models."""
+    """Return the base name of models for batch transform, which differs from that of the deployment's other models."""
     return f"{deployment[:48].rstrip('-')}-batch"
 
 
 def job_prefix(deployment: str) -> str:
-    """Return the beginning of the names of all its transform jobs."""
+    """Return the prefix of the names of a deployment's transform jobs."""
     return f"{deployment[:48].rstrip('-')}-"
 
 
 TRANSFORM_LOGS = "/aws/sagemaker/TransformJobs"
-"""Log group of all transform jobs; a job's streams begin with its name and a slash."""
+"""Log group of all transform jobs. The names of a job's log streams start with the job's name and a slash."""
 
 
 def stem_of(name: str) -> str:
-    """Return the part before the digest in all versions of `name`."""
+    """Return the part before the digest in the results of `version_name(name, ...)`."""
     return name[: _LONGEST - _DIGITS - 1].rstrip("-")
 
 
@@ -174,31 +178,40 @@ def is_version_of(name: str, other: str) -> bool:
 
 
 def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the tags for SageMaker's calls."""
+    """Return the tags of a deployment's resources, as SageMaker's API expects them.
+
+    Args:
+        deployment: Name of the deployment in tags.
+        spec: Digest of the specification.
+        user_tags: Tags from the specification.
+    """
     return [
         {"Key": key, "Value": value} for key, value in {**user_tags, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()
     ]
 
 
 SHADOW = "Shadow"
-"""The name of a variant's shadow; on another owner's endpoint, with a digest appended."""
+"""Name of the shadow variant. On another owner's endpoint, a digest is appended."""
 
 
 def scoped_name(deployment: str, *parts: str) -> str:
-    """Return a name for an alarm or scaling policy. The slash separates deployments: no other name may contain one."""
+    """Return a name for an alarm or scaling policy, with slashes between its parts.
+
+    Names of deployments cannot contain slashes, so names of different deployments never collide.
+    """
     return "/".join((deployment, *parts))
 
 
 def tag_map(tag_list: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return SageMaker's list of tags as a mapping, which Application Auto Scaling's calls take."""
+    """Convert SageMaker's list of tags to a mapping, as Application Auto Scaling expects it."""
     return {tag["Key"]: tag["Value"] for tag in tag_list}
 
 
-# -- merge the fields of `sagemaker:` into the requests. Pure; `spec/passthrough.py` has checked them ------------------
+# -- merge the fields of `sagemaker:`, which `spec/passthrough.py` has checked, into the requests ----------------------
 
 
 def merged(request: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request with the fields: mappings are merged, and everything else is replaced."""
+    """Return a request merged with fields. Nested mappings are merged, and other values are replaced."""
     result = dict(request)
     for name, value in fields.items():
         before = result.get(name)
@@ -210,12 +223,14 @@ def merged(request: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
 def component_request(
     request: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], types: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return a component's fields merged with `parts`: `Specification`, or `Specifications`, one for each type.
+    """Return a component's request merged with the user's fields.
+
+    The result has Specification, or Specifications (one for each instance type) if the user's fields have it.
 
     Args:
-        request: `Specification`.
-        parts: fields to merge, one after the other.
-        types: the deployment's instance types, the first choice first.
+        request: Request with the field Specification.
+        parts: The user's fields, which are merged one after the other.
+        types: The deployment's instance types, in order of priority.
     """
     own: dict[str, Mapping[str, Any]] = {}
     for fields in parts:

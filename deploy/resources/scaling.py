@@ -1,7 +1,7 @@
-"""Build automatic scaling: copies or instances by concurrent requests, and the step that wakes from zero.
+"""Functions that build automatic scaling by concurrent requests, scaling from zero, and CloudWatch alarms.
 
-The metrics arrive every ten seconds (high-resolution metrics of Application Auto Scaling). Target tracking creates
-alarms of its own, which this project does not manage.
+Scaling uses Application Auto Scaling's high-resolution metrics, which are published every ten seconds. Target tracking
+creates its own alarms, which this project does not manage.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from deploy.resources.resource import DIMENSIONS, Kind, Ref, Resource, scoped_na
 from deploy.spec import Spec
 from deploy.spec.sections import Alarms
 
-_NO_CAPACITY_PERIOD = 30  # seconds until a refused request wakes a copy
+_NO_CAPACITY_PERIOD = 30  # seconds; a failed request adds a copy after at most this time
 _QUEUE_COOLDOWN = 900
-# seconds: AWS's guide has 300, after which a start that is not over would add an instance more. Target tracking takes
-# 15 minutes to put the endpoint to sleep again, so nothing that has to be woken waits for it.
+# seconds. With the 300 s of AWS's guide, a start that takes longer would add another instance. Target tracking needs 15
+# minutes to scale to zero again, so this cooldown never delays scaling from zero.
 
 
 def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterator[Resource]:
-    """Build the scalable target, the tracking policy, and the alarm that wakes a sleeping component or endpoint."""
+    """Build the scalable target, the target tracking policy, and the policy and alarm that scale from zero.
+
+    Args:
+        scaled: The endpoint or component to scale.
+        tags: The deployment's tags.
+    """
     if spec.scaling is None:
         return
     component = scaled.kind is Kind.COMPONENT
@@ -57,7 +62,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
 
 
 def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
-    if spec.asynchronous is not None:  # asynchronous endpoints publish their queue, not concurrent requests
+    if spec.asynchronous is not None:  # asynchronous endpoints publish their queue's length, not concurrent requests
         return {
             "CustomizedMetricSpecification": {
                 "MetricName": "ApproximateBacklogSizePerInstance",
@@ -71,13 +76,13 @@ def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
 
 
 class _Waking(NamedTuple):
-    """What wakes a component or an endpoint that sleeps, as AWS's guides have it.
+    """Settings that scale a component or endpoint from zero, as in AWS's guides.
 
     Attributes:
-        suffix: the end of the alarm's name.
-        alarm: its fields.
-        aggregation: of the policy's metric.
-        cooldown: seconds until another instance or copy is added.
+        suffix: Suffix of the alarm's name.
+        alarm: Fields of the alarm.
+        aggregation: MetricAggregationType of the policy.
+        cooldown: Cooldown of the policy in seconds.
     """
 
     suffix: str
@@ -89,7 +94,10 @@ class _Waking(NamedTuple):
 def _waking(
     spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
-    """Build the step from zero, where there is no metric to track: an alarm adds the first instance or copy."""
+    """Build the step scaling policy that adds the first instance or copy, and the alarm that triggers it.
+
+    Target tracking cannot scale from zero, because its metric is not published without instances or copies.
+    """
     assert spec.scaling is not None
     between = spec.scaling.scale_out_cooldown
     wakes = _component(scaled, between) if scaled.kind is Kind.COMPONENT else _queue(scaled, between)
@@ -136,7 +144,7 @@ def _component(scaled: Resource, between: int) -> _Waking:
 
 
 def _queue(scaled: Resource, between: int) -> _Waking:
-    """Return an asynchronous endpoint's metric, which stays 1 until the first instance serves."""
+    """Return the settings for an asynchronous endpoint. The alarm's metric stays 1 until the first instance serves."""
     alarm = {
         "AlarmDescription": f"Requests wait and {scaled.name} has no instance: add one.",
         "Namespace": "AWS/SageMaker",
@@ -161,16 +169,23 @@ def _policy(name: str, place: dict[str, str], target: Resource, rule: dict[str, 
     return Resource(Kind.SCALING_POLICY, name, {"PolicyName": name, **place, **rule}, needs=(target.key,))
 
 
-# -- build CloudWatch alarms (PutMetricAlarm). They also trigger the automatic rollback of an update -------------------
+# -- CloudWatch alarms (PutMetricAlarm), which also trigger the automatic rollback of an update ------------------------
 
 
-_PERIOD = 60  # seconds: SageMaker publishes these metrics once a minute
-_MICROSECONDS = 1000.0  # microseconds (ModelLatency's unit) in a millisecond
+_PERIOD = 60  # seconds; SageMaker publishes these metrics once a minute
+_MICROSECONDS = 1000.0  # microseconds (the unit of ModelLatency) per millisecond
 _SUM = {"Statistic": "Sum"}
 
 
 class _Watch(NamedTuple):
-    """A metric and its threshold."""
+    """A metric, and the threshold for its alarm.
+
+    Attributes:
+        suffix: Suffix of the alarm's name.
+        metric: CloudWatch's name of the metric.
+        threshold: Value from which the alarm is raised, in the metric's unit.
+        statistic: PutMetricAlarm's field for the statistic.
+    """
 
     suffix: str
     metric: str
@@ -188,7 +203,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
 
 
 def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
-    """Build the alarms of one component. "No copy" is an alarm only if the component cannot scale to zero."""
+    """Build the alarms of one component. Requests without a copy are an alarm only if it cannot scale to zero."""
     if spec.alarms is None:
         return []
     watches = [*_watches(spec.alarms, asynchronous=False)]
@@ -200,7 +215,7 @@ def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> 
 
 def _watches(alarms: Alarms, *, asynchronous: bool) -> Iterator[_Watch]:
     yield _Watch("5xx", "Invocation5XXErrors", float(alarms.errors_5xx))
-    if not asynchronous:  # asynchronous endpoints do not publish it
+    if not asynchronous:  # asynchronous endpoints do not publish this metric
         yield _Watch("model-errors", "InvocationModelErrors", float(alarms.model_errors))
     if alarms.latency_p95_ms is not None:
         yield _Watch("latency", "ModelLatency", alarms.latency_p95_ms * _MICROSECONDS, {"ExtendedStatistic": "p95"})
@@ -209,7 +224,7 @@ def _watches(alarms: Alarms, *, asynchronous: bool) -> Iterator[_Watch]:
 def _alarm(
     alarms: Alarms, stem: tuple[str, ...], watch: _Watch, dimensions: dict[str, str], tags: list[dict[str, str]]
 ) -> Resource:
-    """Build one alarm. CloudWatch accepts alarms on metrics without data, so it needs no other resource."""
+    """Build one alarm. CloudWatch accepts alarms on metrics without data, so the alarm needs no other resource."""
     name = scoped_name(*stem, watch.suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
@@ -222,7 +237,7 @@ def _alarm(
         "EvaluationPeriods": 1,
         "Threshold": watch.threshold,
         "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": "notBreaching",  # without requests there is no metric, and no problem
+        "TreatMissingData": "notBreaching",  # without requests, the metric has no data
     }
     if alarms.notify is not None:
         request["AlarmActions"] = [alarms.notify]

@@ -1,6 +1,6 @@
-"""Build the settings of an update: in batches or all at once, with alarms that trigger the rollback.
+"""Settings of an update: in batches or all at once, and the alarms that trigger a rollback.
 
-A batch is 5 to 50 % (the API's RollingUpdatePolicy), so a single instance or copy cannot roll.
+A batch must be 5 to 50 % of the instances or copies (RollingUpdatePolicy), so a single one has no batches.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from deploy.spec.sections import Component
 
 _PROVISION = 900  # seconds to find instances if the specification has no timeout
 _MOST_ALARMS = 10
-_LEAST_PERCENT = 5  # of the instances or copies in a batch
-_LONGEST = 28800
-_SHORTEST = 600
+_LEAST_PERCENT = 5  # minimum size of a batch, in percent of the instances or copies
+_LONGEST = 28800  # seconds
+_SHORTEST = 600  # seconds
 
 
 def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resource]) -> dict[str, Any]:
@@ -42,7 +42,10 @@ def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resourc
 def component_deployment(
     spec: Spec, component: Component, decision: Decision, alarms: Sequence[Resource]
 ) -> dict[str, Any]:
-    """Return UpdateInferenceComponent's DeploymentConfig; empty: the API's default, if it cannot roll."""
+    """Return UpdateInferenceComponent's DeploymentConfig.
+
+    It is empty (the API's default) if the component is not updated in batches.
+    """
     if component.copies < 2 or spec.update.policy != "rolling":
         return {}
     unit = "CAPACITY_PERCENT" if spec.scaling is not None else "COPY_COUNT"
@@ -50,29 +53,29 @@ def component_deployment(
 
 
 def update_warnings(spec: Spec) -> tuple[str, ...]:
-    """Warn if an update cannot work as the specification asks."""
+    """Return a warning for each part of the deployment that cannot be updated in batches as the specification asks."""
     if spec.update.policy != "rolling":
         return ()
     sentences = []
     if spec.endpoint is None and instances(spec) == 1:
         sentences.append(
-            "a single instance cannot be updated in batches of at most 50 %: an update starts a second one next to it, "
-            "and needs that capacity and quota for a while"
+            "a single instance cannot be updated in batches: an update starts a second instance, and temporarily needs "
+            "its capacity and quota"
         )
     if single := [component.name for component in spec.components if component.copies < 2]:
         sentences.append(
-            f"{', '.join(single)}: a single copy cannot be updated in batches, nor be rolled back by alarms"
+            f"{', '.join(single)}: a single copy cannot be updated in batches, and alarms do not roll its updates back"
         )
     return tuple(sentences)
 
 
 def num_batches(spec: Spec) -> int:
-    """Return the number of batches of an update of the endpoint."""
+    """Return the number of batches in an update of the endpoint."""
     return _batches(spec, instances(spec), _unit(spec))
 
 
 def _unit(spec: Spec) -> str:
-    # With a changing number of instances only a percentage is right.
+    # If the number of instances changes, only a percentage stays correct.
     scaled = spec.scaling is not None or spec.instance.managed is not None
     return "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
 
@@ -90,14 +93,14 @@ def _batches(spec: Spec, count: int, unit: str) -> int:
 
 
 def _size(spec: Spec, count: int, unit: str) -> int:
-    """Return the batch size in per cent, or in instances: rounded down, but never below the API's 5 %."""
+    """Return the batch size in percent, or as a number that is rounded down, but not below the API's minimum of 5 %."""
     percent = spec.update.batch_percent
     least = math.ceil(count * _LEAST_PERCENT / 100)
     return percent if unit == "CAPACITY_PERCENT" else max(least, count * percent // 100)
 
 
 def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
-    """Return the traffic shift: a canary for blue/green with several instances, otherwise all at once."""
+    """Return TrafficRoutingConfiguration: a canary for blue/green updates of several instances, else all at once."""
     shift: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
     if spec.update.policy == "blue_green" and count > 1:
         shift |= {"Type": "CANARY", "CanarySize": {"Type": unit, "Value": _size(spec, count, unit)}}
@@ -105,7 +108,7 @@ def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
 
 
 def _longest(spec: Spec, decision: Decision, batches: int) -> int:
-    """Return the seconds for all batches, each from finding instances to the end of its wait."""
+    """Return the timeout of an update in seconds. Each batch finds instances, starts and waits."""
     batch = (decision.provision or _PROVISION) + decision.start + spec.update.wait
     return min(max(batches * batch, _SHORTEST), _LONGEST)
 

@@ -1,6 +1,7 @@
-"""Components with their own model, image, options or variables: a specification's servers.
+"""The servers of a specification, batch transform, the shadow variant, and deployments on another's endpoint.
 
-A server corresponds to one model in AWS. Components with the same one share it.
+A server is a model with its image, options and environment; it becomes one model in SageMaker. Components with the same
+values share a server.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _OWN = ("model", "image")
-"""Parts that a component may have instead of the top level's, and that each component needs."""
+"""Sections that each component needs, either its own or the top level's."""
 
 
 def servers(spec: Spec) -> list[Spec]:
-    """Return a specification for each server: the whole without components, otherwise one for the components that share
-    it.
+    """Return a specification for each server.
 
-    A component's own parts are merged into the top level, and `components` has only those of this server.
+    Without components, it is the whole specification. Otherwise, its `components` are those that share the server, and
+    their own settings replace those of the top level.
     """
     if not spec.components:
         return [spec]
@@ -43,7 +44,7 @@ def servers(spec: Spec) -> list[Spec]:
 
 
 def uploads(spec: Spec) -> list[str]:
-    """Return the S3 prefixes that models are uploaded to, each once."""
+    """Return the S3 prefixes to which models are uploaded, without duplicates."""
     found = [server.model.upload for server in servers(spec)]
     return list(dict.fromkeys(prefix for prefix in found if prefix is not None))
 
@@ -55,10 +56,10 @@ def title(server: Spec) -> str:
 
 
 def with_parts_of_components(content: Any) -> Any:
-    """Return a file's content with a model and an image at the top level, if only the components have them.
+    """Return a file's content with a model and an image at the top level, even if only the components have them.
 
-    They are the first component's, and no component uses them: one without a part gets an empty one, which is refused
-    in its place.
+    The added model or image is the first component's, and no component uses it: a component without its own gets an
+    empty one, so that the error message names this component.
     """
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
@@ -83,7 +84,7 @@ def component_contradictions(spec: Spec) -> Iterator[str]:
             continue
         yield (
             f"components[].model.upload: {places[model.upload]} and {model.path} would both be uploaded to "
-            f"{model.upload}; give each a prefix of its own"
+            f"{model.upload}; use different prefixes"
         )
 
 
@@ -106,41 +107,43 @@ def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> d
 
 
 MOST_TOGETHER = 100
-"""Megabytes of all payloads in flight to an instance, and the most of one (CreateTransformJob)."""
+"""Maximum of concurrency times payload size in MB, and so of each of them (CreateTransformJob)."""
 
 
 class Batch(Section):
-    """Batch transform (`lmi deploy batch`): each line of files in S3 is a request. It needs no endpoint."""
+    """Batch transform (`lmi deploy batch`), in which each line of files in S3 is a request. It needs no endpoint."""
 
-    input: OutputUri = Field(description="S3 URI of JSON lines: an object or a prefix.")
-    output: OutputUri = Field(description="S3 URI of the answers, stored as OBJECT.out.")
+    input: OutputUri = Field(description="S3 URI of JSON Lines files: an object or a prefix.")
+    output: OutputUri = Field(description="S3 URI of the output, in which OBJECT becomes OBJECT.out.")
     concurrency: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
         None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
     )
     payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
         None,
-        description="Maximum MB of a line; times concurrency, at most 100. Default: 6 or less.",
+        description="Maximum size of a line in MB; times concurrency, at most 100. Default: 6 or less.",
     )
-    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Seconds per line.")
+    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Timeout for each line, in seconds.")
     retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")
 
     @model_validator(mode="after")
     def _together(self) -> Batch:
         together = (self.concurrency or 1) * (self.payload_mb or 1)
         if together > MOST_TOGETHER:
-            raise ValueError(f"concurrency times payload_mb is {together}, but batch transform accepts {MOST_TOGETHER}")
+            raise ValueError(
+                f"concurrency times payload_mb is {together}, but batch transform accepts at most {MOST_TOGETHER}"
+            )
         return self
 
 
-# -- a shadow of what serves: it gets copies of the requests, and nobody sees its answers ------------------------------
+# -- the shadow variant, which gets copies of requests, and whose responses are discarded ------------------------------
 
 
 class Shadow(Section):
-    """Another image, model or options beside what serves: copies of requests go to it, its answers are discarded."""
+    """A shadow variant, which has another image, model or options. It gets copies of requests."""
 
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests copied.")
+    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests to copy.")
     image: Image | None = Field(None, description="Its image; default: `image`.")
-    model: Model | None = Field(None, description="Its model, by `id` or `s3`; default: `model`.")
+    model: Model | None = Field(None, description="Its model, with `id` or `s3`; default: `model`.")
     options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
     environment: dict[str, Variable] = Field(default_factory=dict, description="Variables that override `environment`.")
     type: InstanceType | None = Field(None, description="Its instance type; default: instance.type.")
@@ -149,14 +152,14 @@ class Shadow(Section):
     @model_validator(mode="after")
     def _other(self) -> Shadow:
         if self.model is not None and self.model.path is not None:
-            raise ValueError("model.path is for the serving model: put this one's files into S3, and give model.s3")
+            raise ValueError("model.path is not supported for the shadow variant; use model.s3 or model.id")
         if self.image is None and self.model is None and not (self.options or self.environment or self.type):
-            raise ValueError("is the serving variant: give the shadow's image, model, options, environment or type")
+            raise ValueError("is the same as the serving variant; set image, model, options, environment or type")
         return self
 
 
 def shadow_of(spec: Spec) -> Spec:
-    """Return the shadow as a specification of its own, from which only model and variant are built."""
+    """Return a specification for the shadow variant. It is used only to build the shadow's model and variant."""
     shadow = spec.shadow
     assert shadow is not None
     instance = Instance(
@@ -182,30 +185,30 @@ def shadow_of(spec: Spec) -> Spec:
     )
 
 
-# -- a deployment on the endpoint of another one: what it is called, and which settings are that one's -----------------
+# -- a guest: a deployment on another deployment's endpoint, which has its own name in tags and fewer settings ---------
 
 
 _AT = "@"
-"""Does not occur in SageMaker's names: a guest's tag is never the tag of an endpoint's own deployment."""
+"""Separator in the names of guests. SageMaker's names cannot contain it, so no other deployment has such a name."""
 
 
 def deployment_of(name: str, endpoint: str | None = None) -> str:
-    """Return a deployment's name in tags: its name, and that of the endpoint on which it is a guest.
+    """Return a deployment's name in tags: NAME, or NAME@ENDPOINT for a guest.
 
     Args:
-        endpoint: another deployment's; None: this one has its own, of the same name.
+        endpoint: Name of another deployment's endpoint, or None if the deployment has its own endpoint.
     """
     return name if endpoint is None else f"{name}{_AT}{endpoint}"
 
 
 def name_and_endpoint(deployment: str) -> tuple[str, str]:
-    """Return a deployment's name, and its endpoint's."""
+    """Return the name of a deployment, and the name of its endpoint, from its name in tags."""
     name, _, endpoint = deployment.partition(_AT)
     return name, endpoint or name
 
 
 def is_guest(deployment: str) -> bool:
-    """Return whether the deployment's endpoint is another's."""
+    """Return whether a deployment uses another deployment's endpoint, by its name in tags."""
     return _AT in deployment
 
 
@@ -214,13 +217,13 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
     if spec.endpoint is None:
         return
     if spec.endpoint == spec.name:
-        yield f"endpoint: {spec.endpoint} is this deployment's own name: use another name, or leave endpoint out"
+        yield f"endpoint: {spec.endpoint} is this deployment's own name; use another name, or leave endpoint out"
     if not spec.components:
-        yield "endpoint: only components can be put on another deployment's endpoint"
+        yield "endpoint: requires components, which are added to the other deployment's endpoint"
     if spec.instance.type == "auto":
-        yield "endpoint: instance.type must be named: the type of that endpoint's instances"
+        yield "endpoint: requires instance.type to be the type of that endpoint's instances, not auto"
     if spec.batch is not None:
-        yield "batch: cannot be combined with endpoint, which a job does not need: give it a file of its own"
+        yield "batch: cannot be combined with endpoint; use a separate file, as a job needs no endpoint"
     theirs = {
         "routing": spec.routing != "least_outstanding",
         "capture": spec.capture is not None,
@@ -239,6 +242,4 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
     }
     for path, given in theirs.items():
         if given:
-            yield (
-                f"{path} belongs to the endpoint {spec.endpoint}: it belongs in the file of that endpoint's deployment"
-            )
+            yield f"{path} belongs to the endpoint {spec.endpoint}; set it in the file of that endpoint's deployment"

@@ -1,4 +1,4 @@
-"""Contradictions between fields of `sagemaker:` and the rest of a specification."""
+"""Contradictions between sections of a specification, mainly between `sagemaker` and the others."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _CONFIG, _VARIANT = "sagemaker.endpoint_config", "sagemaker.variant"
 
 
 def disagreements(spec: Spec) -> Iterator[str]:
-    """Yield a line for each contradiction, which begins with the field's place."""
+    """Yield a line for each contradiction. It starts with the field's name."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
     if spec.sagemaker.component and not spec.components:
         yield "sagemaker.component: the specification has no components"
     if "AsyncInferenceConfig" in config and spec.asynchronous is None:
-        yield f"{_CONFIG}.AsyncInferenceConfig: needs async"
+        yield f"{_CONFIG}.AsyncInferenceConfig: requires async"
     if "CrossRegionTrafficConfig" in config and spec.asynchronous is not None:
         yield f"{_CONFIG}.CrossRegionTrafficConfig: cannot be combined with async"
     if "ManagedInstanceScaling" in variant and spec.instance.managed is None:
-        yield f"{_VARIANT}.ManagedInstanceScaling: needs instance.managed"
+        yield f"{_VARIANT}.ManagedInstanceScaling: requires instance.managed"
     yield from _shadows(spec)
     yield from _partitions(spec)
     container = spec.sagemaker.model.get("PrimaryContainer", {})
     models = [*(server.model for server in servers(spec)), *([spec.shadow.model] if spec.shadow is not None else [])]
     if "ModelDataSource" in container and any(one is not None and one.id is not None for one in models):
-        yield "sagemaker.model.PrimaryContainer.ModelDataSource: needs model data in S3 (model.s3 or model.path)"
+        yield "sagemaker.model.PrimaryContainer.ModelDataSource: requires a model in S3 (model.s3 or model.path)"
     rolling = spec.sagemaker.endpoint.get("DeploymentConfig", {}).get("RollingUpdatePolicy")
     managed = spec.instance.managed
     single = max(spec.instance.count, managed.min if managed is not None else 0) == 1
     if rolling is not None and (spec.update.policy != "rolling" or single):
         yield (
-            "sagemaker.endpoint.DeploymentConfig.RollingUpdatePolicy: needs update.policy: rolling, and an "
-            "instance.count above 1"
+            "sagemaker.endpoint.DeploymentConfig.RollingUpdatePolicy: requires update.policy: rolling, and an "
+            "instance.count of 2 or more"
         )
     for item in spec.components:
         yield from _specifications(spec, item)
@@ -48,47 +48,50 @@ def _beside(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `capture`, `shadow` or `reservation`."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
     for given, place, there in (
-        (spec.capture, f"{_CONFIG}.DataCaptureConfig: belongs to capture", "DataCaptureConfig" in config),
-        (spec.shadow, f"{_CONFIG}.ShadowProductionVariants: belongs to shadow", "ShadowProductionVariants" in config),
-        (spec.reservation, f"{_VARIANT}.CapacityReservationConfig: belongs to reservation",
+        (spec.capture, f"{_CONFIG}.DataCaptureConfig: is set by capture", "DataCaptureConfig" in config),
+        (spec.shadow, f"{_CONFIG}.ShadowProductionVariants: is set by shadow", "ShadowProductionVariants" in config),
+        (spec.reservation, f"{_VARIANT}.CapacityReservationConfig: is set by reservation",
          "CapacityReservationConfig" in variant),
     ):  # fmt: skip
         if given is not None and there:
             yield place
     if spec.batch is not None and (own := [item.name for item in spec.components if _is_its_own(item)]):
-        yield f"batch: a job has one model, and components have their own ({', '.join(own)}): give it a file of its own"
+        yield (
+            f"batch: cannot be combined with components that have their own settings ({', '.join(own)}), as a job has "
+            "one model; use a separate file"
+        )
     if spec.encryption.capture_key is not None and spec.capture is None:
-        yield "encryption.capture_key is for the files of capture"
+        yield "encryption.capture_key requires capture"
     if spec.capture is not None and spec.asynchronous is not None:
-        yield "capture cannot be combined with async, whose answers are in S3 already"
+        yield "capture cannot be combined with async, whose responses are stored in S3 anyway"
     if spec.reservation is not None:
         region = spec.reservation.split(":")[3]
         if spec.region not in (None, region):
-            yield f"reservation: is in {region}, and the endpoint in {spec.region}"
+            yield f"reservation: is in {region}, but the endpoint is in {spec.region}"
         if spec.instance.pools:
-            yield "reservation: belongs to one instance type; name it in instance.type instead of instance.pools"
+            yield "reservation: is for one instance type; set instance.type to it instead of instance.pools"
         if spec.instance.type == "auto":
-            yield "reservation: belongs to one instance type; name it in instance.type"
+            yield "reservation: is for one instance type; set instance.type to it"
     if spec.shadow is None:
         return
     if spec.instance.variant == "Shadow":
-        yield "instance.variant: Shadow is the name of the shadow's own variant"
+        yield "instance.variant: Shadow is reserved for the shadow variant"
     for name, other in (("components", spec.components), ("async", spec.asynchronous)):
         if other:
             yield f"shadow cannot be combined with {name}"
     if spec.instance.pools and spec.shadow.type is None:
-        yield "shadow.type: must be given with instance.pools"
+        yield "shadow.type: is required with instance.pools"
     if spec.network.isolated and spec.shadow.model is not None and spec.shadow.model.id is not None:
-        yield "network.isolated: the container cannot reach the hub; give shadow.model.s3"
+        yield "network.isolated: the container cannot reach the hub; use shadow.model.s3"
 
 
 def _is_its_own(item: Component) -> bool:
-    """Return whether a component has a server of its own, different from the top level's."""
+    """Return whether a component has its own model, image, options or environment."""
     return item.model is not None or item.image is not None or bool(item.options or item.environment)
 
 
 def component_fields(spec: Spec, item: Component) -> list[Mapping[str, Any]]:
-    """Return the fields that are merged into a component's request, in this order."""
+    """Return the user's fields for a component's request, in the order in which they are merged into it."""
     return [spec.sagemaker.component, item.sagemaker]
 
 
@@ -96,7 +99,7 @@ def _shadows(spec: Spec) -> Iterator[str]:
     place = f"{_CONFIG}.ShadowProductionVariants"
     shadows = spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
     if len(shadows) > 1:
-        yield f"{place}: SageMaker accepts one per production variant, not {len(shadows)}"
+        yield f"{place}: SageMaker accepts only one shadow variant, not {len(shadows)}"
     if shadows and spec.asynchronous is not None:
         yield f"{place}: cannot be combined with async"
     if shadows and spec.components:
@@ -104,25 +107,28 @@ def _shadows(spec: Spec) -> Iterator[str]:
 
 
 def _partitions(spec: Spec) -> Iterator[str]:
-    """Check partitions: SageMaker places one component on each, and only if both sides name it."""
+    """Yield contradictions in the partitions of accelerators.
+
+    SageMaker places one component on each partition, if the instances have its type and the component asks for it.
+    """
     place = f"{_VARIANT}.AcceleratorPartitionLayouts"
     layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
     there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]
     if len(layouts) > 1:
-        yield f"{place}: SageMaker accepts one layout for all accelerators, not {len(layouts)}"
+        yield f"{place}: SageMaker accepts only one layout for all accelerators, not {len(layouts)}"
     if layouts and not spec.components:
-        yield f"{place}: needs components, one for each partition"
+        yield f"{place}: requires components, one for each partition"
     for item in spec.components:
         kinds = [kind for fields in component_fields(spec, item) for kind in _partition_types(fields)]
         field = f"components {item.name}: AcceleratorPartitionType"
-        if not layouts and kinds and spec.endpoint is None:  # else that endpoint's deployment names them
-            yield f"{field}: needs sagemaker.variant.AcceleratorPartitionLayouts"
+        if not layouts and kinds and spec.endpoint is None:  # on another endpoint, its deployment sets them
+            yield f"{field}: requires sagemaker.variant.AcceleratorPartitionLayouts"
         elif layouts and not kinds:
-            yield f"{field}: must be given, as the instances are partitioned ({', '.join(there)})"
+            yield f"{field}: is required, as the instances are partitioned ({', '.join(there)})"
         elif layouts and (other := [kind for kind in kinds if kind not in there]):
             yield f"{field}: {other[0]} is not in {place} ({', '.join(there)})"
         if kinds and item.accelerators != 1:
-            yield f"{field}: a partition has one accelerator, but accelerators is {item.accelerators}"
+            yield f"{field}: requires accelerators: 1 (one partition), but accelerators is {item.accelerators}"
 
 
 def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -132,19 +138,19 @@ def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _specifications(spec: Spec, item: Component) -> Iterator[str]:
-    """Check a component's specifications by instance type: each type once, and only the deployment's types."""
+    """Yield contradictions between a component's specifications by instance type and the deployment's types."""
     place = f"components {item.name}: Specifications"
     pools = [pool.type for pool in spec.instance.pools]
     types = [
         one.get("InstanceType") for fields in component_fields(spec, item) for one in fields.get("Specifications", ())
     ]
     if types and not pools:
-        yield f"{place}: needs instance.pools, which name the types"
+        yield f"{place}: requires instance.pools, which list the types"
         return
     if twice := {str(kind) for kind in types if types.count(kind) > 1}:
         yield f"{place}: {', '.join(sorted(twice))} is given twice"
     for kind in types:
         if kind is None:
-            yield f"{place}: InstanceType must be given"
+            yield f"{place}: InstanceType is required"
         elif kind not in pools:
             yield f"{place}: {kind} is not in instance.pools ({', '.join(pools)})"

@@ -1,4 +1,4 @@
-"""The options of a specification, read as the container will read them."""
+"""The options of a specification, checked as the container will check them, and its S3 locations."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from deploy.spec import Spec
 
 ADVICE = (
-    "`lmi options` lists the options. If your image has another option, set it as a variable under "
-    "environment:, named OPTION_NAME."
+    "`lmi options` lists the options. If your image supports another option, set the variable OPTION_NAME under "
+    "`environment` instead."
 )
 
 Value = str | int | float | bool
 
 
 class Setting(NamedTuple):
-    """A variable of the container, and its place in the specification."""
+    """An environment variable of the container.
+
+    Attributes:
+        origin: Name of the field in the specification that sets the variable.
+    """
 
     name: str
     value: str
@@ -33,7 +37,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(options: Mapping[str, Value], environment: Mapping[str, str]) -> Iterator[Setting]:
-    """Yield the variables of `options:` and `environment:`; misplaced options are left out."""
+    """Yield the environment variables that `options` and `environment` set. Misplaced options are skipped."""
     for option, value in options.items():
         if not option.startswith("option.") and option != "model_id":
             yield Setting(variable_of(option), _text(value), f"options.{option}")
@@ -42,20 +46,21 @@ def settings_of(options: Mapping[str, Value], environment: Mapping[str, str]) ->
 
 
 def misplaced(options: Iterable[str]) -> list[str]:
-    """Name the options that belong elsewhere or in another form."""
+    """Return a problem for each option that must be written without `option.` or set in another section."""
     names = list(options)
     prefixed = [f"options.{name}: write it without `option.`" for name in names if name.startswith("option.")]
-    model = ["options.model_id: the model is set under model: (id, s3 or path)"] if "model_id" in names else []
+    model = ["options.model_id: set the model with model.id, model.s3 or model.path"] if "model_id" in names else []
     return prefixed + model
 
 
 def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[str]:
-    """Read the options as the container will, and say what it would refuse.
+    """Return the problems for which the container would reject the options, by reading them as the container does.
 
-    Unknown variables under `environment:` are left to the image, which may be newer.
+    Unknown variables under `environment` are accepted, because the image may be newer.
 
     Args:
-        directory: the model's, which may contain a serving.properties.
+        settings: Environment variables of the container.
+        directory: The model's directory, which may contain a serving.properties file, or None.
     """
     by_name = {setting.name: setting for setting in settings}
     file = directory / "serving.properties" if directory else None
@@ -74,7 +79,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
 
 
 def options_problems(spec: Spec) -> list[str]:
-    """List the options that the container would refuse by themselves; empty for AWS's own images."""
+    """Return the problems for which the containers would reject their options. AWS's images are not checked."""
     groups = servers(spec)
     return [
         f"{title(server)}: {problem}" if len(groups) > 1 else problem
@@ -88,18 +93,18 @@ def options_problems(spec: Spec) -> list[str]:
 
 
 def problems_error(problems: list[str], advice: str) -> SpecError:
-    """Return the error that lists them."""
+    """Return an error that lists problems."""
     head = [f"{len(problems)} problems:"] if len(problems) > 1 else []
     return SpecError("\n  ".join([*head, *problems]), advice)
 
 
 def is_aws_image(uri: str) -> bool:
-    """Return whether the image is one of AWS's own LMI images, whose options differ."""
+    """Return whether the image is one of AWS's LMI images, which have other options than the handler's images."""
     return "/djl-inference" in uri
 
 
 def variable_of(option: str) -> str:
-    """Name the variable of an option; the specification writes all options without `option.`."""
+    """Return the name of the environment variable for an option, given without `option.`."""
     is_bare = any(one.field and not one.engines for one in KNOWN.get(option, ()))
     return variable(option if is_bare else f"option.{option}")
 
@@ -108,19 +113,20 @@ def _text(value: Value) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
-# -- places in S3 that SageMaker writes to or reads from in the role's name, beside models and adapters ----------------
+# -- locations in S3, other than models and adapters, that SageMaker reads or writes with the role ---------------------
 
 
 _CONFIG = "sagemaker.endpoint_config"
 
 
 class Written(NamedTuple):
-    """A place that SageMaker writes to.
+    """A location in S3 to which SageMaker writes.
 
     Attributes:
-        field: the field that names it.
-        sid: name of its statement in policies.
-        key: a KMS key that encrypts it; None: the bucket's default.
+        field: Name of the field that contains the URI.
+        sid: Name of the statement in the policies that allows writing there.
+        uri: The S3 URI.
+        key: KMS key that encrypts the objects, or None for the bucket's default.
     """
 
     field: str
@@ -130,7 +136,7 @@ class Written(NamedTuple):
 
 
 def written(spec: Spec) -> list[Written]:
-    """Return the places that SageMaker writes captured data and core dumps to."""
+    """Return the locations to which SageMaker writes captured data and core dumps."""
     config = spec.sagemaker.endpoint_config
     places = []
     if spec.capture is not None:
@@ -148,7 +154,10 @@ def written(spec: Spec) -> list[Written]:
 
 
 def named(spec: Spec) -> dict[str, str]:
-    """Return the S3 URIs of all these places and of asynchronous answers, with the field that names each."""
+    """Return the S3 URIs that SageMaker reads or writes, each with the name of its field.
+
+    They include the output of asynchronous inference, but not models and adapters.
+    """
     found = {place.uri: place.field for place in written(spec)}
     if spec.asynchronous is not None:
         found |= {spec.asynchronous.output: "async.output"}
@@ -157,7 +166,7 @@ def named(spec: Spec) -> dict[str, str]:
 
 
 def read(spec: Spec) -> dict[str, str]:
-    """Return the S3 URIs that SageMaker reads further model data from, with the field that names each."""
+    """Return the S3 URIs of model data in `sagemaker` fields, each with the name of its field."""
     container = spec.sagemaker.model.get("PrimaryContainer", {})
     place = "sagemaker.model.PrimaryContainer"
     found: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Fields of SageMaker's API that go into the requests as they are written: `sagemaker:`.
+"""The section `sagemaker`, whose fields are passed on unchanged in requests to SageMaker's API.
 
-They are checked against botocore's service model: names, types, words, patterns, bounds. A field that another setting
-of the specification decides is refused with that setting's name (`OWNED`).
+Their names, types and values are checked against botocore's service model. A field that another setting of the
+specification determines is rejected, and the message names that setting (`OWNED`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "model": ("CreateModel", ""),
     "endpoint": ("UpdateEndpoint", ""),
 }
-"""The request of each part of `sagemaker`, and the list in it with the fields."""
+"""The API operation of each part of `sagemaker`, and the member of its request that has the fields, or ""."""
 
 _TIMES = {
     "ModelDataDownloadTimeoutInSeconds": "timeouts.download",
@@ -39,14 +39,14 @@ _NETWORK = {
     "ExecutionRoleArn": "role",
     "Tags": "tags",
 }
-_CONTAINER = "image, options and environment; SageMaker's own fields of the container go into sagemaker.model"
+_CONTAINER = "image, options and environment; set other fields of the container in sagemaker.model"
 _VARIANT_NAME = "instance.variant"
-_VERSION_NAME = "lmi deploy: its name ends in a digest of its content"
+_VERSION_NAME = "lmi deploy, as the name ends in a digest of the content"
 
 OWNED: Mapping[str, Mapping[str, str]] = {
     "endpoint_config": {
         "EndpointConfigName": _VERSION_NAME,
-        "ProductionVariants": "instance, timeouts and routing; other fields of the variant go into sagemaker.variant",
+        "ProductionVariants": "instance, timeouts and routing; set other fields of the variant in sagemaker.variant",
         "KmsKeyId": "encryption.volume_key",
         "AsyncInferenceConfig.ClientConfig": "async.concurrency",
         "AsyncInferenceConfig.OutputConfig.S3OutputPath": "async.output",
@@ -62,8 +62,8 @@ OWNED: Mapping[str, Mapping[str, str]] = {
         "InitialInstanceCount": "instance.count",
         "InstanceType": "instance.type",
         "InstancePools": "instance.pools",
-        "InitialVariantWeight": "lmi deploy: the endpoint has one variant",
-        "ServerlessConfig": "instance: there is no GPU without instances",
+        "InitialVariantWeight": "lmi deploy, as the endpoint has only one variant",
+        "ServerlessConfig": "instance, as serverless endpoints have no GPUs",
         "VolumeSizeInGB": "instance.volume_gb",
         "InferenceAmiVersion": "instance.ami",
         "VariantInstanceProvisionTimeoutInSeconds": "timeouts.provision",
@@ -96,14 +96,14 @@ OWNED: Mapping[str, Mapping[str, str]] = {
     },
     "model": {
         "ModelName": _VERSION_NAME,
-        "Containers": "image: the model has one container",
-        "InferenceExecutionConfig": "image: the model has one container",
+        "Containers": "image, as the model has only one container",
+        "InferenceExecutionConfig": "image, as the model has only one container",
         "PrimaryContainer.Image": "image",
         "PrimaryContainer.ModelPackageName": "image",
         "PrimaryContainer.InferenceSpecificationName": "image",
         "PrimaryContainer.Environment": "options and environment",
-        "PrimaryContainer.Mode": "model: the container has one model",
-        "PrimaryContainer.MultiModelConfig": "model: the container has one model",
+        "PrimaryContainer.Mode": "model, as the container has only one model",
+        "PrimaryContainer.MultiModelConfig": "model, as the container has only one model",
         "PrimaryContainer.ModelDataUrl": "model.s3",
         "PrimaryContainer.ModelDataSource.S3DataSource.S3Uri": "model.s3",
         "PrimaryContainer.ModelDataSource.S3DataSource.S3DataType": "model.s3",
@@ -123,13 +123,13 @@ OWNED: Mapping[str, Mapping[str, str]] = {
         "DeploymentConfig.AutoRollbackConfiguration": "alarms",
     },
 }
-"""Fields that a setting of the specification decides, by their dotted place (lists without positions)."""
+"""Settings of the specification that determine a field, by part and the field's dotted name without list indices."""
 
 _FILLED = ("Specifications.ComputeResourceRequirements.MinMemoryRequiredInMb",)
-"""Required fields that the specification fills in if they are left out."""
+"""Required fields that are taken from the specification if they are missing."""
 
 _IN_PROSE = {"MetricPublishFrequencyInSeconds": (10, 30, 60, 120, 180, 240, 300)}
-"""Values that only the API's descriptions list."""
+"""Valid values that are listed only in the API's documentation, by field."""
 
 TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "structure": ((dict,), "a mapping of names to values"),
@@ -142,11 +142,11 @@ TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "double": ((int, float), "a number"),
     "boolean": ((bool,), "true or false"),
 }
-"""Types of a member, and how messages call them. Timestamps may be anything: nothing reads them."""
+"""Python types by botocore's type name, with their names in messages. Timestamps are not checked, as none is used."""
 
 
 def problems(part: str, content: Fields) -> Iterator[str]:
-    """Yield what is wrong with the fields of one part of `sagemaker`: a line each, which begins with the place."""
+    """Yield a line for each error in the fields of one part of `sagemaker`. It starts with the field's dotted name."""
     return _structure(part, shape_of(part), content, "", "")
 
 
@@ -163,13 +163,13 @@ ComponentFields = Annotated[dict[str, Any], AfterValidator(_checked("component")
 
 
 class SageMaker(Section):
-    """Fields of SageMaker's API without a setting of their own; they are merged into the requests last."""
+    """Fields of SageMaker's API that have no setting in the specification. They are merged into the requests last."""
 
     endpoint_config: Annotated[dict[str, Any], AfterValidator(_checked("endpoint_config"))] = Field(
         default_factory=dict, description="Fields of CreateEndpointConfig."
     )
     variant: Annotated[dict[str, Any], AfterValidator(_checked("variant"))] = Field(
-        default_factory=dict, description="Fields of its production variant."
+        default_factory=dict, description="Fields of the production variant in CreateEndpointConfig."
     )
     component: ComponentFields = Field(default_factory=dict, description="Fields of CreateInferenceComponent.")
     model: Annotated[dict[str, Any], AfterValidator(_checked("model"))] = Field(
@@ -182,7 +182,7 @@ class SageMaker(Section):
 
 @functools.cache
 def shape_of(part: str) -> Any:
-    """Return botocore's shape of the fields."""
+    """Return botocore's shape for the fields of one part of `sagemaker`."""
     operation, member = _SHAPES[part]
     shape = sagemaker().operation_model(operation).input_shape
     return shape.members[member].member if member else shape
@@ -190,7 +190,7 @@ def shape_of(part: str) -> Any:
 
 def _value(part: str, shape: Any, value: Any, place: str, path: str) -> Iterator[str]:
     types, words = TYPES.get(shape.type_name, ((str,), "a string (put it in quotes)"))
-    if type(value) not in types:  # `isinstance` takes booleans for numbers
+    if type(value) not in types:  # `isinstance` would accept booleans as numbers
         yield f"{place}: must be {words}{_given(value)}"
     elif shape.type_name == "structure":
         yield from _structure(part, shape, value, place, path)
@@ -212,7 +212,7 @@ def _structure(part: str, shape: Any, content: Fields, place: str, path: str) ->
     for name, value in content.items():
         here, below = f"{place}.{name}", f"{path}.{name}".removeprefix(".")
         if below in owned:
-            yield f"{here}: belongs to {owned[below]}"
+            yield f"{here}: is set by {owned[below]}"
         elif name not in shape.members:
             yield f"{here}: there is no such field{_suggestion(part, shape, str(name), place)}"
         else:
@@ -221,7 +221,7 @@ def _structure(part: str, shape: Any, content: Fields, place: str, path: str) ->
         below = f"{path}.{name}".removeprefix(".")
         ours = any(one == below or one.startswith(f"{below}.") for one in (*owned, *_FILLED))
         if name not in content and not ours:
-            yield f"{place}.{name}: must be given"
+            yield f"{place}.{name}: is required"
 
 
 def _scalar(shape: Any, value: Any, place: str) -> Iterator[str]:
@@ -239,7 +239,7 @@ def _scalar(shape: Any, value: Any, place: str) -> Iterator[str]:
     elif not wrong and (pattern := told.get("pattern")) and not re.fullmatch(pattern, value, re.DOTALL):
         wrong.append(f"{place}: must match {pattern}{_given(value)}")
     elif not wrong and pattern and "|s3)://" in pattern and not value.startswith("s3://"):
-        wrong.append(f"{place}: must begin with s3://{_given(value)}")  # https:// has no bucket to give rights to
+        wrong.append(f"{place}: must start with s3://{_given(value)}")  # for https://, policies could not name a bucket
     yield from wrong
 
 
@@ -253,7 +253,7 @@ def _bounds(shape: Any, size: float, place: str, what: str) -> Iterator[str]:
         yield f"{place}: must {verb} at most {most:g}{unit} (given: {size:g})"
 
 
-_SHOWN = 12  # words of an enumeration that a message lists
+_SHOWN = 12  # maximum number of an enumeration's values to list in a message
 
 
 def _no_such_word(value: str, words: list[str]) -> str:
@@ -270,12 +270,12 @@ def _either(values: Any) -> str:
 
 def _given(value: Any) -> str:
     if value is None:
-        return "; leave it out, or give a value"
+        return "; leave it out, or set a value"
     return f" (given: {json.dumps(value, ensure_ascii=False)})" if isinstance(value, str | int | float) else ""
 
 
 def _suggestion(part: str, shape: Any, name: str, place: str) -> str:
-    """Return e.g. `; did you mean sagemaker.variant.EnableSSMAccess?`: a near name here, or the same one elsewhere."""
+    """Return text such as `; did you mean sagemaker.variant.EnableSSMAccess?`, or "" if there is no similar name."""
     lowered = {member.lower(): member for member in shape.members}
     if name.lower() in lowered:
         return f"; did you mean {lowered[name.lower()]}?"
@@ -288,7 +288,7 @@ def _suggestion(part: str, shape: Any, name: str, place: str) -> str:
 
 @functools.cache
 def _places(part: str) -> Mapping[str, str]:
-    """Map each field's name to its dotted place in a part, the shortest, without those of other settings."""
+    """Return the shortest dotted name of each field in a part, by the field's name, except for fields in `OWNED`."""
     found: dict[str, str] = {}
     level = [("", shape_of(part))]
     while level:

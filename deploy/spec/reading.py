@@ -1,4 +1,4 @@
-"""Read a specification from a file and from the command line."""
+"""Reading a specification from a file and from the command line, and messages about its errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from deploy.spec.values import EXAMPLES, Section
 from handler.core.text_files import read_text
 
 _TAGS = ("prefix_aware", "strategy")
-"""Names of union branches in pydantic's places, which are left out of messages."""
+"""Names of union branches in the locations of pydantic's errors. Messages leave them out."""
 
 _SECRET = ("token", "secret", "key", "password")
 
 
 def messages(error: ValidationError) -> list[str]:
-    """Return one line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
+    """Return a line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
     return [
         _placed(_place(item["loc"]), line)
         for item in error.errors(include_url=False)
@@ -34,14 +34,12 @@ def messages(error: ValidationError) -> list[str]:
 
 
 def _placed(place: str, line: str) -> str:
-    """Put the place before a line; one that begins with a dot names what is below it."""
+    """Return a line with the error's location in front. A line that starts with a dot continues the location."""
     return f"{place}{line}" if line.startswith(".") or not place else f"{place}: {line}"
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """Return the place with dots, "" for the whole specification; a list's items by number from 0, e.g.
-    `components.0.name`.
-    """
+    """Return an error's location as a dotted name such as `components.0.name`, or "" for the whole specification."""
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]"))
 
 
@@ -51,7 +49,7 @@ def _describe(error: Mapping[str, Any]) -> str:
         case "extra_forbidden":
             return "there is no such setting" + _suggestion(error["loc"])
         case "missing":
-            return "must be given"
+            return "is required"
         case "string_pattern_mismatch" if context["pattern"] in EXAMPLES:
             text = f"must be {_without_as(EXAMPLES[context['pattern']])}"
         case "greater_than_equal":
@@ -59,7 +57,7 @@ def _describe(error: Mapping[str, Any]) -> str:
         case "less_than_equal":
             text = f"must be at most {context['le']:g}"
         case "greater_than":
-            text = f"must be more than {context['gt']:g}"
+            text = f"must be greater than {context['gt']:g}"
         case "literal_error":
             text = f"must be {context['expected']}".replace("'", "")
         case "string_too_long":
@@ -97,7 +95,10 @@ def _actual(error: Mapping[str, Any]) -> str:
 
 
 def _suggestion(loc: Sequence[int | str]) -> str:
-    """Return e.g. `; did you mean instance.type?`: a similar name in the section, or the same name in another one."""
+    """Return text such as `; did you mean instance.type?`, or an empty string if there is no similar name.
+
+    The same name in another section has priority over a similar name in the same section.
+    """
     *parents, wrong = loc
     section: type[Section] | None = Spec
     prefix = ""
@@ -117,7 +118,7 @@ def _suggestion(loc: Sequence[int | str]) -> str:
 
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
-    """Map names that users may write (`type`, `instance_type`) to the dotted name (`instance.type`)."""
+    """Return the dotted names (`instance.type`) of settings by names that users may write (`type`, `instance_type`)."""
     names: dict[str, str] = {}
     for name in _names(section):
         names.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
@@ -132,7 +133,7 @@ def _names(section: type[Section]) -> list[str]:
 
 
 def _sections(section: type[Section]) -> dict[str, type[Section]]:
-    """Return the sections below, by name."""
+    """Return the subsections of a section, by name."""
     return {
         field.alias or name: below
         for name, field in section.model_fields.items()
@@ -141,24 +142,25 @@ def _sections(section: type[Section]) -> dict[str, type[Section]]:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """Return the section in an annotation: itself, in a union, or in a tuple; None: there is none."""
+    """Return the section class in a type annotation, which may be in a union or tuple, or None if it has none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((below for item in get_args(annotation) if (below := _section_in(item)) is not None), None)
 
 
 def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
-    """Read the specification in `path`, with `settings` (`instance.type=ml.g5.xlarge`) on top.
+    """Read a specification from a file, and apply settings of the command line to it.
 
     Args:
-        path: YAML or JSON; None: everything is in `settings`.
-        settings: dotted names and values; a value is YAML: `3` is a number, `[a, b]` a list.
+        path: A YAML or JSON file, or None to use only `settings`.
+        settings: Settings as NAME=VALUE, e.g. `instance.type=ml.g5.xlarge`. The value is YAML, so `3` is a number, and
+            `[a, b]` is a list.
 
     Raises:
-        SpecError: the file cannot be read, or is invalid: the message lists every error with its place.
+        SpecError: The file cannot be read, or the specification is invalid. The message lists all errors.
     """
     if path is None and not settings:
-        raise SpecError("give the FILE of a specification, or its settings with --set KEY=VALUE")
+        raise SpecError("no specification was given", "Give its FILE, or its settings with --set KEY=VALUE.")
     content = _content(path) if path is not None else {}
     for setting in settings:
         _set(content, setting)
@@ -171,7 +173,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
 
 
 def content_problems(content: Mapping[str, Any]) -> list[str]:
-    """Return the problems of a specification's content, one line each, which begins with the location."""
+    """Return a line for each error in a specification's content. It starts with the location."""
     try:
         Spec.model_validate(content)
     except ValidationError as error:
@@ -185,11 +187,11 @@ FILLERS: Mapping[str, Any] = {
     "image": {"repository": "x"},
     "model": {"id": "x"},
 }
-"""Valid values of the required fields."""
+"""Valid values for the required fields."""
 
 
 def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """Return contradictions between valid sections, which pydantic only checks if all sections are valid."""
+    """Return the contradictions between valid sections, which pydantic does not check if another section is invalid."""
     wrong = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
     if not wrong:
         return []
@@ -203,7 +205,7 @@ def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[s
 
 
 def _options_problems(content: Mapping[str, Any]) -> list[str]:
-    """Return the options of the right types that the container would refuse."""
+    """Return the problems for which the container would reject the options, except for options of a wrong type."""
     image, model = content.get("image"), content.get("model")
     if isinstance(image, dict) and ("aws" in image or is_aws_image(str(image.get("uri")))):
         return []
@@ -222,26 +224,24 @@ def _entries(content: Mapping[str, Any], section: str) -> Iterator[tuple[str, An
 
 
 def schema() -> dict[str, Any]:
-    """Return the specification's JSON schema, which is stored in `deploy/data/spec.schema.json` for editors."""
+    """Return the JSON schema of specifications. A copy for editors is in `deploy/data/spec.schema.json`."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
 
 
 _NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
-"""Errors of reading YAML. PyYAML also raises Python's own, e.g. for a list as a name or endless nesting."""
+"""Errors that PyYAML raises for invalid YAML. Some are Python's own, e.g. for lists as keys or for deep nesting."""
 
 
 _HALF = re.compile("[\ud800-\udfff]")
-_SURROGATE = "half of a character (a surrogate)"
+_SURROGATE = "a lone surrogate (half of a character)"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML without duplicate names, of which PyYAML would silently use the last, and without lone surrogates."""
+    """YAML loader that rejects lone surrogates, and duplicate keys, of which PyYAML would silently use the last."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
         if _HALF.search(str(node.value)):
-            raise SpecError(
-                f"line {node.start_mark.line + 1}: {ascii(node.value)[1:-1]} is not text: it has {_SURROGATE}"
-            )
+            raise SpecError(f"line {node.start_mark.line + 1}: {ascii(node.value)[1:-1]} contains {_SURROGATE}")
         return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -262,20 +262,24 @@ def _content(path: Path) -> dict[str, Any]:
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
     except _NOT_YAML as error:
-        raise SpecError(f"{path}: not YAML: {_where(error)}") from None
+        raise SpecError(f"{path}: is not valid YAML: {_where(error)}") from None
     if content is None:
-        raise SpecError(f"{path}: is empty", "It begins with name:, role:, image: and model: (documents: deploy).")
+        raise SpecError(f"{path}: is empty", "It needs at least name, role, image and model (documents: deploy).")
     if not isinstance(content, dict):
         raise SpecError(f"{path}: must be a mapping of names to values")
     return content
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
-    """Set one value. A dot within a name is written `\\.`, as in `tags.example\\.com/team=a`."""
+    """Set one value in a specification's content.
+
+    Args:
+        setting: NAME=VALUE. A dot within a part of the name is written as `\\.`, as in `tags.example\\.com/team=a`.
+    """
     key, separator, text = setting.partition("=")
     names = [part.replace("\0", ".") for part in key.replace("\\.", "\0").split(".")]
     if _HALF.search(key):
-        raise SpecError(f"--set {ascii(setting)[1:-1]}: the name has {_SURROGATE}")
+        raise SpecError(f"--set {ascii(setting)[1:-1]}: the name contains {_SURROGATE}")
     if not separator or not all(names):
         raise SpecError(f"--set {setting}: must be KEY=VALUE, such as instance.type=ml.g5.xlarge")
     *parents, last = names
@@ -284,15 +288,15 @@ def _set(content: dict[str, Any], setting: str) -> None:
         if below is None:
             below = content[parent] = {}
         if not isinstance(below, dict):
-            raise SpecError(f"--set {setting}: {parent} has no names below it")
+            raise SpecError(f"--set {setting}: {parent} is not a mapping, so it has no fields")
         content = below
     try:
         value = yaml.load(text, _Loader)
-        # A variable is text as it is written: `environment.MODE=0777`.
+        # The value of a variable is not converted: `environment.MODE=0777` is the text 0777.
         verbatim = names[0] == "environment" and not isinstance(value, str | dict | list | None)
         content[last] = text if verbatim else value
     except _NOT_YAML as error:
-        raise SpecError(f"--set {setting}: the value is not YAML: {_where(error)}") from None
+        raise SpecError(f"--set {setting}: the value is not valid YAML: {_where(error)}") from None
     except SpecError as error:
         raise SpecError(f"--set {setting}: {error}") from None
 

@@ -1,6 +1,6 @@
 """The sections of a specification. `lmi deploy schema` and docs/specification.md show their descriptions.
 
-Limits are those of botocore 1.44's service model.
+Limits are from botocore 1.44's service model.
 """
 
 from __future__ import annotations
@@ -39,119 +39,133 @@ def one_of(section: Section, *names: str) -> None:
     """Check that exactly one of the fields is set.
 
     Raises:
-        ValueError: none or several are set.
+        ValueError: No field or several fields are set.
     """
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) != 1:
-        raise ValueError(f"give exactly one of {', '.join(names)}" + (f", not {' and '.join(given)}" if given else ""))
+        raise ValueError(f"set exactly one of {', '.join(names)}" + (f", not {' and '.join(given)}" if given else ""))
 
 
 class Image(Section):
-    """The container: one of `uri`, `repository`, `aws`."""
+    """The container image: exactly one of `uri`, `repository`, `aws`."""
 
-    uri: ImageUri | None = Field(None, description="Image URI in ECR, by tag or digest.")
+    uri: ImageUri | None = Field(None, description="URI of an image in ECR, with a tag or digest.")
     repository: Repository | None = Field(None, description="Repository in this account's ECR.")
     aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's LMI image.")
-    tag: ImageTag | None = Field(None, description="Tag; default: this package's version, for `aws` the newest known.")
+    tag: ImageTag | None = Field(
+        None, description="Tag; default: this package's version, or for `aws` the newest known tag."
+    )
     cuda: str | None = Field(
         None,
         pattern=r"^\d+\.\d+$",
-        description="The image's CUDA version; default: read from the tag.",
+        description="CUDA version of the image; default: read from the tag.",
     )
 
     @model_validator(mode="after")
     def _one(self) -> Image:
         one_of(self, "uri", "repository", "aws")
         if self.uri is not None and self.tag is not None:
-            raise ValueError("tag is for repository or aws; uri contains its own")
+            raise ValueError("tag cannot be combined with uri, which contains the tag")
         return self
 
 
 class Shape(Section):
-    """The numbers of a model that decide its memory; read from its config.json if possible."""
+    """The dimensions of a model, which determine how much memory it needs."""
 
     parameters: float = Field(
-        gt=0, description="Number of weights, e.g. 8.03e9; of a mixture of experts those of all experts."
+        gt=0, description="Number of weights, e.g. 8.03e9; for a mixture of experts, the weights of all experts."
     )
     layers: int = Field(ge=1, le=4096, description="num_hidden_layers.")
-    kv_heads: int = Field(gt=0, description="num_key_value_heads, else num_attention_heads.")
-    head_dim: int = Field(gt=0, description="head_dim, else hidden_size / num_attention_heads.")
-    heads: int | None = Field(None, gt=0, description="num_attention_heads, which tensor parallel degrees must divide.")
-    context: int | None = Field(None, gt=0, description="max_position_embeddings: the longest context.")
+    kv_heads: int = Field(gt=0, description="num_key_value_heads, or else num_attention_heads.")
+    head_dim: int = Field(gt=0, description="head_dim, or else hidden_size / num_attention_heads.")
+    heads: int | None = Field(
+        None, gt=0, description="num_attention_heads, which must be divisible by the tensor parallel degree."
+    )
+    context: int | None = Field(None, gt=0, description="max_position_embeddings, the maximum context.")
     embeddings: float | None = Field(
         None, ge=0, description="Number of weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."
     )
-    window_layers: int = Field(0, ge=0, description="Number of the layers that keep K and V of a sliding window only.")
-    window: int | None = Field(None, gt=0, description="sliding_window: tokens of the window.")
-    window_kv_heads: int | None = Field(None, gt=0, description="KV heads of these layers; default: `kv_heads`.")
-    window_head_dim: int | None = Field(None, gt=0, description="Head size of these layers; default: `head_dim`.")
-    uncached_layers: int = Field(
-        0, ge=0, description="Number of the layers without K and V: linear attention, state space, or shared K and V."
+    window_layers: int = Field(
+        0, ge=0, description="Number of layers that cache keys and values only for a sliding window."
     )
-    state: float = Field(0, ge=0, description="Bytes of the states that one request has in all of these.")
-    dtype: Precision | None = Field(None, description="The checkpoint's precision; default: bf16.")
-    stored: float | None = Field(None, gt=0, description="Bytes of the checkpoint's weights.")
+    window: int | None = Field(None, gt=0, description="sliding_window, the number of tokens in the window.")
+    window_kv_heads: int | None = Field(
+        None, gt=0, description="Number of KV heads in layers with a window; default: `kv_heads`."
+    )
+    window_head_dim: int | None = Field(
+        None, gt=0, description="Head size in layers with a window; default: `head_dim`."
+    )
+    uncached_layers: int = Field(
+        0,
+        ge=0,
+        description="Number of layers that do not cache keys and values (linear attention, state space, shared cache).",
+    )
+    state: float = Field(0, ge=0, description="Bytes per request for the states of all uncached layers.")
+    dtype: Precision | None = Field(None, description="Precision of the checkpoint; default: bf16.")
+    stored: float | None = Field(None, gt=0, description="Size of the checkpoint's weights in bytes.")
 
     @model_validator(mode="after")
     def _layers_of_each_kind(self) -> Shape:
         if self.window_layers + self.uncached_layers > self.layers:
-            raise ValueError("window_layers and uncached_layers are more than layers")
+            raise ValueError("window_layers plus uncached_layers must be at most layers")
         if self.window_layers and self.window is None:
-            raise ValueError("window_layers needs window")
+            raise ValueError("window_layers requires window")
         return self
 
 
 class Model(Section):
-    """The model: `id` (a hub's name), `s3` (a prefix or archive), `path` (a local directory, uploaded to `upload`)."""
+    """The model: `id` (name on the hub), `s3` (a prefix or archive) or `path` (a directory to upload to `upload`)."""
 
     id: str | None = Field(None, min_length=1, description="Name on the Hugging Face hub.")
     s3: ModelUri | None = Field(
-        None, description="S3 prefix of uncompressed files; or a .tar.gz, which SageMaker unpacks at each start."
+        None, description="S3 prefix of uncompressed files, or a .tar.gz, which SageMaker unpacks at each start."
     )
     path: str | None = Field(None, description="Local directory.")
-    upload: S3Prefix | None = Field(None, description="S3 prefix to upload `path` to.")
-    shape: Shape | None = Field(None, description="The model's shape, if there is no readable config.json.")
+    upload: S3Prefix | None = Field(None, description="S3 prefix to which `path` is uploaded.")
+    shape: Shape | None = Field(None, description="The model's dimensions, if there is no readable config.json.")
     dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"] = Field(
         "auto",
-        description="Precision of the weights, only to choose instances; auto: the checkpoint's.",
+        description="Precision of the weights, used only to choose instances; `auto` is the checkpoint's precision.",
     )
-    context: int | None = Field(None, gt=0, description="Sets option.max_model_len.")
-    token_secret: SecretArn | None = Field(None, description="ARN of the Hugging Face token in Secrets Manager.")
+    context: int | None = Field(None, gt=0, description="Maximum context, which sets option.max_model_len.")
+    token_secret: SecretArn | None = Field(
+        None, description="ARN of a secret in Secrets Manager with a Hugging Face token."
+    )
 
     @property
     def directory(self) -> Path | None:
-        """`path` with `~` expanded."""
+        """Return `path` with `~` expanded, or None if it is not set."""
         return None if self.path is None else Path(self.path).expanduser()
 
     @model_validator(mode="after")
     def _one(self) -> Model:
         one_of(self, "id", "s3", "path")
         if (self.path is None) != (self.upload is None):
-            raise ValueError("path and upload must be given together")
+            raise ValueError("path and upload must be set together")
         if self.token_secret is not None and self.id is None:
-            raise ValueError("token_secret is for a model of the hub (id)")
+            raise ValueError("token_secret requires a model on the hub (id)")
         return self
 
 
 class Managed(Section):
-    """Instances whose number follows the components' copies."""
+    """Managed instance scaling, in which the number of instances follows the components' copies."""
 
-    min: Count = Field(1, description="Minimum; 0 with scaling.min: 0.")
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum.")
+    min: Count = Field(1, description="Minimum number of instances; must be 0 with scaling.min: 0.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of instances.")
 
     @model_validator(mode="after")
     def _order(self) -> Managed:
         if self.min > self.max:
-            raise ValueError("min is above max")
+            raise ValueError("min must not be greater than max")
         return self
 
 
 class Pool(Section):
-    """One instance type of several, of which AWS takes the first that it has."""
+    """An instance pool, one of several instance types. AWS uses the first type that is available."""
 
     type: PoolType = Field(description="Instance type.")
     priority: Annotated[int, Field(ge=1, le=5)] | None = Field(
-        None, description="1 is first; default: the place in the list."
+        None, description="Priority, where 1 is tried first; default: the position in the list."
     )
     options: dict[str, Option] = Field(
         default_factory=dict,
@@ -162,58 +176,60 @@ class Pool(Section):
 class Instance(Section):
     """The instances."""
 
-    type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest that fits.")
-    pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five types, instead of `type`.")
+    type: InstanceType = Field("auto", description="Instance type; `auto` chooses the cheapest type that fits.")
+    pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five instance types, instead of `type`.")
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Initial number of instances.")
-    unchecked: bool = Field(False, description="Accept a type that seems too small.")
+    unchecked: bool = Field(False, description="Accept an unknown type, or a type that seems too small.")
     price: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Your price for `type`, in US dollars per hour."
     )
     managed: Managed | None = Field(None, description="The number of instances follows the components' copies.")
-    ami: str = Field("auto", description="InferenceAmiVersion; `auto`: by `image.cuda`.")
+    ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses it by `image.cuda`.")
     volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
-        None, description="GB of the EBS volume, for types without NVMe."
+        None, description="Size of the EBS volume in GB, for types without NVMe."
     )
-    variant: Name = Field("AllTraffic", description="Production variant; keep an adopted endpoint's own name.")
+    variant: Name = Field(
+        "AllTraffic", description="Name of the production variant; keep the existing name for an adopted endpoint."
+    )
 
 
 class Timeouts(Section):
-    """Timeouts in seconds; by default derived from the size of the model."""
+    """Timeouts of a start, in seconds. Their defaults depend on the size of the model."""
 
-    download: Seconds | None = Field(None, description="Seconds to download the model data.")
-    startup: Seconds | None = Field(None, description="Seconds until /ping answers 200.")
+    download: Seconds | None = Field(None, description="Timeout of the model data's download, in seconds.")
+    startup: Seconds | None = Field(None, description="Timeout until /ping responds with 200, in seconds.")
     provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
-        None, description="Seconds to find instances; default: AWS's."
+        None, description="Timeout to find instances, in seconds; default: AWS's."
     )
 
 
 class PrefixAware(Section):
-    """Prefix-aware routing: requests with the same beginning go to the same instance."""
+    """Prefix-aware routing, which sends requests with the same beginning to the same instance."""
 
     prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(
-        1024, description="Length of the prefix: bytes of the body, or characters of OpenAI's messages."
+        1024, description="Length of the prefix in bytes of the body, or in characters of OpenAI's messages."
     )
     concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="Number of concurrent requests at which another instance or copy is used."
+        description="Number of concurrent requests from which another instance or copy is used."
     )
 
 
 class Adapter(Section):
-    """A LoRA adapter: an inference component on a base component."""
+    """A LoRA adapter, which is an inference component that uses a base component."""
 
-    name: Name = Field(description="Name, for requests.")
-    artifact: ArtifactUri = Field(description="Its tar.gz in S3.")
+    name: Name = Field(description="Name of the component, which requests use.")
+    artifact: ArtifactUri = Field(description="S3 URI of the adapter's .tar.gz archive.")
 
 
 class Component(Section):
-    """An inference component: copies of the model, or of one of its own, on the endpoint's instances."""
+    """An inference component: copies of a model on the endpoint's instances."""
 
-    name: Name = Field(description="Name, for requests.")
-    copies: Count = Field(1, description="Number of copies; AWS creates no component with 0.")
-    accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
-    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory of a copy, in MB.")
-    cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
-    cache: bool = Field(True, description="Keep image and weights on the instance.")
+    name: Name = Field(description="Name of the component, which requests use.")
+    copies: Count = Field(1, description="Number of copies; AWS does not create components with 0 copies.")
+    accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Number of GPUs for each copy.")
+    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory for each copy, in MB.")
+    cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="Number of CPU cores for each copy.")
+    cache: bool = Field(True, description="Keep the image and the weights on the instance.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters.")
     model: Model | None = Field(None, description="Its own model, instead of `model`.")
     image: Image | None = Field(None, description="Its own image, instead of `image`.")
@@ -223,20 +239,23 @@ class Component(Section):
     environment: dict[str, Variable | None] = Field(
         default_factory=dict, description="Variables that override `environment`; null removes one."
     )
-    sagemaker: ComponentFields = Field(default_factory=dict, description="Like sagemaker.component, for this one.")
+    sagemaker: ComponentFields = Field(
+        default_factory=dict, description="Fields of CreateInferenceComponent, for this component only."
+    )
 
 
 class Scaling(Section):
-    """Automatic scaling between `min` and `max` copies (with components) or instances, by concurrent requests."""
+    """Automatic scaling by concurrent requests, of the components' copies or else of the instances."""
 
     min: Count = Field(
         1,
-        description="Minimum; 0 needs async, or components, whose requests fail until a copy is up.",
+        description="Minimum number of copies or instances; 0 requires async, or components, whose requests fail until "
+        "a copy is ready.",
     )
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum of copies or instances.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
-        description="Target number of concurrent requests per copy, or with async, of waiting ones per instance; "
-        "`lmi deploy bench` finds it."
+        description="Target number of concurrent requests per copy or instance, or with async, of waiting requests; "
+        "`lmi deploy bench` measures it."
     )
     scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two scale-ins.")
     scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two scale-outs.")
@@ -244,80 +263,82 @@ class Scaling(Section):
     @model_validator(mode="after")
     def _order(self) -> Scaling:
         if self.min > self.max:
-            raise ValueError("min is above max")
+            raise ValueError("min must not be greater than max")
         return self
 
 
 class Network(Section):
-    """Your VPC; `isolated`: the container has no network."""
+    """The network of the container: your VPC, or none at all."""
 
-    subnets: tuple[VpcId, ...] = Field((), max_length=16, description="Ids of subnets.")
-    security_groups: tuple[VpcId, ...] = Field((), max_length=5, description="Ids of security groups.")
-    isolated: bool = Field(False, description="EnableNetworkIsolation, with a model in S3.")
+    subnets: tuple[VpcId, ...] = Field((), max_length=16, description="IDs of subnets in your VPC.")
+    security_groups: tuple[VpcId, ...] = Field((), max_length=5, description="IDs of security groups in your VPC.")
+    isolated: bool = Field(False, description="EnableNetworkIsolation; requires a model in S3.")
 
     @model_validator(mode="after")
     def _both(self) -> Network:
         if bool(self.subnets) != bool(self.security_groups):
-            raise ValueError("subnets and security_groups must be given together")
+            raise ValueError("subnets and security_groups must be set together")
         return self
 
 
 class Alarms(Section):
     """CloudWatch alarms, which also trigger the rollback of an update."""
 
-    errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Invocation5XXErrors per minute.")
-    model_errors: Annotated[int, Field(ge=1)] = Field(5, description="InvocationModelErrors per minute.")
+    errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Threshold for Invocation5XXErrors per minute.")
+    model_errors: Annotated[int, Field(ge=1)] = Field(5, description="Threshold for InvocationModelErrors per minute.")
     latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="p95 of ModelLatency, in milliseconds."
+        None, description="Threshold for the 95th percentile of ModelLatency, in milliseconds."
     )
-    notify: TopicArn | None = Field(None, description="SNS topic of the alarms.")
+    notify: TopicArn | None = Field(None, description="ARN of an SNS topic that the alarms notify.")
 
 
 class Update(Section):
     """Updates of an existing endpoint."""
 
     policy: Literal["rolling", "blue_green"] = Field(
-        "rolling", description="In batches, or with a second fleet, which needs twice the capacity."
+        "rolling", description="Update in batches, or with a second fleet, which needs twice the capacity."
     )
-    batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch.")
-    wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between batches, for alarms.")
-    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Versions to keep.")
+    batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch, in percent.")
+    wait: Annotated[int, Field(ge=0, le=3600)] = Field(
+        120, description="Seconds between batches, in which alarms can trigger a rollback."
+    )
+    keep: Annotated[int, Field(ge=1, le=20)] = Field(
+        2, description="Number of versions of models and configurations to keep."
+    )
 
 
 class Async(Section):
-    """Asynchronous inference, in place of real-time inference."""
+    """Asynchronous inference, instead of real-time inference."""
 
-    output: OutputUri = Field(description="S3 URI of the answers.")
-    failures: OutputUri | None = Field(None, description="S3 URI of the failures.")
+    output: OutputUri = Field(description="S3 URI for responses.")
+    failures: OutputUri | None = Field(None, description="S3 URI for failures.")
     concurrency: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="Concurrent requests per instance."
+        None, description="Maximum number of concurrent requests per instance."
     )
-    notify_success: TopicArn | None = Field(None, description="SNS topic of answers.")
-    notify_error: TopicArn | None = Field(None, description="SNS topic of failures.")
+    notify_success: TopicArn | None = Field(None, description="ARN of an SNS topic for successful requests.")
+    notify_error: TopicArn | None = Field(None, description="ARN of an SNS topic for failed requests.")
 
     @property
     def topics(self) -> list[str]:
-        """The topics, each once."""
+        """Return the ARNs of the topics, without duplicates."""
         return list(dict.fromkeys(topic for topic in (self.notify_success, self.notify_error) if topic is not None))
 
 
 class Capture(Section):
-    """Requests and answers as files in S3, for evaluation. They hold whatever clients send."""
+    """Data capture, which stores requests and responses in S3. The files contain everything that clients send."""
 
-    output: OutputUri = Field(description="S3 URI of the files, in the endpoint's region.")
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of requests.")
-    content: Literal["both", "input", "output"] = Field(
-        "both", description="What is captured: requests, answers or both."
-    )
+    output: OutputUri = Field(description="S3 URI for the files, in the endpoint's region.")
+    percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of requests to capture.")
+    content: Literal["both", "input", "output"] = Field("both", description="Capture requests, responses or both.")
 
 
 class Encryption(Section):
-    """Your own KMS keys, in place of AWS's."""
+    """Customer managed KMS keys, instead of AWS managed ones."""
 
-    model_key: KeyId | None = Field(None, description="Key of the model's and adapters' bucket.")
-    secret_key: KeyId | None = Field(None, description="Key of model.token_secret.")
-    volume_key: KeyId | None = Field(None, description="Key of the instances' volume.")
-    output_key: KeyId | None = Field(None, description="Key for the answers of async and batch.")
-    input_key: KeyId | None = Field(None, description="Key of batch.input's bucket.")
-    topic_key: KeyId | None = Field(None, description="Key of async's SNS topics.")
-    capture_key: KeyId | None = Field(None, description="Key of capture's files.")
+    model_key: KeyId | None = Field(None, description="Key that encrypts the bucket of the model and the adapters.")
+    secret_key: KeyId | None = Field(None, description="Key that encrypts model.token_secret.")
+    volume_key: KeyId | None = Field(None, description="Key that encrypts the instances' EBS volumes.")
+    output_key: KeyId | None = Field(None, description="Key that encrypts the output of async and batch.")
+    input_key: KeyId | None = Field(None, description="Key that encrypts batch.input.")
+    topic_key: KeyId | None = Field(None, description="Key that encrypts the SNS topics of async.")
+    capture_key: KeyId | None = Field(None, description="Key that encrypts captured data.")

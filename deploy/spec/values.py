@@ -1,6 +1,6 @@
-"""Types of the specification's values: patterns of AWS's names, and the base of all sections.
+"""Types of the specification's values, with patterns for AWS's names, and the base class of all sections.
 
-Limits and patterns are those of botocore 1.44's service model; tests/deploy/unit/test_spec.py checks them against it.
+Limits and patterns are from botocore 1.44's service model. tests/deploy/unit/test_spec.py compares them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 
 class Section(BaseModel):
-    """A part of the specification: frozen, and an unknown name in it is an error."""
+    """Base class for sections of the specification. They are immutable and reject unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 EXAMPLES: dict[str, str] = {}
-"""Descriptions of patterns for messages, by pattern."""
+"""Descriptions of valid values by pattern, for error messages."""
 
 
 def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
-    """Return the constraint of a string. `example` shows a valid value in messages."""
+    """Return a constraint for strings.
+
+    Args:
+        example: Description of a valid value, for error messages.
+        longest: Maximum length.
+    """
     EXAMPLES[pattern] = example
     return StringConstraints(pattern=pattern, max_length=longest)
 
@@ -42,7 +47,7 @@ KeyId = Annotated[
     str,
     text(
         r"^(arn:aws[a-z-]*:kms:[a-zA-Z0-9:/_-]+|(mrk-)?[0-9a-f-]{32,36}|alias/[a-zA-Z0-9/_-]+)$",
-        "a KMS key's id, its ARN, or alias/name",
+        "the ID, ARN or alias/NAME of a KMS key",
     ),
 ]
 SecretArn = Annotated[
@@ -71,7 +76,7 @@ S3Prefix = Annotated[
         1024,
     ),
 ]
-"""Ends in a slash: SageMaker takes nothing else as a prefix of model data."""
+"""S3 prefix that ends in a slash, as SageMaker requires for model data."""
 ModelUri = Annotated[
     str,
     text(
@@ -89,7 +94,7 @@ ImageUri = Annotated[
     text(
         r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[a-z0-9/._-]+(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
         "an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... (SageMaker "
-        "takes its images from ECR)",
+        "pulls images only from ECR)",
         255,
     ),
 ]
@@ -105,22 +110,22 @@ ReservationArn = Annotated[
         258,
     ),
 ]
-VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an id, such as subnet-0123456789abcdef0", 32)]
+VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an ID, such as subnet-0123456789abcdef0", 32)]
 TagKey = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]+$", "letters, digits, spaces and _.:/=+-@", 128)]
 TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digits, spaces and _.:/=+-@", 256)]
 
 
 def _scalar(value: Any) -> Any:
-    """Validate all four types at once: pydantic would report an error for each."""
+    """Check that a value has one of the four types. Pydantic would report a separate error for each type."""
     if not isinstance(value, str | int | float):
-        raise ValueError("must be a string, a number, true or false; write JSON as a string, in quotes")
+        raise ValueError("must be a string, a number, true or false (put JSON in quotes)")
     return value
 
 
 def _variable(value: Any) -> Any:
-    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
+    """Check that a variable's value is a string: YAML changes `0777` and `12:30:45` to other numbers, `on` to true."""
     if not isinstance(value, str):
-        raise ValueError("must be a string: quote it")
+        raise ValueError("must be a string (put it in quotes)")
     if any(unicodedata.category(one) == "Cc" for one in value):
         raise ValueError("must not contain control characters or line breaks")
     return value

@@ -209,7 +209,7 @@ def test_what_aws_refuses_the_specification_refuses(seed: int) -> None:
 def stricter(line: str) -> bool:
     """Where we know more than botocore, to which a boolean is a number."""
     return any(
-        words in line for words in (" belongs to ", "must begin with s3://", "10, 30, 60", "number (given: true)")
+        words in line for words in (" is set by ", "must start with s3://", "10, 30, 60", "number (given: true)")
     )
 
 

@@ -148,7 +148,7 @@ def alarm_of(cloud: Cloud) -> dict[str, Any]:
 @pytest.mark.parametrize("setting", ["async", "components"])
 def test_only_what_can_be_woken_may_sleep(setting: str) -> None:
     scaled = {**PLAIN, "scaling": ASLEEP["scaling"]}
-    with pytest.raises(ValidationError, match=r"scaling\.min: 0 needs components, or async"):
+    with pytest.raises(ValidationError, match=r"scaling\.min: 0 requires components or async"):
         Spec.model_validate(scaled)
     components = {
         "components": [{"name": "a"}],

@@ -180,7 +180,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"components": [{"name": "a", "model": {"id": "demo"}}, {"name": "b"}]},
             [],
-            "components.1.model: give exactly one of id, s3, path",
+            "components.1.model: set exactly one of id, s3, path",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "a"}]},

@@ -39,42 +39,42 @@ COMPONENTS = {"components": [{"name": "chat"}]}
         ({"capture": {**CAPTURE, "content": "all"}}, "capture.content: must be both, input or output"),
         ({"capture": {"output": "captured"}}, "capture.output: must be written as s3://bucket/answers/"),
         ({"capture": CAPTURE, "async": {"output": "s3://answers/"}}, "capture cannot be combined with async"),
-        ({"encryption": {"capture_key": KEY}}, "encryption.capture_key is for the files of capture"),
+        ({"encryption": {"capture_key": KEY}}, "encryption.capture_key requires capture"),
         (
             {"capture": CAPTURE, "sagemaker": {"endpoint_config": {"DataCaptureConfig": {
                 "InitialSamplingPercentage": 1, "DestinationS3Uri": "s3://b/x",
                 "CaptureOptions": [{"CaptureMode": "Input"}]}}}},
-            "sagemaker.endpoint_config.DataCaptureConfig: belongs to capture",
+            "sagemaker.endpoint_config.DataCaptureConfig: is set by capture",
         ),
-        ({"shadow": {"percent": 10}}, "shadow: is the serving variant: give the shadow's image, model, options, "
+        ({"shadow": {"percent": 10}}, "shadow: is the same as the serving variant; set image, model, options, "
                                       "environment or type"),
         (
             {"shadow": {"percent": 10, "model": {"path": "models", "upload": "s3://models/x/"}}},
-            "shadow: model.path is for the serving model",
+            "shadow: model.path is not supported for the shadow variant",
         ),
-        ({"shadow": {"percent": 10, "model": {}}}, "shadow.model: give exactly one of id, s3, path"),
+        ({"shadow": {"percent": 10, "model": {}}}, "shadow.model: set exactly one of id, s3, path"),
         (
             {"shadow": SHADOW, "instance": {"type": "ml.g6e.xlarge", "variant": "Shadow"}},
-            "instance.variant: Shadow is the name of the shadow's own variant",
+            "instance.variant: Shadow is reserved for the shadow variant",
         ),
         ({"shadow": SHADOW, **COMPONENTS}, "shadow cannot be combined with components"),
         ({"shadow": SHADOW, "async": {"output": "s3://answers/"}}, "shadow cannot be combined with async"),
-        ({"shadow": SHADOW, "instance": {"pools": [{"type": "ml.g6e.xlarge"}]}}, "shadow.type: must be given"),
+        ({"shadow": SHADOW, "instance": {"pools": [{"type": "ml.g6e.xlarge"}]}}, "shadow.type: is required"),
         (
             {"shadow": {"percent": 1, "model": {"id": "a/b"}}, "network": {"isolated": True},
              "model": {"s3": "s3://models/x/"}},
-            "network.isolated: the container cannot reach the hub; give shadow.model.s3",
+            "network.isolated: the container cannot reach the hub; use shadow.model.s3",
         ),
         (
             {"shadow": SHADOW, "sagemaker": {"endpoint_config": {"ShadowProductionVariants": [{"VariantName": "S"}]}}},
-            "sagemaker.endpoint_config.ShadowProductionVariants: belongs to shadow",
+            "sagemaker.endpoint_config.ShadowProductionVariants: is set by shadow",
         ),
         ({"reservation": "llama", **NAMED}, "reservation: must be written as arn:aws:sagemaker:"),
-        ({"reservation": PLAN, "region": "us-east-1", **NAMED}, "reservation: is in eu-west-1, and the endpoint in us"),
-        ({"reservation": PLAN}, "reservation: belongs to one instance type; name it in instance.type"),
+        ({"reservation": PLAN, "region": "us-east-1", **NAMED}, "reservation: is in eu-west-1, but the endpoint is"),
+        ({"reservation": PLAN}, "reservation: is for one instance type; set instance.type to it"),
         (
             {"reservation": PLAN, **NAMED, "sagemaker": {"variant": {"CapacityReservationConfig": {}}}},
-            "sagemaker.variant.CapacityReservationConfig: belongs to reservation",
+            "sagemaker.variant.CapacityReservationConfig: is set by reservation",
         ),
     ],
 )  # fmt: skip
@@ -144,8 +144,8 @@ def test_a_tag_is_of_one_deployment_only() -> None:
     ("changes", "said"),
     [
         ({"endpoint": "team-b"}, "endpoint: team-b is this deployment's own name"),
-        ({"components": []}, "endpoint: only components can be put on another deployment's endpoint"),
-        ({"instance": {"type": "auto"}}, "endpoint: instance.type must be named"),
+        ({"components": []}, "endpoint: requires components"),
+        ({"instance": {"type": "auto"}}, "endpoint: requires instance.type to be the type"),
         ({"routing": "random"}, "routing belongs to the endpoint shared"),
         ({"network": {"isolated": True}}, "network belongs to the endpoint shared"),
         (
@@ -172,7 +172,7 @@ def test_a_tag_is_of_one_deployment_only() -> None:
         ),
         (
             {"batch": {"input": "s3://data/in/", "output": "s3://answers/out"}},
-            "batch: cannot be combined with endpoint, which a job does not need",
+            "batch: cannot be combined with endpoint",
         ),
         ({"shadow": {"percent": 5, "environment": {"MODE": "next"}}}, "shadow cannot be combined with components"),
     ],

@@ -56,13 +56,13 @@ def refused(content: dict[str, Any], tmp_path: Path) -> list[str]:
         ),
         ("variant", {"EnableSSMAccess": "yes"}, '.EnableSSMAccess: must be true or false (given: "yes")'),
         ("variant", {"EnableSSMAccess": None},
-         ".EnableSSMAccess: must be true or false; leave it out, or give a value"),
+         ".EnableSSMAccess: must be true or false; leave it out, or set a value"),
         ("variant", {"CoreDumpConfig": []}, ".CoreDumpConfig: must be a mapping of names to values"),
-        ("variant", {"CoreDumpConfig": {}}, ".CoreDumpConfig.DestinationS3Uri: must be given"),
+        ("variant", {"CoreDumpConfig": {}}, ".CoreDumpConfig.DestinationS3Uri: is required"),
         (
             "variant",
             {"CoreDumpConfig": {"DestinationS3Uri": "https://b/x"}},
-            '.CoreDumpConfig.DestinationS3Uri: must begin with s3:// (given: "https://b/x")',
+            '.CoreDumpConfig.DestinationS3Uri: must start with s3:// (given: "https://b/x")',
         ),
         (
             "variant",
@@ -117,7 +117,7 @@ def test_what_another_setting_decides_is_refused_with_its_name(part: str, place:
     with pytest.raises(ValueError, match=r"belongs to ") as raised:
         SageMaker(**{part: fields})
     where = f".{place}".replace("Specifications.", "Specifications[0].")
-    assert f"{where}: belongs to {OWNED[part][place]}" in str(raised.value)
+    assert f"{where}: is set by {OWNED[part][place]}" in str(raised.value)
 
 
 @in_one_test(("part", "place"), [(part, place) for part, owned in OWNED.items() for place in owned])
@@ -149,7 +149,7 @@ def partition(kind: str) -> dict[str, Any]:
         ({"sagemaker": {"component": partition("mig-1g.10gb")}}, "sagemaker.component: the specification has no"),
         (
             {"sagemaker": {"variant": {"ManagedInstanceScaling": {"ScaleInPolicy": {"Strategy": "IDLE_RELEASE"}}}}},
-            "sagemaker.variant.ManagedInstanceScaling: needs instance.managed",
+            "sagemaker.variant.ManagedInstanceScaling: requires instance.managed",
         ),
         (
             {
@@ -159,7 +159,7 @@ def partition(kind: str) -> dict[str, Any]:
                     }
                 }
             },
-            "sagemaker.endpoint_config.ShadowProductionVariants: SageMaker accepts one per",
+            "sagemaker.endpoint_config.ShadowProductionVariants: SageMaker accepts only one",
         ),
         (
             {**MANAGED, "sagemaker": {"endpoint_config": {"ShadowProductionVariants": [PASSTHROUGH_SHADOW]}}},
@@ -175,11 +175,11 @@ def partition(kind: str) -> dict[str, Any]:
         ({"sagemaker": {"variant": PARTITIONED}}, "AcceleratorPartitionLayouts: needs components"),
         (
             {**MANAGED, "sagemaker": {"variant": PARTITIONED}},
-            "chat: AcceleratorPartitionType: must be given",
+            "chat: AcceleratorPartitionType: is required",
         ),
         (
             {**MANAGED, "sagemaker": {"component": partition("mig-3g.40gb")}},
-            "AcceleratorPartitionType: needs sagemaker.variant.AcceleratorPartitionLayouts",
+            "AcceleratorPartitionType: requires sagemaker.variant.AcceleratorPartitionLayouts",
         ),
         (
             {**MANAGED, "sagemaker": {"variant": PARTITIONED, "component": partition("mig-7g.80gb")}},
@@ -191,7 +191,7 @@ def partition(kind: str) -> dict[str, Any]:
                 "components": [{"name": "chat", "accelerators": 2}],
                 "sagemaker": {"variant": PARTITIONED, "component": partition("mig-3g.40gb")},
             },
-            "a partition has one accelerator, but accelerators is 2",
+            "requires accelerators: 1 (one partition), but accelerators is 2",
         ),
         (
             {**MANAGED, "sagemaker": {"component": {"Specifications": [{"InstanceType": "ml.g6e.xlarge"}]}}},
@@ -225,11 +225,11 @@ def partition(kind: str) -> dict[str, Any]:
         ),
         (
             {"sagemaker": {"endpoint": {"DeploymentConfig": {"RollingUpdatePolicy": {}}}}},
-            "RollingUpdatePolicy: needs update.policy: rolling, and an instance.count above 1",
+            "RollingUpdatePolicy: requires update.policy: rolling, and an instance.count of 2 or more",
         ),
         (
             {"sagemaker": {"model": {"PrimaryContainer": {"ModelDataSource": {"S3DataSource": {"ETag": "x"}}}}}},
-            "ModelDataSource: needs model data in S3",
+            "ModelDataSource: requires a model in S3",
         ),
         *(
             (
@@ -238,7 +238,7 @@ def partition(kind: str) -> dict[str, Any]:
                     **other,
                     "sagemaker": {"model": {"PrimaryContainer": {"ModelDataSource": {"S3DataSource": {"ETag": "x"}}}}},
                 },
-                "ModelDataSource: needs model data in S3",
+                "ModelDataSource: requires a model in S3",
             )
             for other in (
                 {"components": [{"name": "chat"}, {"name": "embed", "model": {"id": "a/b"}}]},

@@ -192,7 +192,7 @@ def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
     ("components", {"components": [{"name": "a", "accelerators": 8}]},
      r"a: accelerators: 8, but ml\.g6e\.12xlarge has 4"),
     ("components", {"instance": {"type": "ml.g6e.12xlarge", "count": 9, "managed": {"min": 0, "max": 4}}},
-     r"instance\.count: 9 is above instance\.managed\.max"),
+     r"instance\.count: 9 is greater than instance\.managed\.max"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_place(case: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
@@ -258,7 +258,7 @@ def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:
     head, *lines = str(raised.value).splitlines()
     wanted = [
         "options.option.dtype: write it without `option.`",
-        "options.model_id: the model is set under model:",
+        "options.model_id: set the model with model.id",
         "options.max_model_len and model.context contradict each other",
         "options.enable_streaming: enable_streaming=true needs batch_size=1, but batch_size=4",
         "environment.OPTION_MAX_LORAS: max_loras=0: must be a whole number of at least 1",
@@ -363,13 +363,13 @@ def test_secrets_are_refused(name: str) -> None:
 
 
 def test_the_containers_own_key_is_refused_with_the_reason() -> None:
-    with pytest.raises(Refused, match="SageMaker authenticates itself, by SigV4") as raised:
+    with pytest.raises(Refused, match="on SageMaker, clients authenticate with SigV4") as raised:
         variables(environment={"LMI_API_KEY": "k"})
     assert "sagemaker:InvokeEndpoint" in raised.value.advice
 
 
 def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
-    with pytest.raises(SpecError, match="MY-NAME: SageMaker accepts only letters"):
+    with pytest.raises(SpecError, match="MY-NAME: a variable's name must consist of letters"):
         variables(environment={"MY-NAME": "x"})
     with pytest.raises(SpecError, match="SERVE: its value is 1025 bytes, but SageMaker accepts 1024"):
         variables(environment={"SERVE": "ü" * 512 + "x"})

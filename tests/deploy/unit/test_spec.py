@@ -99,7 +99,7 @@ def test_variables_on_the_command_line_are_as_they_are_written(file: Path) -> No
 @pytest.mark.parametrize("value", ["0777", "12:30:45", "on", "8080", "0.5", "2026-11-20", "", "[1]"])
 def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Path, value: str) -> None:
     file.write_text(TEXT + f"environment:\n  X: {value}\n")
-    with pytest.raises(SpecError, match=r"environment\.X: must be a string: quote it"):
+    with pytest.raises(SpecError, match=r"environment\.X: must be a string \(put it in quotes\)"):
         read_spec(file)
     file.write_text(TEXT + f"environment:\n  X: '{value}'\n")
     assert read_spec(file).environment == {"X": value}
@@ -122,11 +122,11 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
         ("model.dtype=bf17",
          'model.dtype: must be auto, fp32, bf16, fp16, fp8, int8, mxfp4, fp4 or int4 (given: "bf17")'),
         ("routing=fastest", 'routing: must be least_outstanding or random (given: "fastest")'),
-        ("routing.prefix_length=2048", "routing.concurrency_threshold: must be given"),
+        ("routing.prefix_length=2048", "routing.concurrency_threshold: is required"),
         ("routing={prefix_length: 3, concurrency_threshold: 8}",
          "routing.prefix_length: must be at least 1024 (given: 3)"),
-        ("options.x=[1]", "options.x: must be a string, a number, true or false; write JSON as a string, in quotes"),
-        ("environment.X=[1]", "environment.X: must be a string: quote it"),
+        ("options.x=[1]", "options.x: must be a string, a number, true or false (put JSON in quotes)"),
+        ("environment.X=[1]", "environment.X: must be a string (put it in quotes)"),
         ('environment.X="a\\nb"',
          'environment.X: must not contain control characters or line breaks (given: "a\\nb")'),
         ("model={id: ''}", 'model.id: must not be empty (given: "")'),
@@ -135,25 +135,25 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
          "components.0.copis: there is no such setting; did you mean components.copies?"),
         ("image.uri=docker.io/me/x:1",
          "image.uri: must be an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or "
-         '...@sha256:... (SageMaker takes its images from ECR) (given: "docker.io/me/x:1")'),
+         '...@sha256:... (SageMaker pulls images only from ECR) (given: "docker.io/me/x:1")'),
         ("image.tag=a b", 'image.tag: must be an image\'s tag, such as 1.0-cu130 (given: "a b")'),
-        ("image.aws=djl-lmi", "image: give exactly one of uri, repository, aws, not repository and aws"),
-        ("model.path=here", "model: give exactly one of id, s3, path, not id and path"),
+        ("image.aws=djl-lmi", "image: set exactly one of uri, repository, aws, not repository and aws"),
+        ("model.path=here", "model: set exactly one of id, s3, path, not id and path"),
         ("model.token_secret=hf_abcdef", "model.token_secret: must be written as "
          "arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-token-AbCdEf"),
         (f"model={{s3: s3://bucket/model/, token_secret: '{SECRET}'}}",
-         "model: token_secret is for a model of the hub (id)"),
-        ("scaling={max: 2}", "scaling.concurrency: must be given"),
-        ("scaling={min: 3, max: 2, concurrency: 1}", "scaling: min is above max"),
-        ("tags.lmi:x=a", "tags: lmi:x: names that begin with aws: or lmi: are reserved"),
-        ("encryption.model_key=alias/k", "encryption.model_key is for a model or adapters in S3"),
-        ("encryption.secret_key=alias/k", "encryption.secret_key is for model.token_secret"),
-        ("encryption.topic_key=alias/k", "encryption.topic_key is for the topics of async"),
-        ("encryption.output_key=alias/k", "encryption.output_key is for the answers of async or batch"),
-            ("encryption.input_key=alias/k", "encryption.input_key is for the input of batch"),
-        ("instance.price=2", "instance.price is for a type that instance.type names"),
+         "model: token_secret requires a model on the hub (id)"),
+        ("scaling={max: 2}", "scaling.concurrency: is required"),
+        ("scaling={min: 3, max: 2, concurrency: 1}", "scaling: min must not be greater than max"),
+        ("tags.lmi:x=a", "tags: lmi:x: names that start with aws: or lmi: are reserved"),
+        ("encryption.model_key=alias/k", "encryption.model_key requires a model or adapters in S3"),
+        ("encryption.secret_key=alias/k", "encryption.secret_key requires model.token_secret"),
+        ("encryption.topic_key=alias/k", "encryption.topic_key requires async.notify_success or async.notify_error"),
+        ("encryption.output_key=alias/k", "encryption.output_key requires async or batch"),
+            ("encryption.input_key=alias/k", "encryption.input_key requires batch"),
+        ("instance.price=2", "instance.price requires instance.type to be a type other than auto"),
         ("network.isolated=true",
-         "network.isolated: the container cannot reach the hub; give model.path or model.s3"),
+         "network.isolated: the container cannot reach the hub; use model.path or model.s3"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(file: Path, setting: str, said: str) -> None:
@@ -184,9 +184,9 @@ def test_sections_that_disagree_and_wrong_options_are_said_with_them(file: Path)
         "options.x: must be a string",
         "instance.count: must be at least 1",
         "network.isolated: the container cannot reach the hub",
-        "tags: lmi:x: names that begin with",
-        "encryption.output_key is for the answers of async",
-        "options.model_id: the model is set under model:",
+        "tags: lmi:x: names that start with",
+        "encryption.output_key requires async or batch",
+        "options.model_id: set the model with model.id",
         "options.max_rolling_batchsize: unknown option 'max_rolling_batchsize'; did you mean 'max_rolling_batch_size'?",
         "options.dtype: dtype=int9: must be one of",
         "environment.OPTION_MAX_LORAS: max_loras=0: must be a whole number of at least 1",
@@ -224,7 +224,7 @@ def test_files_that_are_none(file: Path, text: str, said: str) -> None:
 
 def test_what_is_no_yaml_is_said_in_a_line(file: Path) -> None:
     said = wrong(file, text="name: x\nimage: [\n")
-    assert said == "FILE: not YAML: line 3, column 1: expected the node content, but found '<stream end>'"
+    assert said == "FILE: is not valid YAML: line 3, column 1: expected the node content, but found '<stream end>'"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         ("name", "--set name: must be KEY=VALUE, such as instance.type=ml.g5.xlarge"),
         ("a..b=1", "--set a..b=1: must be KEY=VALUE, such as instance.type=ml.g5.xlarge"),
-        ("name.x=1", "--set name.x=1: name has no names below it"),
+        ("name.x=1", "--set name.x=1: name is not a mapping, so it has no fields"),
         ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a is given twice, in lines 1 and 1"),
     ],
 )
@@ -246,9 +246,9 @@ def test_settings_that_are_none(file: Path, setting: str, said: str) -> None:
 
 
 def test_the_command_line_is_named_where_there_is_no_file() -> None:
-    with pytest.raises(SpecError, match=r"^the command line:\n  role: must be given\n  image: must be given"):
+    with pytest.raises(SpecError, match=r"^the command line:\n  role: is required\n  image: is required"):
         read_spec(None, ["name=x"])
-    with pytest.raises(SpecError, match=r"^give the FILE of a specification"):
+    with pytest.raises(SpecError, match="no specification was given"):
         read_spec(None)
 
 

@@ -190,9 +190,13 @@ def test_no_model_at_the_top_level_is_needed_where_each_has_its_own(tmp_path: Pa
     assert [server.model.id for server in servers(found)] == ["org/small", "org/large"]
     with pytest.raises(SpecError) as raised:
         read(tmp_path, {**rest, "components": [both[0], {"name": "b"}], "xyz": 1})
-    for line in "components.1.model: give exactly one of id, s3, path", "components.1.image: give", "xyz: there is no":
+    for line in (
+        "components.1.model: set exactly one of id, s3, path",
+        "components.1.image: set exactly",
+        "xyz: there is no",
+    ):
         assert line in str(raised.value)
-    with pytest.raises(SpecError, match="model: must be given"):
+    with pytest.raises(SpecError, match="model: is required"):
         read(tmp_path, {**rest, "image": image, "components": [{"name": "b"}]})
 
 

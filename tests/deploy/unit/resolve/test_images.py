@@ -62,7 +62,7 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.Monk
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(SpecError, match=r"^image\.tag: must be given"):
+    with pytest.raises(SpecError, match=r"^image\.tag: is required"):
         resolve_image(Image(repository="lmi"), "us-east-1", ACCOUNT)
 
 
