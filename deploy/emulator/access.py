@@ -82,7 +82,7 @@ def check_signature(authorization: str | None, region: str | None) -> str:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     signed = _SIGNED.fullmatch(authorization)
     if signed is None:
-        raise ApiError(403, "IncompleteSignature", "The Authorization header is not of Signature Version 4.")
+        raise ApiError(403, "IncompleteSignature", "The Authorization header is not a Signature Version 4.")
     return _region(signed[1], region, "InvalidSignatureException")
 
 
@@ -142,7 +142,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         raise _access_denied(f"the bearer token is valid for {seconds} s, but the maximum is {_LONGEST} s")
     if now > until:
         raise ApiError(
-            403, "ExpiredTokenException", f"The bearer token was valid for {seconds} s from {made.isoformat()}."
+            403, "ExpiredTokenException", f"The bearer token expired: valid for {seconds} s from {made.isoformat()}."
         )
     return _region(scope, region, "AccessDeniedException")
 

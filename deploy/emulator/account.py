@@ -163,8 +163,8 @@ REHEARSAL = "LMI_REHEARSAL"
 """Environment variable of a model that makes the start of its endpoint or component fail."""
 _ENDS = {
     "exit": "the container exits with status 1",
-    "no-ping": "the container never answers /ping",
-    "ping-500": "the container answers /ping with 500",
+    "no-ping": "the container never responds to /ping",
+    "ping-500": "the container responds to /ping with status 500",
 }
 """Failures of a container's start, each with its log line. SageMaker reports the same FailureReason for all of them."""
 _NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"

@@ -136,7 +136,7 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
         if name in passed and not pattern.fullmatch(passed[name]):
             raise validation_error(f"Header {name} must match {pattern.pattern}.")
     if passed.get(SESSION_ID) == NEW_SESSION and not operation.may_open_session:
-        raise validation_error("A session is opened by InvokeEndpoint only: SessionId cannot be NEW_SESSION here.")
+        raise validation_error("SessionId cannot be NEW_SESSION here, as only InvokeEndpoint opens sessions.")
     for name, source in (("Content-Type", operation.content_type), ("Accept", operation.accept)):
         if source in headers:
             passed[name] = headers[source]

@@ -110,7 +110,7 @@ def _holds(operator: str, key: str, values: list[str], context: Context) -> bool
     given = next((value for there, value in context.items() if there.lower() == key.lower()), None)
     if given is None:
         return name.endswith("IfExists")
-    assert isinstance(given, str) == (not several), f"{key}: {operator} is for {'several' if several else 'one'}"
+    assert isinstance(given, str) == (not several), f"{key}: {operator} needs {'a list' if several else 'one value'}"
     return any(compare(pattern, value) for pattern in values for value in _list(given))
 
 

@@ -27,7 +27,7 @@ _MOST_BYTES = 8 << 20  # maximum size of the events that are not written yet
 _SAMPLED = 100.0  # percent
 
 Answer = tuple[str, bytes]
-"""Content type and body."""
+"""Content type and body of a response."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class Endpoint:
         if variant is not None and variant != self.variant:
             raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {self.variant}.")
         if not self.healthy:
-            raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
+            raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} passes its health check.")
 
     def component(self, component: str | None) -> Component | None:
         """Return the requested component, or None if the endpoint has no components.
@@ -328,7 +328,7 @@ class Endpoint:
         base = known if known.base is None else self.components[known.base]
         if not base.healthy:
             raise ApiError(
-                503, "ServiceUnavailable", f"No copy of Inference Component {component} answers its health check."
+                503, "ServiceUnavailable", f"No copy of Inference Component {component} passes its health check."
             )
         return known
 

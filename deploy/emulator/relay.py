@@ -154,7 +154,7 @@ class Relay:
                 await raise_for_status(reply, log_stream)
                 data = await _read(reply, MOST + 1)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            log.warning("the container did not answer: %s", error or "timed out")
+            log.warning("the container did not respond: %s", error or "timed out")
             raise model_error(0, TIMED_OUT, log_stream) from error
         if len(data) > MOST:
             raise model_error(0, TOO_LARGE, log_stream)

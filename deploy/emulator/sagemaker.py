@@ -308,7 +308,7 @@ class Calls:
                 if variant.get("ManagedInstanceScaling", {}).get("Status") == "ENABLED":
                     raise Invalid("ManagedInstanceScaling is only supported for inference component endpoints.")
             elif "ExecutionRoleArn" not in p:
-                raise Invalid("ExecutionRoleArn must be given where a variant has no model.")
+                raise Invalid("ExecutionRoleArn is required if a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
         made = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
@@ -319,7 +319,7 @@ class Calls:
         prefix = routing.get("PrefixAwareRoutingConfig", {})
         aware = routing.get("RoutingStrategy") == "PREFIX_AWARE"
         if set(prefix) != ({"PrefixLength", "ConcurrencyThreshold"} if aware else set()):
-            raise Invalid("PrefixLength and ConcurrencyThreshold are required with PREFIX_AWARE, and only with it.")
+            raise Invalid("PREFIX_AWARE requires PrefixLength and ConcurrencyThreshold; no other strategy allows them.")
 
     def _check_types(self, variant: dict[str, Any]) -> None:
         """Check that a variant has either one instance type or pools of different types and priorities."""

@@ -1,4 +1,4 @@
-"""The run of `lmi deploy local`: the emulator, the containers behind it, their health checks, and the shutdown."""
+"""Implementation of `lmi deploy local`, which runs the emulator and its containers until a signal stops them."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ class Calls:
             raise Invalid("Model data sources are not supported for batch transform.")
         concurrent, payload = p.get("MaxConcurrentTransforms", 0), p.get("MaxPayloadInMB", _PAYLOAD)
         if payload > 100 or concurrent * payload > 100:
-            raise Invalid(f"MaxConcurrentTransforms * MaxPayloadInMB is {concurrent * payload}: at most 100.")
+            raise Invalid(f"MaxConcurrentTransforms * MaxPayloadInMB must be at most 100, not {concurrent * payload}.")
         if p.get("BatchStrategy") and p["TransformInput"].get("SplitType", "None") == "None":
-            raise Invalid("A BatchStrategy needs a SplitType.")
+            raise Invalid("BatchStrategy requires SplitType.")
         if p["TransformResources"]["InstanceCount"] > 100:
-            raise Invalid("InstanceCount: at most 100.")
+            raise Invalid("InstanceCount must be at most 100.")
         if absent := list(_absent(p)):
             raise Invalid(f"The rehearsal does not support {', '.join(absent)}.")
         made = self._jobs.create(KIND, name, p, region)

@@ -79,13 +79,13 @@ def measure(
         clock: Function that returns the time in seconds.
     """
     yield _measure("a whole response", lambda: _plain(target, clock))
-    yield _measure("Accept on a whole response", lambda: _accept_plain(target))
-    yield _measure("Accept on a stream", lambda: _accept_stream(target))
+    yield _measure("the Accept header of a whole response", lambda: _accept_plain(target))
+    yield _measure("the Accept header of a stream", lambda: _accept_stream(target))
     yield _measure("PayloadParts of a stream", lambda: _parts(target, tokens, clock))
     yield _measure("response headers", lambda: _headers(target))
     yield _measure("a session", lambda: _session(target))
     for size in SIZES:
-        yield _measure(f"a body of {size / MIB:.2f} MiB", lambda size=size: _size(target, size))  # type: ignore[misc]
+        yield _measure(f"a request body of {size / MIB:.2f} MiB", lambda size=size: _size(target, size))  # type: ignore[misc]
     if slow:
         yield _measure("a response longer than the timeout", lambda: _slow(target, slow, clock))
         yield _measure("a stream longer than a minute", lambda: _parts(target, slow, clock))

@@ -37,7 +37,7 @@ class ScalingTarget:
 
     @property
     def resource(self) -> Resource:
-        """Return the resource, as `wait_for` expects it."""
+        """Return the resource to wait for with `wait_for`."""
         return Resource(self.kind, self.name, {})
 
 
@@ -59,7 +59,8 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
         if "BaseInferenceComponentName" not in item.get("Specification", {}):  # an adapter has no copies of its own
             components[name] = int(item.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
     if component is None and len(components) > 1:
-        raise Refused(f"{endpoint} has several components", f"Give --component: {', '.join(sorted(components))}.")
+        advice = f"Choose one with --component: {', '.join(sorted(components))}."
+        raise Refused(f"{endpoint} has several components", advice)
     if component is not None and component not in components:
         raise NotThere(
             f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(components)) or 'none'}."

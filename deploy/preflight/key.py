@@ -28,7 +28,7 @@ class Use:
     Attributes:
         option: Name of the key's field in `encryption`.
         what: Resource that the key encrypts, as text.
-        users: Who needs the permissions for the key that `lmi deploy iam` prints, as text.
+        users: Roles and users that need the permissions for the key, as text. `lmi deploy iam` prints the permissions.
         at_rest: Whether the resource must already be encrypted with the key. If False, the key is for new data only.
         hint: Advice to add if the resource is not encrypted with the key.
     """

@@ -295,10 +295,10 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
         remarks.append(f"the {instance.gpu} is older than Ampere, and AWS's vLLM is built for Ampere and newer")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
         remarks.append(
-            f"the {instance.gpu} does not compute in {need.dtype}, so it saves memory but computes in 16 bits"
+            f"the {instance.gpu} does not compute in {need.dtype}: weights need less memory, but it computes in 16 bits"
         )
     if not instance.gpus and not instance.family.endswith("7i"):
-        remarks.append("no AMX: bf16 is slow")
+        remarks.append("no AMX, so bf16 is slow")
     if not instance.gpus and instance.vcpus < 4:
         remarks.append("few cores")
     if degree > _BUS_LIMIT and not instance.nvlink:
@@ -436,7 +436,7 @@ def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
 
 
 def _row(item: Fit, chosen: bool) -> tuple[str, ...]:
-    notes = (["taken"] if chosen else []) + ([item.problem] if item.problem else list(item.remarks))
+    notes = (["chosen"] if chosen else []) + ([item.problem] if item.problem else list(item.remarks))
     instance = item.instance
     return (
         instance.name,

@@ -59,7 +59,7 @@ class Price:
             ValueError: The price is unknown.
         """
         if self.usd is None:
-            raise ValueError("no price is known")
+            raise ValueError("the price is unknown")
         if self.usd < 0.5:
             return 0, 0.5
         low = 2.0 ** math.floor(math.log2(self.usd))

@@ -92,7 +92,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
     if model.token_secret is not None:
         if is_aws_image(decision.image):
             raise SpecError(
-                "model.token_secret: AWS's image does not read secrets, but only this project's images do",
+                "model.token_secret: AWS's image does not read secrets; only this project's images do",
                 "Use one of these images (documents: container), or upload the model to S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")

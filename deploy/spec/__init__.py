@@ -50,7 +50,7 @@ Routing = Annotated[
 
 
 class Spec(Section):
-    """A deployment on SageMaker."""
+    """The specification of a deployment on SageMaker."""
 
     # `image` and `model` are not required: `with_parts_of_components` sets them if each component has its own.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["name", "role"]))
@@ -71,7 +71,7 @@ class Spec(Section):
         description="The handler's options, without `option.`.",
     )
     environment: dict[str, Variable] = Field(
-        default_factory=dict, description="Additional environment variables; no secrets."
+        default_factory=dict, description="Additional environment variables, which must not contain secrets."
     )
     instance: Instance = Field(Instance(), description="The instances.")
     timeouts: Timeouts = Field(Timeouts(), description="Timeouts for starting.")
@@ -159,7 +159,7 @@ class Spec(Section):
             if self.asynchronous is None and not self.components:
                 yield "scaling.min: 0 requires components or async; other endpoints always need an instance"
             elif self._keeps_instances():
-                yield "scaling.min: 0 requires instance.managed.min: 0; otherwise instances without copies stay"
+                yield "scaling.min: 0 requires instance.managed.min: 0; otherwise instances without copies keep running"
         if self.components and self.asynchronous is not None:
             yield "async cannot be combined with components"
         yield from component_contradictions(self)

@@ -73,7 +73,7 @@ def with_parts_of_components(content: Any) -> Any:
 
 
 def component_contradictions(spec: Spec) -> Iterator[str]:
-    """Yield contradictions between the components."""
+    """Yield a line for each contradiction between components."""
     names = [component.name for component in spec.components]
     names += [adapter.name for component in spec.components for adapter in component.adapters]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -142,12 +142,12 @@ class Shadow(Section):
     """A shadow variant, which has another image, model or options. It gets copies of requests."""
 
     percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests to copy.")
-    image: Image | None = Field(None, description="Its image; default: `image`.")
-    model: Model | None = Field(None, description="Its model, with `id` or `s3`; default: `model`.")
+    image: Image | None = Field(None, description="Image of the shadow variant; default: `image`.")
+    model: Model | None = Field(None, description="Model of the shadow variant, with `id` or `s3`; default: `model`.")
     options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
     environment: dict[str, Variable] = Field(default_factory=dict, description="Variables that override `environment`.")
-    type: InstanceType | None = Field(None, description="Its instance type; default: instance.type.")
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Its number of instances.")
+    type: InstanceType | None = Field(None, description="Instance type of the shadow variant; default: instance.type.")
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Number of instances of the shadow variant.")
 
     @model_validator(mode="after")
     def _other(self) -> Shadow:

@@ -18,7 +18,7 @@ def disagreements(spec: Spec) -> Iterator[str]:
     """Yield a line for each contradiction. It starts with the field's name."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
     if spec.sagemaker.component and not spec.components:
-        yield "sagemaker.component: the specification has no components"
+        yield "sagemaker.component: requires components"
     if "AsyncInferenceConfig" in config and spec.asynchronous is None:
         yield f"{_CONFIG}.AsyncInferenceConfig: requires async"
     if "CrossRegionTrafficConfig" in config and spec.asynchronous is not None:

@@ -183,7 +183,9 @@ class Instance(Section):
     price: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Your price for `type`, in US dollars per hour."
     )
-    managed: Managed | None = Field(None, description="The number of instances follows the components' copies.")
+    managed: Managed | None = Field(
+        None, description="Managed instance scaling, in which the number of instances follows the components' copies."
+    )
     ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses it by `image.cuda`.")
     volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
         None, description="Size of the EBS volume in GB, for types without NVMe."
@@ -231,8 +233,8 @@ class Component(Section):
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="Number of CPU cores for each copy.")
     cache: bool = Field(True, description="Keep the image and the weights on the instance.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters.")
-    model: Model | None = Field(None, description="Its own model, instead of `model`.")
-    image: Image | None = Field(None, description="Its own image, instead of `image`.")
+    model: Model | None = Field(None, description="The component's own model, instead of `model`.")
+    image: Image | None = Field(None, description="The component's own image, instead of `image`.")
     options: dict[str, Option | None] = Field(
         default_factory=dict, description="Options that override `options`; null removes one."
     )

@@ -57,7 +57,7 @@ _NAMES = {
 """Kinds of layers by the words in `layer_types` and the letters in `hybrid_override_pattern`. Others count as FULL."""
 
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2}
-"""Periods of layers with full attention by model type, for models whose config.json does not state it.
+"""Periods of full attention by model type, for types whose config.json does not state the period.
 
 With a period of 6, every sixth layer has full attention.
 """

@@ -163,7 +163,7 @@ def test_several_components_must_be_named(cloud: Cloud) -> None:
     make_endpoint(cloud, components=("chat-a", "chat-b"))
     with pytest.raises(Refused, match="several components") as refused:
         scale.scaling_target(aws(), "chat")
-    assert refused.value.advice == "Give --component: chat-a, chat-b."
+    assert refused.value.advice == "Choose one with --component: chat-a, chat-b."
     assert scale.scaling_target(aws(), "chat", "chat-b").target == "inference-component/chat-b"
     with pytest.raises(NotThere, match="no component 'chat-c'"):
         scale.scaling_target(aws(), "chat", "chat-c")
@@ -246,8 +246,8 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
     plain = found["a whole response"].figures
     assert plain is not None
     assert plain["bytes"] > 0
-    assert found["Accept on a stream"].answer.startswith("has no effect: application/jsonlines returns")
-    assert found["Accept on a stream"].figures == {
+    assert found["the Accept header of a stream"].answer.startswith("has no effect: application/jsonlines returns")
+    assert found["the Accept header of a stream"].figures == {
         "content_types": {
             "application/jsonlines": "application/jsonlines",
             "text/event-stream": "application/jsonlines",
@@ -258,7 +258,7 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
     assert parts["parts"] > 6
     assert parts["bytes_max"] == 7
     assert parts["first_after"] <= parts["last_after"]
-    assert found["a body of 20.00 MiB"].answer == "accepted"
+    assert found["a request body of 20.00 MiB"].answer == "accepted"
     headers = found["response headers"].figures
     assert headers is not None
     assert "x-amzn-invoked-production-variant" in headers["headers"]

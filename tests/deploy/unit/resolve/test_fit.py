@@ -110,7 +110,7 @@ def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits_which_a_remark_
     for name, dtype in cases:
         found = fit(replace(LLAMA_8B, dtype=dtype, weight_only=True), instance(name))
         assert found.fits
-        assert [line for line in found.remarks if f"does not compute in {dtype}, so it saves memory" in line]
+        assert [line for line in found.remarks if f"does not compute in {dtype}: weights need less memory" in line]
     old = fit(replace(LLAMA_8B, dtype="fp8", weight_only=True), instance("ml.g4dn.xlarge"))
     assert old.problem == "fp8 needs compute capability 8.0, but the T4 has 7.5"
     best = cheapest(rank(replace(LLAMA_8B, dtype="fp8", weight_only=True)))
@@ -190,7 +190,7 @@ def test_a_cpu_type_holds_it_in_ram() -> None:
     assert found.limit == pytest.approx(0.9 * (8 - 2))
     assert (found.fits, found.degree) == (True, 1)
     assert "RAM" in fit(need, instance("ml.c7i.large")).problem
-    assert fit(need, instance("ml.m5.large")).remarks == ("no AMX: bf16 is slow", "few cores")
+    assert fit(need, instance("ml.m5.large")).remarks == ("no AMX, so bf16 is slow", "few cores")
 
 
 @in_one_test(
@@ -253,12 +253,12 @@ def test_the_table_shows_one_type_a_family_and_the_taken_one() -> None:
     ]  # fmt: skip
     assert {len(row) for row in table} == {len(COLUMNS)}
     assert table[0] == ("ml.g6.2xlarge", "1 x L4 22 GiB", "1", "15.0", "2.7", "2.5", "21816", "2", "$1-2/h", "")
-    assert table[-1][-1] == "taken"
+    assert table[-1][-1] == "chosen"
 
 
 def test_the_table_says_why_the_taken_one_does_not_fit() -> None:
     table = rows(Candidates(LLAMA_70B, "known model", rank(LLAMA_70B), fit(LLAMA_70B, instance("ml.g5.12xlarge"))))
-    assert table[-1][-1].startswith("taken; weights of 32.9 GiB")
+    assert table[-1][-1].startswith("chosen; weights of 32.9 GiB")
 
 
 @pytest.mark.parametrize("width", [80, 139, 140, 180])

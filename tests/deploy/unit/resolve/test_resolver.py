@@ -223,7 +223,7 @@ def test_advice_on_a_type_of_which_nothing_is_known() -> None:
 def test_advice_shows_the_users_price() -> None:
     asked = candidates(instance={"type": "ml.g6e.xlarge", "price": 1.23})
     assert asked is not None
-    (row,) = [row for row in rows(asked) if "taken" in row[-1]]
+    (row,) = [row for row in rows(asked) if "chosen" in row[-1]]
     assert (row[0], row[8]) == ("ml.g6e.xlarge", "$1.23/h")
 
 
