@@ -460,7 +460,7 @@ def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
     quotas["ml.g5.xlarge for endpoint usage"] = 0.0
     found = run("quota")
     assert found.verdict is Verdict.ERROR
-    assert "Request 1 of `ml.g5.xlarge for endpoint usage`" in found.advice
+    assert "Request a quota of 1 for `ml.g5.xlarge for endpoint usage`" in found.advice
     quotas.clear()
     assert run("quota").verdict is Verdict.WARNING
 

@@ -60,7 +60,7 @@ def test_a_container_that_dies_in_service_is_told_and_answers_fail() -> None:
     with local_process(*ECHO) as local:
         os.kill(local.container_pid(), signal.SIGKILL)
         local.wait_said("the container was killed by SIGKILL. Its last log lines:")
-        assert local.log.count("container was ended") == 1
+        assert local.log.count("container was killed") == 1
         with pytest.raises(ClientError) as raised:
             client(local.url).invoke_endpoint(EndpointName="local", Body=b"{}")
         assert raised.value.response["Error"]["Code"] == "ServiceUnavailable"

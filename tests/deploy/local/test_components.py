@@ -134,7 +134,7 @@ def test_one_that_dies_leaves_its_neighbours_in_service(tmp_path: Path) -> None:
         dying = next(pid for pid in processes if named(pid, local, "a"))
         os.kill(dying, signal.SIGKILL)
         local.wait_said("inference component a: the container was killed by SIGKILL")
-        with pytest.raises(ClientError, match="No copy of Inference Component a answers") as raised:
+        with pytest.raises(ClientError, match="No copy of Inference Component a passes") as raised:
             ask(local, "a")
         assert raised.value.response["Error"]["Code"] == "ServiceUnavailable"
         assert ask(local, "b").startswith(ECHOED)

@@ -93,7 +93,7 @@ def test_lines_at_a_time_and_their_size_fit_together(
 @in_one_test("payload_mb", [None, 1, 2, 6, 33, 50, 100])
 def test_no_amounts_are_beyond_what_aws_takes(concurrency: int | None, payload_mb: int | None) -> None:
     if (concurrency or 1) * (payload_mb or 1) > 100:
-        with pytest.raises(ValidationError, match="batch transform accepts 100"):
+        with pytest.raises(ValidationError, match="batch transform accepts at most 100"):
             Batch.model_validate({**PLACES, "concurrency": concurrency, "payload_mb": payload_mb})
         return
     lines, megabytes = amounts(spec("plain", batch={**PLACES, "concurrency": concurrency, "payload_mb": payload_mb}))

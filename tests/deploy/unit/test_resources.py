@@ -190,7 +190,7 @@ def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
 
 @pytest.mark.parametrize(("case", "changes", "message"), [
     ("components", {"components": [{"name": "a", "accelerators": 8}]},
-     r"a: accelerators: 8, but ml\.g6e\.12xlarge has 4"),
+     r"component a: accelerators: 8 GPUs are requested, but ml\.g6e\.12xlarge has 4"),
     ("components", {"instance": {"type": "ml.g6e.12xlarge", "count": 9, "managed": {"min": 0, "max": 4}}},
      r"instance\.count: 9 is greater than instance\.managed\.max"),
 ])  # fmt: skip
@@ -371,13 +371,13 @@ def test_the_containers_own_key_is_refused_with_the_reason() -> None:
 def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
     with pytest.raises(SpecError, match="MY-NAME: a variable's name must consist of letters"):
         variables(environment={"MY-NAME": "x"})
-    with pytest.raises(SpecError, match="SERVE: its value is 1025 bytes, but SageMaker accepts 1024"):
+    with pytest.raises(SpecError, match="SERVE: the value has 1025 bytes, but SageMaker accepts at most 1024"):
         variables(environment={"SERVE": "ü" * 512 + "x"})
-    with pytest.raises(SpecError, match=r"N{2}.*: its name is 1100 bytes"):
+    with pytest.raises(SpecError, match=r"N{2}.*: the name has 1100 bytes"):
         variables(environment={"N" * 1100: "x"})
-    with pytest.raises(SpecError, match=r"10\d variables, but SageMaker accepts 100"):
+    with pytest.raises(SpecError, match=r"10\d variables, but SageMaker accepts at most 100"):
         variables(environment={f"V{number}": "x" for number in range(100)})
-    with pytest.raises(SpecError, match="bytes in total, but SageMaker accepts 32768") as raised:
+    with pytest.raises(SpecError, match="bytes in total, but SageMaker accepts at most 32768") as raised:
         variables(environment={f"V{number}": "x" * 1000 for number in range(40)})
     assert "serving.properties" in raised.value.advice
 

@@ -264,9 +264,9 @@ def test_anchors_are_no_names_that_stand_twice(file: Path) -> None:
 def test_what_python_cannot_read_is_no_yaml(tmp_path: Path, more: str) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(f"name: llama\n{more}")
-    with pytest.raises(SpecError, match="not YAML"):
+    with pytest.raises(SpecError, match="is not valid YAML"):
         read_spec(path)
-    with pytest.raises(SpecError, match="not YAML"):
+    with pytest.raises(SpecError, match="is not valid YAML"):
         read_spec(None, [f"options={{{more.strip().lstrip('?')}}}"] if "?" not in more else ["options={? [a] : 1}"])
 
 
@@ -279,11 +279,11 @@ def test_numbers_without_end_are_refused(setting: str) -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ('environment: {A: "\\ud800"}', "a.yaml: line 2: \\ud800 is not text"),
-        ('sagemaker: {variant: {"\\udc80": x}}', "a.yaml: line 2: \\udc80 is not text"),
+        ('environment: {A: "\\ud800"}', "a.yaml: line 2: \\ud800 contains a lone surrogate"),
+        ('sagemaker: {variant: {"\\udc80": x}}', "a.yaml: line 2: \\udc80 contains a lone surrogate"),
         (
             'sagemaker: {model: {PrimaryContainer: {ContainerHostname: "x\\ud800"}}}',
-            "a.yaml: line 2: x\\ud800 is not text",
+            "a.yaml: line 2: x\\ud800 contains a lone surrogate",
         ),
     ],
 )

@@ -130,7 +130,7 @@ def test_copies_that_fit_in_sum_and_on_no_instance_are_told() -> None:
     three = {"name": "a", "accelerators": 3, "copies": 2, "options": {"tensor_parallel_degree": 1}}
     two = {"name": "b", "accelerators": 2, "model": SMALL}
     said = resolution(three, two, instance={**FOUR, "count": 2}).decision.warnings
-    assert any("component b may not find an instance with enough room" in one for one in said)
+    assert any("component b may not find an instance with enough free resources" in one for one in said)
     said = resolution({**three, "copies": 1}, two, instance={**FOUR, "count": 2}).decision.warnings
     assert not any("may not find an instance" in one for one in said)
 

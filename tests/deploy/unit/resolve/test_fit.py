@@ -96,7 +96,7 @@ def test_a_shape_without_embeddings_supposes_a_tenth_of_them() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "problem"),
     [
-        ("ml.g4dn.xlarge", "bf16", "bf16 needs compute capability 8.0, the T4 has 7.5"),
+        ("ml.g4dn.xlarge", "bf16", "bf16 needs compute capability 8.0, but the T4 has 7.5"),
         ("ml.g5.xlarge", "fp8", "fp8 needs compute capability 8.9, but the A10G has 8.6"),
         ("ml.p5.48xlarge", "fp4", "fp4 needs compute capability 10.0, but the H100 has 9.0"),
     ],

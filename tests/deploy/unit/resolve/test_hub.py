@@ -137,7 +137,7 @@ def test_a_wrong_token(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HF_TOKEN", "hf_bad")
     double.add("me/mine", LLAMA).gated = True
     (note,) = find_size(spec(), hub=Hub()).notes
-    assert note.endswith("is gated (status 403); accept its licence with the account of your token.")
+    assert note.endswith("is gated (status 401); accept its licence with the account of your token.")
     assert "hf_bad" not in note
 
 
@@ -331,9 +331,9 @@ def lie(**changes: Any) -> bytes:
         (b"0" * 1600, r"says that its header has \d{19} bytes, but the file has 1600 bytes"),
         (struct.pack("<Q", 2**63), "says that its header has 9223372036854775808 bytes"),
         (struct.pack("<Q", 0) + b"{}", "says that its header has 0 bytes"),
-        (struct.pack("<Q", 4) + b"{{{{", "the header is not JSON: JSONDecodeError"),
-        (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "the header is not JSON: "),
-        (struct.pack("<Q", 200_000) + b"[" * 200_000, "the header is not JSON: RecursionError"),
+        (struct.pack("<Q", 4) + b"{{{{", "the header is not valid JSON: JSONDecodeError"),
+        (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "the header is not valid JSON: "),
+        (struct.pack("<Q", 200_000) + b"[" * 200_000, "the header is not valid JSON: RecursionError"),
         (struct.pack("<Q", 2) + b"[]", "the header is not a JSON object"),
         (struct.pack("<Q", 7) + b'{"a":1}', "'a' is not an object"),
         (lie(shape=[2, 3]), "the tensor 'a' has 6 elements, but 8 bytes"),
