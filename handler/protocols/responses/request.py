@@ -417,14 +417,16 @@ class ToolsReader:
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
-        """Return the request with the custom tools to name if the engine refuses its structured output.
+        """Return the request with the fields to name if the engine refuses its structured output.
 
-        They are named if no schema of another tool can be the reason.
+        Custom tools are named if no schema of another tool can be the reason.
 
         Args:
             choice: `tool_choice` in the form of a chat.
         """
-        if request.names.structured_output != "tools":
+        rule, field = request.sampling.structured_output, request.names.structured_output
+        with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
+        if field != "tools" and not with_text:
             return request
         chosen, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
         if isinstance(choice, dict):
@@ -432,11 +434,13 @@ class ToolsReader:
             listed = [tool["function"]["name"] for tool in allowed["tools"]]
             chosen = [function for function in chosen if function["name"] in listed]
             called = allowed["mode"] == "required"
-        compiled = [function["name"] for function in chosen if called or function.get("strict")]
-        if not compiled or not set(compiled) <= set(self.formats):
+        compiled = [function["name"] for function in chosen if called or with_text or function.get("strict")]
+        custom = [name for name in compiled if name in self.formats]
+        if not custom:
             return request
-        names = request.names._replace(structured_output=f"tools: the format of {' or '.join(compiled)}")
-        return request._replace(names=names)
+        blamed = f"tools: the format of {' or '.join(custom)}" if custom == compiled else "tools"
+        blamed += ", or text" if with_text else ""
+        return request._replace(names=request.names._replace(structured_output=blamed))
 
 
 def _of_custom(format: Any, at: str) -> dict[str, Any]:

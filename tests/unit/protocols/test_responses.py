@@ -16,7 +16,7 @@ from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Sha
 from handler.protocols.responses.request import with_ids
 from handler.serving.call import check_structured_output
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying
+from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying, with_options
 from tests.unit.protocols.golden.responses import ASK, CALL, TOOLS, WEATHER, body
 
 # -- OpenAI's responses: what a body becomes for the chat's readers, and what is refused -------------------------------
@@ -187,6 +187,27 @@ def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: Any
         check_structured_output(parsed.requests[0], "no")
     assert str(caught.value) == f"{named}: the engine cannot apply it: no"
     assert json.loads(parsed.errors.whole(caught.value).body)["error"]["param"] == "tools"
+
+
+@in_one_test(
+    ("tools", "choice", "named"),
+    [
+        ([DIAL, PATCH], None, "tools, or text"),
+        ([DIAL, {**OWN, "tools": [DIAL]}], "auto", "tools: the format of dial or own.dial, or text"),
+        ([DIAL], {"type": "allowed_tools", "mode": "auto", "tools": [ONE]}, "tools: the format of dial, or text"),
+        ([DIAL], "required", "tools: the format of dial"),
+        ([DIAL], "none", "text"),
+        ([PATCH, WEATHER], "auto", "text"),
+    ],
+)
+def test_a_format_that_the_engine_refuses_is_named_beside_text(tools: list[Any], choice: Any, named: str) -> None:
+    context = replace(HERMES, structural_tags=frozenset({"json"}))
+    schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    (request,) = parse(body(tools=tools, tool_choice=choice, text={"format": schema}), context).requests
+    assert request.names.structured_output == named
+    without = with_options(context, tool_call_parser="none")
+    (request,) = parse(body(tools=tools, text={"format": schema}), without).requests
+    assert request.names.structured_output == "text", "calls stay in the text"
 
 
 @in_one_test("stream", [False, True])
