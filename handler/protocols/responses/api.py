@@ -168,8 +168,12 @@ class ResponseEvent(_Event):
     response: OpenAiResponse
 
 
+ItemState = Literal["response.output_item.added", "response.output_item.done"]
+PartState = Literal["response.content_part.added", "response.content_part.done"]
+
+
 class ItemEvent(_Event):
-    type: Literal["response.output_item.added", "response.output_item.done"]
+    type: ItemState
     output_index: Count
     item: ResponseItem
 
@@ -184,7 +188,7 @@ class TextPlace(CallPlace):
 
 
 class PartEvent(_Event, TextPlace):
-    type: Literal["response.content_part.added", "response.content_part.done"]
+    type: PartState
     part: Part
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, named_event, template
@@ -20,10 +20,18 @@ from handler.protocols.responses.api import (
     CallPlace,
     CustomCallItem,
     Delta,
+    Done,
+    ItemEvent,
+    ItemState,
     MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
+    OutputText,
+    Part,
+    PartEvent,
+    PartState,
     ReasoningItem,
+    ReasoningText,
     ResponseEvent,
     ResponseFailure,
     ResponseHead,
@@ -78,7 +86,7 @@ class Items:
         self._numbers = 0
         self.output: list[ResponseItem] = []
         self.open: ResponseItem | None = None
-        self._delta: Any = {}  # the delta event of the open item, without text
+        self._delta: Mapping[str, object] = {}  # the delta event of the open item, without text
         self.parts: list[str] = []
         self.broken = False
 
@@ -124,15 +132,30 @@ class Items:
         """Return an event with the next part of the open item's text."""
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
-    def _of_item(self, item: ResponseItem, kind: Literal["delta", "done"], number: int, **fields: Any) -> Any:
-        """Return an event about the content of the open item."""
-        name = f"response.{_CONTENTS[item['type']]}.{kind}"
-        return {"type": name, "sequence_number": number, **self._place(item), **fields}
+    def _empty_delta(self, item: ResponseItem) -> Delta:
+        call, text = self._call_place(item), self._text_place(item)
+        match item["type"]:
+            case "message":
+                return {"type": "response.output_text.delta", "sequence_number": 0, **text, "delta": "", "logprobs": []}
+            case "reasoning":
+                return {"type": "response.reasoning_text.delta", "sequence_number": 0, **text, "delta": ""}
+            case "function_call":
+                return {"type": "response.function_call_arguments.delta", "sequence_number": 0, **call, "delta": ""}
+            case "custom_tool_call":
+                return {"type": "response.custom_tool_call_input.delta", "sequence_number": 0, **call, "delta": ""}
 
-    def _place(self, item: ResponseItem) -> CallPlace | TextPlace:
-        """Return the fields that locate an event's content: the item, its index, and the index of its part."""
-        place: CallPlace = {"item_id": item["id"], "output_index": len(self.output) - 1}
-        return {**place, "content_index": 0} if item["type"] in _WITH_PARTS else place
+    def _call_place(self, item: ResponseItem) -> CallPlace:
+        return {"item_id": item["id"], "output_index": len(self.output) - 1}
+
+    def _text_place(self, item: ResponseItem) -> TextPlace:
+        return {**self._call_place(item), "content_index": 0}
+
+    def _item_event(self, type: ItemState, item: ResponseItem) -> ItemEvent:
+        index = len(self.output) - 1
+        return {"type": type, "sequence_number": self.number(), "output_index": index, "item": item.copy()}
+
+    def _part_event(self, type: PartState, item: ResponseItem, part: Part) -> PartEvent:
+        return {"type": type, "sequence_number": self.number(), **self._text_place(item), "part": part}
 
     def _text(self, text: str, found: list[OpenAiResponseEvent]) -> None:
         if self.open is None or self.open["type"] != "message":
@@ -147,14 +170,12 @@ class Items:
         self._close(found)
         self.open, self._space, self.parts = item, "", []
         self.output.append(item)
-        self._delta = self._of_item(item, "delta", 0, delta="", **_beside(item))
-        found.append(self._of_output("output_item.added", output_index=len(self.output) - 1, item=item.copy()))
-        if item["type"] in _WITH_PARTS:
-            found.append(self._of_output("content_part.added", **self._place(item), part=_part(item, "")))
-
-    def _of_output(self, name: str, **fields: Any) -> Any:
-        """Return the next event, about an item or one of its parts."""
-        return {"type": f"response.{name}", "sequence_number": self.number(), **fields}
+        self._delta = self._empty_delta(item)
+        found.append(self._item_event("response.output_item.added", item))
+        if item["type"] == "message":
+            found.append(self._part_event("response.content_part.added", item, _output_text("")))
+        elif item["type"] == "reasoning":
+            found.append(self._part_event("response.content_part.added", item, _reasoning_text("")))
 
     def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
         assert self.open is not None, "text always belongs to an open item"
@@ -167,25 +188,52 @@ class Items:
             return
         item["status"] = status
         self._finish(item, "".join(self.parts), found)
-        found.append(self._of_output("output_item.done", output_index=len(self.output) - 1, item=item.copy()))
+        found.append(self._item_event("response.output_item.done", item))
         self.open = None
 
     def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
         """Put the whole text into an item, and add the events that end its content."""
+        call, place = self._call_place(item), self._text_place(item)
+        done: Done
         if item["type"] == "function_call":
             item["arguments"] = text
             if item["status"] == "completed":  # clients execute the call when they get the event
-                found.append(self._of_item(item, "done", self.number(), name=item["name"], arguments=text))
+                done = {
+                    "type": "response.function_call_arguments.done",
+                    "sequence_number": self.number(),
+                    **call,
+                    "name": item["name"],
+                    "arguments": text,
+                }
+                found.append(done)
         elif item["type"] == "custom_tool_call":
             text = item["input"] = _custom_input(text)
             if item["status"] == "completed":
                 found.append(self.delta(text, self.number()))
-                found.append(self._of_item(item, "done", self.number(), input=text))
-        else:
-            part = _part(item, text)
+                number = self.number()
+                done = {
+                    "type": "response.custom_tool_call_input.done",
+                    "sequence_number": number,
+                    **call,
+                    "input": text,
+                }
+                found.append(done)
+        elif item["type"] == "message":
+            part, number = _output_text(text), self.number()
             item["content"] = [part]
-            found.append(self._of_item(item, "done", self.number(), text=text, **_beside(item)))
-            found.append(self._of_output("content_part.done", **self._place(item), part=part))
+            done = {
+                "type": "response.output_text.done",
+                "sequence_number": number,
+                **place,
+                "text": text,
+                "logprobs": [],
+            }
+            found += [done, self._part_event("response.content_part.done", item, part)]
+        else:
+            thought, number = _reasoning_text(text), self.number()
+            item["content"] = [thought]
+            done = {"type": "response.reasoning_text.done", "sequence_number": number, **place, "text": text}
+            found += [done, self._part_event("response.content_part.done", item, thought)]
 
     def _message(self) -> MessageItem:
         id = self._new_id("msg")
@@ -229,26 +277,12 @@ def _custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-_CONTENTS = {
-    "message": "output_text",
-    "reasoning": "reasoning_text",
-    "custom_tool_call": "custom_tool_call_input",
-    "function_call": "function_call_arguments",
-}
-"""Maps an item's type to the name of its content in the types of events."""
-
-_WITH_PARTS = ("message", "reasoning")
+def _output_text(text: str) -> OutputText:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _part(item: ResponseItem, text: str) -> Any:
-    if item["type"] == "message":
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _reasoning_text(text: str) -> ReasoningText:
     return {"type": "reasoning_text", "text": text}
-
-
-def _beside(item: ResponseItem) -> dict[str, Any]:
-    """Return the fields that accompany the text of an item."""
-    return {"logprobs": []} if item["type"] == "message" else {}
 
 
 _STATES: Mapping[Status, ResponseState] = {
