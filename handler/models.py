@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from handler.config import model_files
 from handler.config.engines import LLM_ENGINES
 from handler.core import log
-from handler.core.command_line import add_repeatable, human, nearest
+from handler.core.command_line import add_repeatable, nearest
 from handler.core.errors import ConfigError
+from handler.core.sizes import format_size
 
 
 class CachedModel(NamedTuple):
@@ -145,11 +146,11 @@ def _list(arguments: argparse.Namespace) -> int:
     rows = [("MODEL", "FORMAT", "SIZE", "LAST READ")]
     for model in found:
         used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
-        rows.append((model.name, model.format, human(model.size), used))
+        rows.append((model.name, model.format, format_size(model.size), used))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, form, size, used in rows:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
-    print(f"{human(sum(model.size for model in found))} in total")
+    print(f"{format_size(sum(model.size for model in found))} in total")
     return 0
 
 
@@ -177,7 +178,7 @@ def _remove(arguments: argparse.Namespace) -> int:
             f"lmi models rm: nothing was removed, because process {used[0]} is using files in {used[1]}; stop it first"
         )
     for model in chosen:
-        told = f"removed {model.name} ({model.format}, {human(model.size)})"
+        told = f"removed {model.name} ({model.format}, {format_size(model.size)})"
         if model.path.is_symlink():
             told = f"removed the link to {model.name}; its files stay in {model.path.resolve()}"
             model.path.unlink()

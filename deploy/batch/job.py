@@ -25,7 +25,7 @@ from deploy.spec import Spec
 from deploy.spec.components import MOST_TOGETHER, Batch
 from deploy.spec.options import is_aws_image
 from handler.config.options import KNOWN
-from handler.core.command_line import human
+from handler.core.sizes import format_size
 
 CONTENT_TYPE = "application/jsonlines"
 """Read as JSON by LMI and this server, as it begins with JSON's type."""
@@ -230,7 +230,7 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
         says = f"{batch.input}: " + (f"{counted(len(there), 'object')}, all empty" if there else "there is no object")
         yield error("input", says, "Give --input an object of JSON lines, or a prefix of such objects.")
         return
-    yield ok("input", f"{batch.input}: {counted(len(full), 'object')}, {human(sum(item.size for item in full))}")
+    yield ok("input", f"{batch.input}: {counted(len(full), 'object')}, {format_size(sum(item.size for item in full))}")
     if len(full) < (count := spec.instance.count):
         says = f"{counted(len(full), 'object')} for {counted(count, 'instance')}: "
         says += "one instance reads an object, the others are idle"

@@ -31,7 +31,7 @@ from deploy.resolve.fit import COLUMNS, Candidates, Fit, rows, title
 from deploy.resolve.prices import Prices
 from deploy.resources.resource import FAILED, MIXED, READY, Json, resolved
 from deploy.s3.upload import UploadProgress
-from handler.core.command_line import human
+from handler.core.sizes import format_size
 
 _WIDE = 180  # columns of a table without a terminal
 
@@ -482,7 +482,7 @@ def _plain_upload(console: Console) -> Callable[[UploadProgress], None]:
         tenth = 10 * progress.size // max(progress.of_size, 1)
         if tenth != last:
             last = tenth
-            size = f"{human(progress.size)} of {human(progress.of_size)}"
+            size = f"{format_size(progress.size)} of {format_size(progress.of_size)}"
             say(console, f"uploaded {size}, {progress.files} of {progress.of_files} files")
 
     return report

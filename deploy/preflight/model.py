@@ -19,7 +19,7 @@ from deploy.s3.lint import Finding, Level, lint
 from deploy.s3.prefix import ARCHIVE, Prefix, check_region, objects, reader
 from deploy.s3.upload import plan_upload
 from deploy.spec.options import is_aws_image
-from handler.core.command_line import human
+from handler.core.sizes import format_size
 
 _DEMO = "demo"  # the handler's name for its small demo model
 
@@ -41,7 +41,7 @@ def model(context: Context) -> list[Check]:
         prefix = Prefix.of(spec.s3)
         check_region(context.aws, prefix)
         entries = objects(context.aws, prefix)
-        summary = f"{prefix}: {len(entries)} objects, {human(sum(entry.size for entry in entries))}"
+        summary = f"{prefix}: {len(entries)} objects, {format_size(sum(entry.size for entry in entries))}"
         return [ok("model", summary), *_as_checks(lint(entries, reader(context.aws, prefix), **how))]
     if spec.id == _DEMO:
         return [ok("model", "demo: included in the image, or downloaded by the container from PyPI")]
@@ -58,9 +58,9 @@ def _archive(context: Context, uri: str) -> list[Check]:
     size = next((entry.size for entry in objects(context.aws, place) if not entry.name), None)
     if size is None:
         return [error("model", f"{uri} does not exist", "Correct model.s3.")]
-    checks = [ok("model", f"{uri}: an archive of {human(size)}, which SageMaker unpacks")]
+    checks = [ok("model", f"{uri}: an archive of {format_size(size)}, which SageMaker unpacks")]
     if size >= _LARGE_ARCHIVE:
-        says = f"the archive is {human(size)}, and each instance unpacks it before it starts the container"
+        says = f"the archive is {format_size(size)}, and each instance unpacks it before it starts the container"
         advice = "Uncompressed files start faster (model.path with model.upload) and need less disk space."
         checks.append(warning("model", says, advice))
     read = read_artifact(context.aws, uri)
@@ -176,9 +176,9 @@ def image(context: Context) -> Check:
         raise
     size = result.get("imageSizeInBytes", 0)
     return _platform(context, which, result["imageDigest"]) or (
-        warning("image", f"the image is {human(size)}", "Each instance pulls it when it starts.")
+        warning("image", f"the image is {format_size(size)}", "Each instance pulls it when it starts.")
         if size > _LARGE
-        else ok("image", f"{repository}@{result['imageDigest'][:19]}, {human(size)}")
+        else ok("image", f"{repository}@{result['imageDigest'][:19]}, {format_size(size)}")
     )
 
 

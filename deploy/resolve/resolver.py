@@ -25,7 +25,7 @@ from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
 from handler.config.engines import ENGINES
 from handler.config.environment import CONTEXTS, STAGES
-from handler.core.command_line import human
+from handler.core.sizes import format_size
 
 T = TypeVar("T")
 
@@ -353,7 +353,7 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
 def _packed(uri: str, aws: Aws | None) -> ModelSize:
     """Return the size of a model's archive in S3. Its content, and so the model's shape, is not read."""
     size = _readable(aws, lambda aws: S3Prefix(aws, uri).sizes.get(""))
-    of = "" if size is None else f" of {human(size)}"
+    of = "" if size is None else f" of {format_size(size)}"
     note = f"model.s3 is an archive{of}, which each instance unpacks at its start, so the model's size is unknown."
     return ModelSize(None, "", (note,), None if size is None else size / 2**30)
 

@@ -25,7 +25,7 @@ from deploy.aws import Aws, error_code
 from deploy.errors import Failed
 from deploy.s3.lint import Finding, lint, lint_layout, list_directory, refuse
 from deploy.s3.prefix import Entry, Prefix, check_region, objects
-from handler.core.command_line import human
+from handler.core.sizes import format_size
 
 # -- upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again --------------------
 # boto3's s3transfer would be shorter, but begins a file anew, and a killed run loses what it has sent of one. A model
@@ -273,12 +273,12 @@ class UploadPlan:
         return sum(file.size for file in self.files if file.name in set(self.missing))
 
     def __str__(self) -> str:
-        to_send = f"{len(self.missing)} to send ({human(self.size_to_send)})" if self.missing else "all there"
+        to_send = f"{len(self.missing)} to send ({format_size(self.size_to_send)})" if self.missing else "all there"
         if self.changed:
             to_send += (
                 f", replacing {counted(len(self.changed), 'object')} with different content, e.g. {self.changed[0]}"
             )
-        return f"{counted(len(self.files), 'file')}, {human(self.size)}, {to_send}"
+        return f"{counted(len(self.files), 'file')}, {format_size(self.size)}, {to_send}"
 
 
 @dataclass(frozen=True)

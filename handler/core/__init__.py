@@ -1,1 +1,1 @@
-"""Values that all packages share, and the basics: errors, text, framing, processes."""
+"""Values shared by all packages, and basics such as errors, text, framing and processes."""

@@ -1,4 +1,4 @@
-"""Child processes: Python with the paths of this one, and helpers (pip, converters, downloads) that `stop_all` ends."""
+"""Child processes: helpers such as pip, converters and downloads, and Python processes with this one's import paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10.0
-"""Time between two lines of progress where there is no terminal."""
+"""Seconds between two progress lines if standard error is not a terminal."""
 
 _DONE = re.compile(rb"(\d{1,3}) % done\n")
 
@@ -27,19 +27,19 @@ _stopped = False
 
 
 class Stopped(Exception):
-    """`stop_all` ended the process, or was called before its start."""
+    """Raised if `stop_all` has ended the process, or was called before the process started."""
 
 
 def run(
     command: Sequence[str], *, doing: str | None = None, stop: signal.Signals = signal.SIGKILL, **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end, without input.
+    """Run a program until it ends, without standard input.
 
     Args:
-        doing: what is shown meanwhile, with the percents that the program tells by `tell`; None: nothing is. The
-            program's standard output is then dropped, and its errors are read.
-        stop: the signal that ends the program before its end.
-        options: of `subprocess.Popen`.
+        doing: text to show together with the percentage that the program reports with `tell`, or None to show nothing.
+            If it is given, the program's standard output is discarded and its standard error is captured.
+        stop: signal that ends the program early.
+        options: arguments of `subprocess.Popen`.
 
     Raises:
         Stopped: `stop_all` was called.
@@ -65,7 +65,7 @@ def run(
 
 
 def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
-    """Show the percents that a program tells, until it ends; return the rest of its errors."""
+    """Show the percentages that a program reports until it ends, and return the rest of its standard error."""
     assert child.stderr is not None
     rest = bytearray()
     with _shown(doing) as show, child.stderr as lines:
@@ -85,9 +85,10 @@ def tell(done: float) -> None:
 
 @contextlib.contextmanager
 def _shown(doing: str) -> Iterator[Callable[[int], None]]:
-    """Show percents on standard error: a line that disappears at the end, or one every `SECONDS`.
+    """Yield a function that shows a percentage on standard error.
 
-    The first needs a terminal and rich.
+    On a terminal, if rich is installed, it updates a line that disappears at the end. Otherwise it prints a line every
+    `SECONDS`.
     """
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield _printer(doing)
@@ -116,9 +117,13 @@ def _printer(doing: str) -> Callable[[int], None]:
 
 
 def python(function: str, argument: str) -> list[str]:
-    """Return the command of a process that calls `MODULE:FUNCTION` with an argument, and imports from the same paths.
+    """Return the command of a Python process that calls a function and imports from the same paths as this process.
 
-    `python -m` would put the working directory first.
+    `python -m` is not used because it would put the working directory first.
+
+    Args:
+        function: the function as `MODULE:FUNCTION`.
+        argument: the function's only argument.
     """
     module, _, name = function.partition(":")
     boot = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {name}; {name}(sys.argv[1])"
@@ -126,7 +131,7 @@ def python(function: str, argument: str) -> list[str]:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have Linux send this process a signal when its parent ends: a process that hangs would not notice."""
+    """Have Linux send this process a signal when its parent ends. This works even if this process hangs."""
     if sys.platform == "linux":
         import ctypes
 
@@ -135,7 +140,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def stop_all() -> None:
-    """End all programs and refuse to start others, as this process is about to end; callable on any thread."""
+    """End all running programs and refuse to start new ones, because this process is about to end. Thread-safe."""
     global _stopped
     with _lock:
         _stopped = True
@@ -144,7 +149,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether no further megabyte fits: C++ libraries do not say why a write failed."""
+    """Return whether a directory has no room for another megabyte, as C++ libraries do not say why a write failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))
@@ -155,4 +160,4 @@ def disk_is_full(directory: Path) -> bool:
 
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk, a quota, or a limit on a file's size."""
+"""Error numbers of a full disk, an exceeded quota, and an exceeded limit on file size."""

@@ -1,4 +1,4 @@
-"""Command lines whose errors suggest the nearest word, and show how to call the command."""
+"""Command-line parsing, with errors that suggest the nearest known word and show the command's usage."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _PLAIN = {
     r"expected one argument": "needs a value",
     r"expected at least one argument": "needs at least one value",
 }
-"""argparse's messages, in plain words."""
+"""Plainer words for argparse's messages, by regular expression."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose flags cannot be shortened, so that a new one changes no command line.
+    """A parser whose flags cannot be abbreviated, so that a new flag cannot change the meaning of a command line.
 
     Attributes:
-        hint: where to look for an unknown flag; `{word}` is its name without dashes.
-        meant: choices that others have, and what is meant by them here.
-        rewrite: makes the words that argparse reads of those that were written.
+        hint: text appended to the error about an unknown flag; `{word}` is the flag's name without dashes.
+        meant: choices that other programs accept, with the equivalent choice here.
+        rewrite: function that converts the words of a command line to those that argparse reads.
     """
 
     hint = ""
@@ -37,14 +37,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **more})
-        self.set_defaults(parser=self)  # a command's own counts
+        self.set_defaults(parser=self)  # a subcommand sets its own parser
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line, or end with status 2 and the usage of the command that refuses it."""
+        """Parse a command line. Exit with status 2 and the command's usage if a word is not known."""
         arguments: argparse.Namespace
         arguments, unknown = self.parse_known_args(words)
         if unknown:
@@ -61,14 +61,16 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         if value in self.meant:
-            raise argparse.ArgumentError(action, f"there is no {value!r} here; write {self.meant[value]}")
+            raise argparse.ArgumentError(action, f"{value!r} is not supported here; use {self.meant[value]}")
         known = [*map(str, action.choices)]
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
                                              f"{', '.join(map(repr, known))})")  # fmt: skip
 
 
 class KeptLines(argparse.HelpFormatter):
-    """Keeps a description's lines: one that is longer than the terminal wraps below its second column, if any."""
+    """Help formatter that keeps a description's line breaks. Long lines wrap, indented to their second column if they
+    have one.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(line, width) for line in text.splitlines())
@@ -81,18 +83,21 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def add_installed(commands: Any, group: str) -> None:
-    """Add the commands that installed packages declare as entry points of a group: functions that take `commands`."""
+    """Add the commands that installed packages declare as entry points of a group.
+
+    An entry point is a function that adds its command to `commands`.
+    """
     for point in sorted(entry_points(group=group)):
         point.load()(commands)
 
 
 def add_repeatable(parser: Any, flag: str, dest: str, metavar: str, help: str) -> None:
-    """Add a flag whose values form a list."""
+    """Add a flag that may be repeated. Its values form a list."""
     parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=f"{help}; repeatable")
 
 
 def positive(text: str) -> float:
-    """Read an argument that is a finite number above 0."""
+    """Parse an argument as a finite number above 0."""
     with contextlib.suppress(ValueError):
         if 0 < (value := float(text)) < math.inf:
             return value
@@ -100,25 +105,17 @@ def positive(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Read an argument that is a port; 0 is any free one."""
+    """Parse an argument as a port number. 0 selects any free port."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
 
 
-def human(size: int) -> str:
-    """Format bytes in decimal units, as AWS counts storage: `16.1 GB`."""
-    for unit, value in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= value:
-            return f"{size / value:.1f} {unit}"
-    return f"{size} B"
-
-
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Name the unknown words of a command line, with the nearest flag."""
+    """Return an error message that names the unknown words of a command line, with the nearest known flag."""
     flags = [word for word in words if word.startswith("-")]
     if not flags:
-        return f"unexpected: {' '.join(words)}"
+        return f"unexpected arguments: {' '.join(words)}"
     name = flags[0].partition("=")[0]
     more = getattr(command, "hint", "").format(word=name.strip("-").replace("-", "_"))
     return f"unknown flag {name}{_hint(name.replace('_', '-'), command._option_string_actions)}{more}"
@@ -130,7 +127,9 @@ def _hint(word: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like `word`: one that it begins, or one that differs in few letters."""
+    """Return the known word that begins with `word`, else the one that differs in the fewest letters; None if none is
+    similar.
+    """
     known = [*known]
     begun = sorted((one for one in known if len(word.strip("-")) > 1 and one.startswith(word)), key=len)
     near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)

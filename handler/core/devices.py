@@ -1,4 +1,4 @@
-"""The NVIDIA driver, and the GPUs that a process may use, without CUDA and torch."""
+"""The NVIDIA driver and the GPUs that a process may use, found without CUDA and torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from handler.core.errors import ConfigError
 
 
 class Driver(NamedTuple):
-    """The driver: `cuda` is the newest version that it supports, (major, minor); `num_gpus` counts the container's."""
+    """The NVIDIA driver.
+
+    Attributes:
+        version: version of the driver.
+        cuda: newest CUDA version that the driver supports, as (major, minor).
+        num_gpus: number of GPUs in the container.
+    """
 
     version: str
     cuda: tuple[int, int]
@@ -19,7 +25,7 @@ class Driver(NamedTuple):
 
 
 def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
-    """Read the driver's version from NVML, which the container runtime mounts; None without a driver."""
+    """Read the driver's version from NVML, which the container runtime mounts. Return None if there is no driver."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:
@@ -42,10 +48,12 @@ def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
 
 
 def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]:
-    """Name the GPUs that an engine sees, as CUDA_VISIBLE_DEVICES does, which limits them up to its first negative one.
+    """Return the names of the GPUs that an engine can use, as in CUDA_VISIBLE_DEVICES.
+
+    As in CUDA, the first negative entry of that variable ends the list.
 
     Args:
-        driver: None if there is none, and no GPU.
+        driver: the driver, or None if there is none.
     """
     if driver is None:
         return []
@@ -68,21 +76,26 @@ _AMI = {
     13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
     12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
 }
-"""InferenceAmiVersion by the image's CUDA (SageMaker API reference, ProductionVariant)."""
+"""InferenceAmiVersion by the major CUDA version of the image (SageMaker API reference, ProductionVariant)."""
 
 
 class DriverCheck(NamedTuple):
-    """Result: `line` is for the log, empty for none; `library_path` goes before LD_LIBRARY_PATH."""
+    """Result of `check_driver`.
+
+    Attributes:
+        line: text for the log; "" to log nothing.
+        library_path: directory to put before LD_LIBRARY_PATH; "" if none is needed.
+    """
 
     line: str
     library_path: str = ""
 
 
 def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> DriverCheck:
-    """Compare the driver with the image's CUDA, which NVIDIA's base images name in CUDA_VERSION.
+    """Compare the driver with the image's CUDA version, which NVIDIA's base images set as CUDA_VERSION.
 
-    A newer minor version of CUDA runs on any driver of its major version. A newer major version needs the image's
-    compatibility library, which goes first wherever the driver is older.
+    A newer minor version of CUDA runs on any driver of the same major version. A newer major version needs the image's
+    compatibility library. If the image has that library, it is used with every older driver.
 
     Raises:
         ConfigError: the image needs a newer driver.
@@ -99,13 +112,17 @@ def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path
         return DriverCheck(line)
     library = next((path.parent for path in sorted(compat.glob("**/libcuda.so.1"))), None)
     if library is not None:
-        return DriverCheck(f"{line}; through its compatibility library in {library}", str(library))
+        return DriverCheck(f"{line}; using its compatibility library in {library}", str(library))
     if driver.cuda[0] < image[0]:
         raise ConfigError(
-            f"{line}: the driver is too old for it. Deploy with InferenceAmiVersion="
-            f"{_AMI.get(image[0], 'of a newer driver')}, or use an image with CUDA {driver.cuda[0]}"
+            f"{line}: the driver is too old for it. Deploy with {_ami(image[0])}, or use an image with CUDA "
+            f"{driver.cuda[0]}"
         )
-    return DriverCheck(f"{line}, which works by CUDA's minor version compatibility")
+    return DriverCheck(f"{line}, which works through CUDA's minor version compatibility")
+
+
+def _ami(cuda: int) -> str:
+    return f"InferenceAmiVersion={_AMI[cuda]}" if cuda in _AMI else "a newer driver"
 
 
 def _describe(driver: Driver, environ: Mapping[str, str]) -> str:

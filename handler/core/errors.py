@@ -1,38 +1,38 @@
-"""Tree of all errors for clients and operators; any other exception is a bug.
+"""All errors that clients and operators see. Any other exception is a bug.
 
     Exception
-    ├── ConfigError                 the start is refused: a wrong option, a missing package, a model that cannot load
-    └── ServingError                one request fails; carries its HTTP status
+    ├── ConfigError                 the server cannot start: a wrong option, a missing package, a broken model
+    └── ServingError                one request fails; the error has an HTTP status
         ├── InvalidPayload   400    the body does not fit the dialect
-        │   └── NotJson             it is not JSON at all
+        │   └── NotJson             the body is not JSON at all
         ├── InvalidParameter 400    a parameter has a wrong type or range, or the engine does not support it
-        │   └── RefusedByEngine     the server that is the engine does not take the request
-        ├── TooLong          400    more tokens than the model takes
-        │   ├── PromptTooLong       the prompt leaves no token to answer with
-        │   └── AnswerTooLong       prompt and answer together
+        │   └── RefusedByEngine     the server that is used as the engine rejects the request
+        ├── TooLong          400    more tokens than the model accepts
+        │   ├── PromptTooLong       the prompt leaves no room for an answer
+        │   └── AnswerTooLong       prompt and answer together are too long
         ├── UnsupportedMedia 415    a content type that no dialect reads
         ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
         ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
         ├── FormatterFailed  424    a function of the user's model.py raised, or returned a wrong value
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
-        ├── BadRequest       400    a wrong call about adapters, or a server without them
-        │   └── InvalidSession      a session that is not there, or a wrong call about one
-        ├── NotFound         404    a call about an unknown adapter
-        │   ├── ModelNotFound       a request for another model
+        ├── BadRequest       400    an invalid call of the adapter API, or a server without adapters
+        │   └── InvalidSession      a session that does not exist, or an invalid call about a session
+        ├── NotFound         404    an adapter that does not exist
+        │   ├── ModelNotFound       a model that is not served here
         │   ├── NotKept             a response that is not stored here
-        │   └── RouteNotFound       a path that the server does not have
-        ├── Unauthorized     401    no key, or a wrong one
-        ├── Forbidden        403    a host's name or a page's origin that is not let in
-        ├── MethodNotAllowed 405    a method that the route does not have
+        │   └── RouteNotFound       a path that does not exist
+        ├── Unauthorized     401    a missing or wrong key
+        ├── Forbidden        403    a host name or an origin that is not allowed
+        ├── MethodNotAllowed 405    a method that the route does not support
         ├── Conflict         409    a name that is taken, or an adapter that is changing
-        ├── NoRoom           507    the limit of adapters is reached
-        ├── AdapterFailed    424    an adapter with broken files, or refused by the engine
-        └── Unavailable      503    not accepted: the engine is down, the server is stopping
+        ├── NoRoom           507    the maximum number of adapters is reached
+        ├── AdapterFailed    424    an adapter that has broken files, or that the engine refuses
+        └── Unavailable      503    the engine is down, or the server is stopping
             └── Overloaded          the queue is full, the wait was too long, or the engine's servers are busy
 
-A dialect answers with these statuses but for those that its `ErrorFormat` lists: LMI has 424 for whatever its handler
-finds wrong (djl_python of DJL Serving). The statuses of calls about adapters are those of DJL Serving's adapter API.
+A dialect uses these statuses except for those that its `ErrorFormat` replaces: LMI answers 424 to every error that its
+handler finds (djl_python of DJL Serving). The statuses of the adapter API are those of DJL Serving.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ log = logging.getLogger("handler")
 
 
 class Problem(NamedTuple):
-    """A reason to refuse a start.
+    """A reason why the server cannot start.
 
     Attributes:
-        where: file and line, variable or argument, as `serving.properties, line 3`; "" if the message says it.
-        name: the option's; "" if the problem concerns no option.
+        where: file and line, variable or argument, such as `serving.properties, line 3`; "" if the message names it.
+        name: name of the option; "" if the problem does not concern an option.
         message: what is wrong, and what to change.
     """
 
@@ -64,20 +64,20 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """Return the place, then the message; an argument that already shows the value is not repeated."""
+        """Return the location and the message. If the message begins with the argument itself, that is not repeated."""
         message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
         return f"{self.where}: {message}" if self.where else message
 
 
 class ConfigError(Exception):
-    """The start is refused; the message says what to change. Several problems have a number and a line each."""
+    """Raised if the server cannot start. The message says what to change; several problems form a numbered list."""
 
     def __init__(self, *problems: Problem | str) -> None:
         super().__init__(*problems)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Each problem once."""
+        """All problems, without duplicates."""
         found = (one if isinstance(one, Problem) else Problem("", "", one) for one in self.args)
         return tuple(dict.fromkeys(found))
 
@@ -88,9 +88,10 @@ class ConfigError(Exception):
 
 
 class Problems(list[Problem]):
-    """Problems of several steps: `with problems:` collects those of a ConfigError and continues after the block.
+    """Problems from several steps: `with problems:` collects those of a ConfigError, and execution continues after the
+    block.
 
-    A problem that names an option whose value is wrong already follows from that value, so it is left out.
+    A problem is left out if its message names an option that already has a problem, as it follows from that one.
     """
 
     def __enter__(self) -> None:
@@ -111,12 +112,17 @@ class Problems(list[Problem]):
 
 
 class ServingError(Exception):
-    """One request fails. `status` is its HTTP status, `kind` TGI's `error_type`, `type` DJL's exception name.
+    """An error that ends one request.
 
-    A subclass with a status of its own has it in every dialect, unless the dialect's table names that very class.
+    If a subclass sets a status of its own, every dialect uses it, unless the dialect's table contains that very class.
 
     Args:
-        detail: what only the log may say: a foreign program's own words.
+        detail: text for the log only, such as another program's message.
+
+    Attributes:
+        status: HTTP status.
+        kind: TGI's `error_type`.
+        type: DJL Serving's exception name.
     """
 
     status = 424
@@ -133,12 +139,12 @@ class ServingError(Exception):
 
     @property
     def public(self) -> str:
-        """The message for the log: without the client's own text, and with the detail."""
+        """The message for the log, with the detail and without the client's own text."""
         return f"{self.message} ({self.detail})" if self.detail else self.message
 
 
 class _OfTheClient(ServingError):
-    """The client's own mistake."""
+    """An error that the client has caused."""
 
     status = 400
     kind = "validation"
@@ -150,7 +156,9 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """The message begins with the client's `NAME=VALUE`, as in `parameters.top_p=2: …`, or only with names."""
+    """A parameter is refused. The message begins with `NAME=VALUE`, as in `parameters.top_p=2: …`, or only with
+    names.
+    """
 
     @property
     def public(self) -> str:
@@ -158,11 +166,16 @@ class InvalidParameter(_OfTheClient):
 
 
 class NotJson(InvalidPayload):
-    """Empty, not UTF-8, or not one JSON document."""
+    """The body is empty, is not UTF-8, or is not a single JSON document."""
 
 
 class RefusedByEngine(InvalidParameter):
-    """The server that is the engine rejects the request. `words` are its own; they may quote the client."""
+    """The server that is used as the engine rejects the request.
+
+    Args:
+        words: the server's message, which may quote the client's text.
+        detail: text for the log only.
+    """
 
     _REFUSED = "the engine refused the request"
 
@@ -175,36 +188,36 @@ class RefusedByEngine(InvalidParameter):
 
 
 class TooLong(_OfTheClient):
-    """More tokens than the model takes."""
+    """The request needs more tokens than the model accepts."""
 
 
 class PromptTooLong(TooLong):
     """The prompt is too long.
 
     Attributes:
-        name: the client's name of it.
-        num_prompt: its tokens, or a lower bound of them.
+        name: name of the prompt in the client's dialect.
+        num_prompt: number of tokens in the prompt, or a lower bound of it.
         given: `num_prompt` in words.
-        most: tokens that it may have.
+        most: maximum number of tokens in the prompt.
     """
 
     def __init__(self, name: str, num_prompt: int, most: int, *, exact: bool = True) -> None:
         given = f"{num_prompt}" if exact else f"at least {num_prompt}"
-        super().__init__(f"'{name}' has {given} tokens; the model takes at most {most}")
+        super().__init__(f"'{name}' has {given} tokens; the model accepts at most {most}")
         self.name, self.num_prompt, self.given, self.most, self._exact = name, num_prompt, given, most, exact
 
     def named(self, name: str) -> PromptTooLong:
-        """Return the same error with another dialect's name."""
+        """Return the same error with the prompt's name in another dialect."""
         return PromptTooLong(name, self.num_prompt, self.most, exact=self._exact)
 
 
 class AnswerTooLong(TooLong):
-    """`num_prompt` tokens and `wanted` new ones are more than `most` together."""
+    """The sum of `num_prompt` prompt tokens and `wanted` new tokens exceeds the limit `most`."""
 
     def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:
         super().__init__(
             f"{name}={wanted}: with {num_prompt} prompt tokens it must be at most {most - num_prompt}, as the model "
-            f"takes {most} in all"
+            f"accepts {most} in total"
         )
         self.num_prompt, self.wanted, self.most = num_prompt, wanted, most
 
@@ -229,7 +242,7 @@ class GenerationFailed(ServingError):
 
 
 class FormatterFailed(ServingError):
-    """`detail` is the user's exception, which may contain the client's text."""
+    """A function of the user's model.py failed. `detail` is its exception, which may contain the client's text."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(f"{message}: {detail}" if detail else message)
@@ -247,10 +260,10 @@ class Unavailable(ServingError):
 
 
 class Overloaded(Unavailable):
-    """The client may come again soon.
+    """The server is overloaded, and the client may retry soon.
 
     Args:
-        retry_after: seconds until then; 0 if unknown.
+        retry_after: seconds until the client may retry; 0 if unknown.
     """
 
     def __init__(self, message: str, *, retry_after: float = 0.0, detail: str = "") -> None:
@@ -263,7 +276,7 @@ class BadRequest(_OfTheClient):
 
 
 class InvalidSession(BadRequest):
-    """A session that is not there or a wrong call about one, in AWS's words and with its status."""
+    """A session does not exist, or a call about it is invalid. Message and status are those of AWS's own handlers."""
 
 
 class Unauthorized(BadRequest):
@@ -277,20 +290,21 @@ class NotFound(BadRequest):
 
 
 class ModelNotFound(NotFound):
-    """A request for another model.
+    """The request names a model that is not served here.
 
     Args:
-        name: what the client wrote; its beginning is kept.
-        served: names of the models that are served; the message has the first ones, but no paths of this machine.
+        name: the model's name in the request; a long name is shortened.
+        version: the model's version in the request.
+        served: names of the models that are served. The message lists the first ones, but no paths of this machine.
 
     Attributes:
-        served: the end of the message, with these names; "" without any.
+        served: end of the message, with these names; "" if there are none.
     """
 
     type = "ModelNotFoundException"
 
-    _MOST = 16  # names in the message
-    _MOST_CHARACTERS = 200  # of each
+    _MOST = 16  # names listed in the message
+    _MOST_CHARACTERS = 200  # of each name
 
     def __init__(self, name: str, version: str = "", served: Iterable[str] = ()) -> None:
         names = [one for one in dict.fromkeys(served) if one != "*" and not one.startswith("/")]
@@ -308,10 +322,10 @@ class RouteNotFound(NotFound):
 
 
 class NotKept(NotFound):
-    """An answer, or an item of one, that is not stored here, or no longer is.
+    """A stored response, or an item of one, does not exist here or has expired.
 
     Args:
-        param: the client's field that names it; "" for the path.
+        param: request field that names the response or item; "" if the path names it.
     """
 
     def __init__(self, message: str, param: str = "") -> None:
@@ -347,22 +361,22 @@ class InternalError(ServingError):
 
     @classmethod
     def of(cls, bug: BaseException) -> InternalError:
-        """Make the client's error for a bug; the log has the rest."""
+        """Return the error that a client gets for a bug. It names only the exception's class; the log has the rest."""
         return cls(f"internal error: {type(bug).__name__}")
 
 
 def serving_error(error: BaseException) -> ServingError:
-    """Return a ServingError as it is; log any other exception and return an InternalError."""
+    """Return a ServingError unchanged. Log any other exception, and return an InternalError for it."""
     if isinstance(error, ServingError):
         return error
-    log.error("a bug", exc_info=error)
+    log.error("internal error (this is a bug)", exc_info=error)
     return InternalError.of(error)
 
 
-# -- words of foreign programs, made fit for clients and for the log: exceptions, and answers of other servers ---------
+# -- messages of other programs, cleaned for clients and for the log: exceptions, and responses of other servers -------
 
 
-_MOST_READ = 4_096  # characters that are looked at
+_MOST_READ = 4_096  # characters that are examined
 _MOST_FOR_CLIENTS = 300
 _MOST_FOR_LOG = 1_000
 _SHORTEST_KEY = 4  # characters; masking a shorter one would spoil other words
@@ -407,11 +421,12 @@ _MASKS = (
 
 
 def client_words(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the part of a foreign message that a client may see: one bounded line without keys, addresses, paths,
-    HTML or Python's names; "" if nothing is left.
+    """Return the part of another program's message that a client may see, or "" if nothing is left.
+
+    The result is one line of limited length without keys, addresses, paths, HTML and names of Python objects.
 
     Args:
-        secrets: keys and names that must not be in it, besides those that look like keys.
+        secrets: keys and names to mask, in addition to everything that looks like a key.
     """
     text = mask_keys(text, secrets)[:_MOST_READ]
     if _PAGE.search(text):
@@ -426,12 +441,12 @@ def client_words(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def log_words(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a foreign message for the log: one line of at most 1,000 characters, its keys masked."""
+    """Return another program's message for the log, as one line of at most 1,000 characters with masked keys."""
     return _cut(mask_keys(text, secrets)[:_MOST_READ], _MOST_FOR_LOG)
 
 
 def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace `secrets`, and all that looks like a key."""
+    """Replace `secrets` and everything that looks like a key."""
     for secret in secrets:
         if len(secret) >= _SHORTEST_KEY:
             for form in {secret, quote(secret, safe="")}:
@@ -440,7 +455,7 @@ def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Format an exception of users' code with `traceback`, in case its `__str__` raises."""
+    """Return the text of an exception from a user's code, even if its `__str__` raises an exception."""
     return str(traceback.TracebackException(type(error), error, None))[:500].encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Framings: values as JSON, JSON lines or server-sent events; and templates of events that differ in few values."""
+"""Framings of values (JSON, JSON lines, server-sent events), and byte templates of events that differ in few values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import orjson
 from handler.core.values import Token
 
 dumps = orjson.dumps
-"""Compact UTF-8 JSON, non-ASCII raw; NaN and infinities become null, so every body is valid JSON."""
+"""Encode a value as compact UTF-8 JSON. NaN and infinities become null, so the result is always valid JSON."""
 loads = orjson.loads
 """Decode JSON that `dumps` has written."""
 
 
 class Framing(NamedTuple):
-    """`before` + JSON + `after` for each value; `end` once, after the last one."""
+    """A wire format: each value is sent as `before` + JSON + `after`, and `end` follows the last value."""
 
     name: str
     content_type: str
@@ -31,13 +31,13 @@ class Framing(NamedTuple):
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
-    """Encode a value now, for embedding in another value that is encoded later.
+    """Encode a value for embedding in another value that is encoded later.
 
     Args:
-        depth: nesting levels of the other value around it.
+        depth: number of nesting levels around the value inside the other value.
 
     Raises:
-        TypeError: it cannot be encoded, or is nested too deeply.
+        TypeError: the value cannot be encoded, or is nested too deeply.
     """
     for _ in range(depth):
         value = [value]
@@ -46,14 +46,14 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Return a fragment that puts a JSON text into another value: compact, with all digits of its
-    integers.
+    """Return a compact copy of a JSON text, as a fragment for embedding in another value. Integers keep all their
+    digits.
     """
     return orjson.Fragment(dumps_decoded(json.loads(text)))
 
 
 def dumps_decoded(value: Any) -> bytes:
-    """Encode a value that was decoded from JSON, with all digits of its integers."""
+    """Encode a value that was decoded from JSON. Integers of any size keep all their digits."""
     try:
         return dumps(value)
     except TypeError:  # an integer of more than 64 bits
@@ -61,12 +61,12 @@ def dumps_decoded(value: Any) -> bytes:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN and infinities, which Python's `json` reads: its `parse_constant`."""
+    """Raise ValueError for NaN and infinities; to be passed to `json.loads` as `parse_constant`."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 def _one_line(data: bytes) -> bytes:
-    """Escape the three non-ASCII characters at which str.splitlines splits, as some clients (httpx) use it."""
+    """Escape the three non-ASCII line separators, because some clients (httpx) split lines with `str.splitlines`."""
     return (
         data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     )
@@ -75,14 +75,14 @@ def _one_line(data: bytes) -> bytes:
 JSON = Framing("json", "application/json", b"", b"")
 JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
 JSON_LINE = JSON._replace(after=b"\n")
-"""A whole answer of LMI's async mode, whose bodies all end like this."""
+"""Framing of LMI's async mode, in which every response body ends with a newline."""
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
-"""OpenAI's chat events, with its end mark."""
+"""Framing of OpenAI's chat streams, which end with a `[DONE]` event."""
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
-    """Encode a server-sent event whose name is the value's `type`, as Anthropic's and OpenAI's Responses have it."""
+    """Encode a server-sent event named after the value's `type`, as in Anthropic's API and OpenAI's Responses API."""
     return b"event: %b\n" % value["type"].encode() + SSE.encode(value)
 
 
@@ -98,15 +98,15 @@ TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
 
 def template(data: bytes) -> bytes:
-    """Return a format for `%` from an encoded event with slots: integers and JSON take their places in order.
+    """Return a `%` format made from an encoded event. Its placeholders become `%d` and `%b`, in the same order.
 
-    JSON contains no zero byte, so that no client's text is mistaken for a slot.
+    JSON contains no zero byte, so a client's text cannot be mistaken for a placeholder.
     """
     return data.replace(b"%", b"%%").replace(b"\0", b"%")
 
 
 class _JsonTexts(dict[str, bytes]):
-    """The JSON of short texts. Tokens repeat, so that most texts are encoded once."""
+    """Cache of the JSON of short texts. Tokens repeat, so most texts are encoded only once."""
 
     _MOST_TEXTS = 16384
     _MOST_CHARACTERS = 64
@@ -116,7 +116,7 @@ class _JsonTexts(dict[str, bytes]):
         if len(text) <= self._MOST_CHARACTERS:
             if len(self) >= self._MOST_TEXTS:
                 self.clear()
-            self[text] = data = bytes(memoryview(data))  # a copy: orjson's own bytes take 4 KiB, however few they are
+            self[text] = data = bytes(memoryview(data))  # copied: orjson's buffer has at least 4 KiB
         return data
 
 
@@ -124,31 +124,31 @@ JSON_TEXTS = _JsonTexts()
 
 
 def fill(event: bytes, tokens: Sequence[Token]) -> bytes:
-    """Write one event for each token: `event` is bytes with one `%b`, for the token's text as JSON."""
+    """Return one event for each token. `event` contains one `%b`, which is replaced by the token's text as JSON."""
     if len(tokens) == 1:
         return event % JSON_TEXTS[tokens[0].text]
     return b"".join([event % JSON_TEXTS[token.text] for token in tokens])
 
 
 KEEP_ALIVE = b":\n\n"
-"""A comment among server-sent events, which keeps the connection open."""
+"""Comment in a stream of server-sent events, which keeps an idle connection open."""
 
 FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
-"""Framings by their names in `option.output_formatter`, which are LMI's."""
+"""Framings by the value of `option.output_formatter`; the values are LMI's."""
 
 
-# -- how deeply lists and objects of JSON may be nested ----------------------------------------------------------------
+# -- maximum nesting of lists and objects in JSON ----------------------------------------------------------------------
 
 
 MAX_DEPTH = 200
-"""Levels of lists and objects. Templates and everything else that follows them recursively allow more."""
+"""Maximum nesting of lists and objects. Recursive code, such as chat templates, can process deeper values than this."""
 
 
 def is_too_deep(value: Any, text: str | bytes) -> bool:
-    """Return whether a JSON value has more than MAX_DEPTH levels, whatever this version of Python can decode.
+    """Return whether a JSON value has more than MAX_DEPTH levels. The result does not depend on the version of Python.
 
     Args:
-        text: what the value was decoded from.
+        text: the JSON from which the value was decoded.
     """
     text = text if isinstance(text, str) else str(text, "latin-1")  # brackets are ASCII
     if text.count("[") + text.count("{") <= MAX_DEPTH:

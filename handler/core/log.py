@@ -1,4 +1,4 @@
-"""The log: lines of text, or a JSON object a line (`LMI_LOG_FORMAT=json`; TGI's JSON_OUTPUT=true is the same)."""
+"""Logging as lines of text, or as one JSON object per line (`LMI_LOG_FORMAT=json`, or TGI's `JSON_OUTPUT=true`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger("handler")
 
 
 def wants_json(environ: Mapping[str, str]) -> bool:
-    """Return whether an environment asks for JSON.
+    """Return whether the environment asks for JSON logs.
 
     Raises:
-        ConfigError: it asks for neither JSON nor text.
+        ConfigError: LMI_LOG_FORMAT is neither json nor text.
     """
     value = environ.get("LMI_LOG_FORMAT", "")
     if value and value.lower() not in _FORMATS:
@@ -37,10 +37,10 @@ def wants_json(environ: Mapping[str, str]) -> bool:
 
 
 def set_up(environ: Mapping[str, str]) -> bool:
-    """Send the records of this process to standard error; return whether as JSON.
+    """Send the log records of this process to standard error, and return whether they are written as JSON.
 
     Raises:
-        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value; the defaults are then used.
+        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value. Logging then uses the defaults.
     """
     problems, level, as_json = Problems(), environ.get("LMI_LOG_LEVEL", "INFO").upper(), False
     with problems:
@@ -50,26 +50,26 @@ def set_up(environ: Mapping[str, str]) -> bool:
         problems.append(Problem("", "", told))
         level = "INFO"
     _configure(level, as_json=as_json)
-    for library in ("uvicorn", "httpx", "httpx2"):  # huggingface_hub's client writes a line a request
+    for library in ("uvicorn", "httpx", "httpx2"):  # huggingface_hub's client logs a line for each request
         logging.getLogger(library).setLevel(logging.WARNING)
     problems.check()
     return as_json
 
 
 def set_up_child() -> None:
-    """Have the warnings of a child process leave it as JSON, where its parent's log is JSON."""
+    """Log a child process's warnings as JSON if the log of its parent is JSON."""
     if wants_json(os.environ):
         _configure("WARNING", as_json=True)
 
 
 def format_as_json() -> None:
-    """Have the handlers that a host has installed write JSON."""
+    """Make the log handlers that the host application has installed write JSON."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter())
 
 
 def of_request(id: str) -> dict[str, dict[str, str]]:
-    """Return the argument `extra` of a record about a request."""
+    """Return the `extra` argument for a log record about a request."""
     return {"fields": {"request_id": id}}
 
 
@@ -86,7 +86,7 @@ def _configure(level: str, *, as_json: bool) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as a JSON object: its time, level, logger and message, the traceback, and its `fields`."""
+    """Formats a record as a JSON object with its time, level, logger, message, traceback and `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         if getattr(record, "is_object", False):
@@ -106,30 +106,31 @@ class JsonFormatter(logging.Formatter):
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no parameter there
     def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # where stderr is closed, there is nobody to tell
+        if not isinstance(sys.exc_info()[1], OSError):  # if stderr is closed, nobody would read the error
             super().handleError(record)
 
 
-# -- what does not come as a record: lines that libraries, a model.py and child processes write ------------------------
+# -- output that is not a log record: lines that libraries, a model.py and child processes write -----------------------
 
-_MOST = 1 << 16  # bytes of a line; longer ones are divided
-_BREAK = re.compile(rb"[\r\n]+")  # a progress bar returns
+_MOST = 1 << 16  # bytes of a line; longer lines are split
+_BREAK = re.compile(rb"[\r\n]+")  # progress bars use carriage returns
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\([^)]*\) )?\W{0,2}(DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b")
-"""The level in a line of vLLM, perhaps after the name of its process, or of DJL Serving."""
+"""Matches the level in a log line of DJL Serving, or of vLLM, which may write its process's name before it."""
 _STANDARD = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 _OF_WORKER = re.compile(r".{0,200}?\bW-\S{0,200}-std(?:out|err): (?={)")
-"""What DJL Serving puts before a line of its worker."""
+"""Matches the text that DJL Serving puts before a worker's line of JSON."""
 
 
 @contextlib.contextmanager
 def captured(as_json: bool = True) -> Iterator[None]:
-    """Write all lines of stdout and stderr as JSON, this process's and its children's; those that are JSON stay.
+    """Write every line on stdout and stderr of this process and its children as JSON. Lines that are JSON stay
+    unchanged.
 
-    Records go on to stderr directly. An exception that nobody catches becomes a record.
+    Log records go directly to stderr. An uncaught exception is logged.
 
     Args:
-        as_json: what `set_up` returned; False: the lines stay as they are.
+        as_json: the result of `set_up`; if false, output is not changed.
     """
     if not as_json:
         yield
@@ -161,28 +162,32 @@ def _log_uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
 
 
 class _Relay:
-    """Reads what is written to a descriptor, line by line, and lets `handler` write it to the original destination."""
+    """Reads lines that are written to a descriptor, and has a handler write them to the descriptor's original
+    destination.
+    """
 
     def __init__(self, descriptor: int, handler: _Handler) -> None:
         self._descriptor, self._handler = descriptor, handler
         self._before = os.dup(descriptor)
         handler.setStream(os.fdopen(self._before, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
-        self._pipe, self._entry = os.pipe()  # which stays open: whoever closes the descriptor ends nothing
-        self._end = b"\0%s\0" % os.urandom(16).hex().encode()  # that nobody else can write
+        self._pipe, self._entry = os.pipe()  # kept open, so that closing the descriptor does not end the relay
+        self._end = b"\0%s\0" % os.urandom(16).hex().encode()  # a mark that nobody else can write
         os.dup2(self._entry, descriptor)
         self._thread = threading.Thread(target=self._run, name=f"log-{descriptor}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Write what has arrived, and restore the descriptor. Children may outlive this: their pipe stays open."""
+        """Write all lines that have arrived, and restore the descriptor. The pipe stays open for children that
+        outlive this.
+        """
         (sys.stdout if self._descriptor == 1 else sys.stderr).flush()
         os.dup2(self._before, self._descriptor)
         os.write(self._entry, self._end)
         os.close(self._entry)
-        self._thread.join(5)  # nobody may read it
+        self._thread.join(5)  # the thread hangs if nobody reads the destination
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
         rest, end = b"", b""
         while not end:
             data, end, _ = (rest + os.read(self._pipe, _MOST)).partition(self._end)

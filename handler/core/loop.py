@@ -1,5 +1,5 @@
-"""The event loop of a process: how it runs, how signals stop it, what ends it when it is blocked, and when garbage is
-collected.
+"""The event loop of a process: running it, stopping it on signals, ending the process if the loop is blocked, and
+scheduling garbage collection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ P = ParamSpec("P")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, on uvloop where it is installed."""
+    """Run a coroutine to its end, on uvloop if that is installed."""
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -41,10 +41,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def start_now(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """Run a coroutine up to its first wait, then as a task. Without a wait, it costs no turn of the running loop.
+    """Run a coroutine up to its first wait, then continue it as a task.
 
-    Raises:
-        what the coroutine raises before it waits.
+    A coroutine that does not wait needs no iteration of the event loop. An exception before the first wait is raised
+    here.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -57,7 +57,7 @@ def start_now(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
 
 
 class Begun(Coroutine[Any, Any, T]):
-    """A coroutine that has run up to its first wait; `waiting` is what it waits for."""
+    """A coroutine that has run up to its first wait. `waiting` is the object that it waits for."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], waiting: Any) -> None:
         self._coroutine = coroutine
@@ -71,13 +71,13 @@ class Begun(Coroutine[Any, Any, T]):
         try:
             return self._coroutine.throw(*error)
         finally:
-            del error  # its traceback names this frame: a cycle, which would keep all that the coroutine has
+            del error  # its traceback refers to this frame, a cycle that would keep the coroutine's objects alive
 
     def close(self) -> None:
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        raise NotImplementedError("only a task runs it")
+        raise NotImplementedError("this coroutine must be run by a task")
 
 
 def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
@@ -91,30 +91,31 @@ def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
 
 
 async def run_in_daemon_thread(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Return the call's result, or raise what it raises. The call continues when its awaiter is cancelled.
+    """Run a call on a daemon thread and return its result. The call continues if the task that awaits it is cancelled.
 
-    The loop's executor cannot be used: its threads are joined when the process ends.
+    The executor of the event loop cannot be used because its threads are joined when the process ends.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    future.set_running_or_notify_cancel()  # from now on the future cannot be cancelled
     run = functools.partial(call, *arguments, **named)
     threading.Thread(target=settle, args=(future, run), name="blocking-call", daemon=True).start()
     return await asyncio.wrap_future(future)
 
 
-# -- signals that stop a server: the handler notes them and writes nothing, the event loop does the rest ---------------
-# Python runs a signal's handler between any two steps of the main thread, also in the middle of a log write. A handler
-# that logs there raises `RuntimeError: reentrant call` in whatever was interrupted.
+# -- signals that stop a server: the handler records them and writes nothing, and the event loop does the rest ---------
+# Python runs a signal's handler between any two steps of the main thread, even while a log record is being written.
+# If the handler logs then, `RuntimeError: reentrant call` is raised in the interrupted code.
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """The signals received so far. All methods belong to the main thread.
+    """Receives the signals that stop a server. All methods must be called on the main thread.
 
-    Before `listen` the first signal raises: SystemExit(0) for SIGTERM, KeyboardInterrupt for SIGINT. From then on no
-    signal raises anything. After `leave` the first signal changes nothing. Without a listener a second one ends the
-    process at once, as does one during an import: of an exception, orjson's crashes and numpy's makes an ImportError.
+    Before `listen` the first signal raises SystemExit(0) for SIGTERM or KeyboardInterrupt for SIGINT. After `listen` no
+    signal raises an exception. After `leave` the first signal is ignored. While there is no listener, a second signal
+    ends the process at once. A signal during an import does so too, because an exception there would crash orjson and
+    become an ImportError in numpy.
     """
 
     def __init__(self) -> None:
@@ -125,22 +126,22 @@ class StopSignals:
         self._leaving = False
 
     def install(self) -> None:
-        """Handle the signals, also those that came while the process that started this one had them blocked."""
+        """Install the signal handlers, and unblock the signals. Signals that arrived while they were blocked are
+        delivered then.
+        """
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
         atexit.register(_ignore)  # Python restores the default handlers before it ends, and SIGTERM would kill it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def listen(self, listener: Callable[[signal.Signals], object]) -> None:
-        """Have the running event loop call `listener` once for each signal, including earlier ones without a
-        listener.
-        """
+        """Have the running event loop call `listener` once for each signal, including signals that arrived before."""
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._tell()
 
     def leave(self) -> None:
-        """Prepare for the end: the loop is about to close, and the process to exit."""
+        """Prepare for the end of the process. The event loop is about to close."""
         self._leaving = True
         self._loop = None
 
@@ -156,12 +157,12 @@ class StopSignals:
     def _tell(self) -> None:
         while self._num_told < len(self.received):
             self._num_told += 1
-            assert self._listener is not None, "there is one as soon as there is a loop"
+            assert self._listener is not None, "a listener is set together with the loop"
             self._listener(signal.Signals(self.received[self._num_told - 1]))
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Return true if `frame` or one of its callers belongs to an import."""
+    """Return whether `frame` or one of its callers belongs to an import."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
@@ -172,10 +173,10 @@ def _ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-# -- end a process whose event loop stands still, so that whatever started it can start it again -----------------------
-# A process of its own watches (`loop_watcher.py`): the loop may stand still in C code that lets no Python thread run.
-# It sends the loop a byte each second, which the loop reads. Python's C signal handler writes the numbers of signals
-# to the same socket, so that the watcher also learns of a SIGTERM that the loop does not hear.
+# -- end of a process whose event loop is blocked, so that its parent can start it again -------------------------------
+# A process of its own watches the loop (`loop_watcher.py`), because C code that blocks the loop may also block all
+# Python threads. It sends the loop a byte each second, which the loop reads. Python's C signal handler writes the
+# numbers of signals to the same socket, so the watcher also notices a SIGTERM that the loop does not handle.
 
 _WATCHER = Path(__file__).with_name("loop_watcher.py")
 _DUMP = getattr(signal, "SIGRTMAX", 0)  # at this signal the process writes its threads' stacks
@@ -189,7 +190,8 @@ class LoopWatch:
 
     Args:
         seconds: how long the loop may be blocked; 0 disables the watch.
-        signals: whether the loop handles SIGTERM and SIGINT. One left unhandled for 8 s also ends the process.
+        signals: whether the loop handles SIGTERM and SIGINT. If so, a signal that is not handled for 8 s also ends the
+            process.
     """
 
     def __init__(self, seconds: float, *, signals: bool) -> None:
@@ -199,7 +201,9 @@ class LoopWatch:
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start watching the running loop; do nothing outside the main thread, where the process may not be ours."""
+        """Start to watch the running loop. Outside the main thread do nothing, as the process may belong to another
+        program.
+        """
         is_main = threading.current_thread() is threading.main_thread()
         if not self._seconds or sys.platform != "linux" or not is_main or self._watcher is not None:
             return
@@ -213,7 +217,7 @@ class LoopWatch:
             loop.add_reader(receiving.fileno(), _read, receiving)
             opened.callback(loop.remove_reader, receiving.fileno())
             if self._signals:
-                # In the place of the loop's own: the byte wakes the loop all the same.
+                # This replaces the loop's own descriptor. A byte on it wakes the loop too.
                 before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
                 opened.callback(signal.set_wakeup_fd, before, warn_on_full_buffer=False)
             fds = (sending.fileno(), receiving.fileno(), stacks.fileno())
@@ -227,7 +231,7 @@ class LoopWatch:
             self._opened = opened.pop_all()
 
     def stop(self) -> None:
-        """End the watch; the loop still runs."""
+        """Stop watching. The loop must still be running."""
         if self._watcher is not None:
             self._watcher.kill()
             self._watcher.wait()
@@ -240,7 +244,7 @@ def _read(receiving: socket.socket) -> None:
         receiving.recv(4096)
 
 
-# -- schedule of Python's garbage collection: by the clock and by new objects, without those of the start --------------
+# -- schedule of Python's garbage collection, by time and by number of new objects -------------------------------------
 # A collection holds the GIL for about 0.3 microseconds an object. After `gc.freeze` it visits only the objects of
 # requests, not the hundreds of thousands of modules, vocabulary and libraries.
 
@@ -251,13 +255,15 @@ FULL_SECONDS = 20.0
 """Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Objects in use (some 570 streams) above which a full collection waits, as it would pause too long."""
+"""Number of live objects (those of about 570 streams) above which a full collection is postponed, as it would take
+too long.
+"""
 
 CROWD_SECONDS = 600.0
-"""Maximum seconds that a full collection waits."""
+"""Maximum seconds by which a full collection is postponed."""
 
-_YOUNG = 50_000  # new objects that start a young collection at once: those of some 300 new streams
-_MIDDLE = 1  # two such collections lie between two that take the middle generation along
+_YOUNG = 50_000  # number of new objects (those of about 300 new streams) that starts a young collection at once
+_MIDDLE = 1  # every third young collection includes the middle generation
 _NEVER = 1 << 30
 _THREAD = "garbage"
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD
@@ -266,8 +272,8 @@ _LARGE = 1 << 20  # bytes
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Disable garbage collection during imports, then freeze the modules, which the interpreter's exit would also
-    visit.
+    """Disable garbage collection during imports, then freeze the modules, so that the collection at exit skips them
+    too.
     """
     gc.disable()
     try:
@@ -278,20 +284,20 @@ def importing() -> Iterator[None]:
 
 
 def keep_collecting() -> None:
-    """Freeze all objects. Collect new ones by the clock, on a thread; many of them at once, where they are made."""
+    """Freeze all objects. Collect new objects periodically on a thread, and at once if many are created."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
-    if all(thread.name != _THREAD for thread in threading.enumerate()):  # another model has started it
+    if all(thread.name != _THREAD for thread in threading.enumerate()):  # else another model has started the thread
         threading.Thread(target=_collect, name=_THREAD, daemon=True).start()
 
 
 def return_large_blocks() -> None:
-    """Have the C library return a large block to the system when it is freed.
+    """Make the C library return a large block of memory to the system when it is freed.
 
-    By itself it keeps blocks of up to 32 MiB, for each thread, from the first one that is freed on (mallopt(3)).
+    By default, once such a block has been freed, each thread keeps blocks of up to 32 MiB (mallopt(3)).
     """
-    with contextlib.suppress(AttributeError):  # it is not GNU's
+    with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
@@ -303,7 +309,7 @@ def _collect() -> None:
         now = time.monotonic()
         if now - counted < FULL_SECONDS:
             continue
-        counted = now  # which pauses too
+        counted = now  # counting the objects pauses too
         if now - collected < CROWD_SECONDS and len(gc.get_objects(generation=2)) > CROWD:
             continue
         gc.collect()
@@ -312,6 +318,6 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Return freed memory of the C library to the system; after a large request that may be much."""
-    with contextlib.suppress(AttributeError):  # it is not GNU's
+    """Return memory that the C library has freed to the system, which may be much after a large request."""
+    with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

@@ -1,4 +1,4 @@
-"""The program that watches a server's event loop, in a small process of its own (`loop.py`)."""
+"""Program that watches a server's event loop from a small process of its own, which `loop.py` starts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ import socket
 import sys
 import time
 
-_PERIOD = 1.0  # seconds between two looks
-_LATE = 2.0  # seconds; the watcher itself stood still if a look took longer
-_UNHEARD = 8.0  # seconds that a SIGTERM may wait for the loop: SageMaker kills 30 s after it
-_STACKS = 0.5  # seconds for a process to write its stacks
-_ENDING = 3.0  # seconds for it to end
+_PERIOD = 1.0  # seconds between two checks
+_LATE = 2.0  # seconds; a check that takes longer shows that the watcher itself was paused
+_UNHEARD = 8.0  # seconds in which the loop must handle a SIGTERM; SageMaker sends SIGKILL 30 s after it
+_STACKS = 0.5  # seconds in which the process writes its stacks
+_ENDING = 3.0  # seconds in which the process ends after a signal
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/pydevd", "/debugpy/")
 
 
 def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: int, dump: int, seconds: float) -> None:
-    """Watch a process, the parent of this one, until it ends.
+    """Watch the event loop of this process's parent until the parent ends.
 
     Args:
-        sending: what is sent here comes to the process's event loop.
-        receiving: where the loop reads it, and where this process looks whether it has.
-        stacks: descriptor of a file, to which the process writes its stacks at the signal `dump`.
-        seconds: for which the loop may be blocked.
+        pid: process id of the parent.
+        sending: socket that sends bytes to the parent's event loop.
+        receiving: the event loop's end of that socket, where this process peeks at the bytes that the loop has not
+            read.
+        stacks: descriptor of the file to which the parent writes its stacks.
+        dump: signal on which the parent writes its stacks.
+        seconds: how long the event loop may be blocked.
     """
     silent = unheard = 0.0
     while os.getppid() == pid:
         looked = time.monotonic()
-        signal.sigtimedwait([signal.SIGUSR2], _PERIOD)  # at the parent's end, `_end_with_parent` has it sent
+        signal.sigtimedwait([signal.SIGUSR2], _PERIOD)  # sent when the parent ends: see `_end_with_parent`
         passed = time.monotonic() - looked
         waiting = _waiting(receiving)
         if not waiting:
@@ -49,7 +52,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
         if any(name in found for name in _DEBUGGERS):
             silent = unheard = 0.0
         elif _waiting(receiving):
-            asked = " and a signal to stop waits" if stops else ""
+            asked = " and a stop signal is pending" if stops else ""
             print(
                 f"the event loop has been blocked for {silent:.0f} s (option.event_loop_timeout={seconds:g}){asked}: "
                 f"the server is aborted. Its threads:\n{found}",
@@ -60,7 +63,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
 
 
 def _waiting(receiving: socket.socket) -> bytes:
-    """Return the bytes that the loop has not read."""
+    """Return the bytes that the event loop has not read yet."""
     try:
         return receiving.recv(4096, socket.MSG_PEEK)
     except BlockingIOError:
@@ -73,7 +76,7 @@ def _runs(pid: int) -> bool:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
-        return True  # where /proc says nothing, or at the process's end
+        return True  # there is no /proc, or the process has just ended
     return fields["State"].strip()[:1] not in "Tt" and fields["TracerPid"].strip() == "0"
 
 
@@ -86,7 +89,7 @@ def _stacks(pid: int, stacks: int, dump: int) -> str:
 
 
 def _end(pid: int) -> None:
-    """Abort a process, without a core dump, which has the engine's memory; kill it if that does not help."""
+    """Abort a process without a core dump, which would contain the engine's memory. Kill it if it does not end."""
     with contextlib.suppress(OSError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGABRT, signal.SIGKILL):
@@ -98,7 +101,7 @@ def _end(pid: int) -> None:
 def _end_with_parent() -> None:
     import ctypes
 
-    # All signals but that of the parent's end wait: those to the terminal's whole group are not for the watcher.
+    # Block all signals except the one for the parent's end: signals to the terminal's group are not for the watcher.
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
     ctypes.CDLL(None).prctl(1, signal.SIGUSR2)  # PR_SET_PDEATHSIG
 

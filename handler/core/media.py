@@ -1,6 +1,4 @@
-"""Media in prompts: values, token counts, and shared memory that the engine reads, so that no channel carries the
-bytes.
-"""
+"""Media in prompts: values, token counts, and shared memory from which the engine reads the data."""
 
 from __future__ import annotations
 
@@ -13,51 +11,53 @@ from typing import NamedTuple, Protocol
 
 
 def new_uuid() -> str:
-    """Draw a random UUID (version 4) without a system call, for which a thread may have to wait its turn again."""
+    """Return a random UUID (version 4). No system call is made, after which the thread might have to wait for the
+    GIL.
+    """
     digits = new_digits()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 def new_digits() -> str:
-    """Draw 128 random bits as 32 hexadecimal digits."""
+    """Return 128 random bits as 32 hexadecimal digits."""
     return f"{random.getrandbits(128):032x}"
 
 
 def new_secret() -> str:
-    """Draw 128 bits, as digits, that nobody can guess from others: for ids by which something is read."""
+    """Return 128 bits in hexadecimal that cannot be guessed, for ids that give access to something."""
     return secrets.token_hex(16)
 
 
 MEDIA = {"image": "images", "audio": "audio clips"}
-"""Kinds of media, each with its plural; the names are those of chat templates and `limit_mm_per_prompt`."""
+"""Kinds of media with their plurals. The kinds are named as in chat templates and `limit_mm_per_prompt`."""
 
 
 def several(kinds: Iterable[str]) -> str:
-    """Return the word for media of these kinds."""
+    """Return the plurals of these kinds of media, joined with "and"."""
     return " and ".join([MEDIA[kind] for kind in dict.fromkeys(kinds)])
 
 
 ALL_MEDIA = several(MEDIA)
 
 SAMPLE_RATE = 16_000
-"""Sample rate of decoded audio, in Hz, as audio models expect it."""
+"""Sample rate of decoded audio in Hz, which audio models expect."""
 
 
 class Upload(NamedTuple):
-    """A file of a form; `data` is empty if it has been written as it came."""
+    """A file of a form. `data` is empty if the file was written to disk while it arrived."""
 
     data: bytes
     name: str = ""
 
 
 class MediaSource(NamedTuple):
-    """A medium of a message, as the client sent it.
+    """An image or audio clip in a message, as the client sent it.
 
     Attributes:
-        kind: of MEDIA.
-        data: the file; None if `url` names it.
-        url: "" with `data`.
-        name: the field's path in the body, for messages.
+        kind: a key of `MEDIA`.
+        data: content of the file, or None if `url` is given.
+        url: address of the file, or "" if `data` is given.
+        name: path of the field in the request's body, for error messages.
     """
 
     kind: str
@@ -67,14 +67,14 @@ class MediaSource(NamedTuple):
 
 
 class Medium(NamedTuple):
-    """A decoded medium.
+    """A decoded image or audio clip.
 
     Attributes:
-        kind: of MEDIA.
-        size: an image's width and height, in pixels; the number of an audio clip's samples.
-        data: an image's height × width × 3 bytes: RGB, rows from the top, without padding. An audio clip's
-            samples, four bytes of a float each, of one channel at SAMPLE_RATE.
-        digest: SHA-256 of size and data, hexadecimal; equal media of a kind have equal ones.
+        kind: a key of `MEDIA`.
+        size: width and height of an image in pixels, or the number of samples of an audio clip.
+        data: height × width × 3 bytes of an image: RGB, rows from the top, without padding. For an audio clip, float32
+            samples of one channel at SAMPLE_RATE.
+        digest: SHA-256 of size and data in hexadecimal; equal media of the same kind have equal digests.
     """
 
     kind: str
@@ -84,11 +84,11 @@ class Medium(NamedTuple):
 
 
 class MediaPrompt(NamedTuple):
-    """A prompt with media, in addition to its ids.
+    """A prompt's text and media, in addition to its token ids.
 
     Attributes:
-        text: the rendered chat with special tokens in it, whose ids are the prompt's.
-        media: in the order of their placeholders in the text.
+        text: the rendered chat with its special tokens, which was encoded to the prompt's ids.
+        media: images and audio clips in the order of their placeholders in the text.
     """
 
     text: str
@@ -96,11 +96,11 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaTokens(Protocol):
-    """A model's count of tokens for media of one kind.
+    """Counts the tokens of a model's media of one kind.
 
     Attributes:
-        placeholder: id that the chat template writes once a medium.
-        text: that of a medium, where the chat template takes texts only.
+        placeholder: token id that the chat template writes once for each medium.
+        text: text to insert for a medium if the chat template accepts only strings.
     """
 
     @property
@@ -110,15 +110,18 @@ class MediaTokens(Protocol):
     def text(self) -> str: ...
 
     def count(self, size: Sequence[int]) -> int:
-        """Count the tokens of a medium of this size, which is as in `Medium`.
+        """Return the number of tokens of a medium.
+
+        Args:
+            size: size of the medium, as in `Medium`.
 
         Raises:
-            ValueError: the model does not take such a medium.
+            ValueError: the model does not accept a medium of this size.
         """
 
 
 class Stored(NamedTuple):
-    """A medium in a file: `length` bytes of data."""
+    """A medium in a file, where its data has `length` bytes."""
 
     kind: str
     size: tuple[int, ...]
@@ -127,13 +130,13 @@ class Stored(NamedTuple):
 
 
 class MediaFile(NamedTuple):
-    """The file in which another process of the same user finds a prompt's media.
+    """A file from which another process of the same user reads a prompt's media.
 
     Attributes:
-        path: of the file with the media's data, one after another; "" without media.
-        target: what `path` links to while the file is there.
-        text: of the prompt.
-        media: the media in the file.
+        path: path of the file, which contains the data of all media one after another; "" if there are no media.
+        target: target of the link `path` as long as the file exists.
+        text: text of the prompt.
+        media: descriptions of the media, in the order of their data.
     """
 
     path: str
@@ -145,14 +148,14 @@ class MediaFile(NamedTuple):
         """Read the media.
 
         Raises:
-            OSError: their owner has freed them.
+            OSError: the owner of the media has freed them.
         """
         if not self.media:
             return MediaPrompt(self.text, ())
-        # What the path leads to may be another file by now: the opened one is asked, and no pipe is waited for.
+        # The path may lead to another file by now, so the opened file is checked. O_NONBLOCK avoids waiting for a pipe.
         with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             if os.readlink(f"/proc/self/fd/{file.fileno()}") != self.target:
-                raise FileNotFoundError(f"the {ALL_MEDIA} are gone: their request has ended")
+                raise FileNotFoundError(f"the {ALL_MEDIA} no longer exist, because their request has ended")
             return MediaPrompt(
                 self.text,
                 tuple(Medium(kind, size, file.read(length), digest) for kind, size, length, digest in self.media),
@@ -160,10 +163,10 @@ class MediaFile(NamedTuple):
 
 
 class SharedMedia:
-    """Media of a prompt, copied once; freed with this object. Linux only (memfd_create).
+    """Shared memory with the media of a prompt, freed together with this object. Linux only (memfd_create).
 
     Attributes:
-        file: for the engine's process.
+        file: description of the memory for the engine's process.
     """
 
     def __init__(self, text: str, media: Sequence[Medium]) -> None:
@@ -185,5 +188,5 @@ class SharedMedia:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The media's digests."""
+        """Digests of the media, in order."""
         return tuple(stored.digest for stored in self.file.media)

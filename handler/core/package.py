@@ -1,4 +1,4 @@
-"""This package as it is installed: the command that adds one of its extras."""
+"""The pip command that adds an extra to this package, as it is installed here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ NAME = "lmi-handler"
 
 
 def install(requirement: str) -> str:
-    """Return the command that installs a requirement, this package's extras from the installed clone or wheel.
+    """Return the command that installs a requirement.
 
-    No registry has this package. Where its source is not known, its name is enough: pip finds the installed one.
+    No registry has this package, so its extras are installed from its clone or wheel. If that source is unknown, the
+    package's name is enough, as pip finds the installed package.
 
     Args:
         requirement: `lmi-handler[EXTRA]`, or another package.
@@ -30,7 +31,7 @@ def install(requirement: str) -> str:
 
 @functools.cache
 def _source() -> tuple[str, bool]:
-    """Return the URL that this package was installed from, "" if that is not known; and whether it is editable."""
+    """Return the URL from which this package was installed ("" if unknown), and whether it is an editable install."""
     try:
         noted = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:  # a checkout on the path

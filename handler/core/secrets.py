@@ -1,4 +1,4 @@
-"""Secrets: forms of tokens, which are hidden wherever they stand; and headers and queries without credentials."""
+"""Secrets: patterns of tokens to mask, and removal of credentials from headers and queries."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ TOKENS = (
     r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,}|glpat-[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
 )
-"""Tokens and keys of the services that models come from or run on, as a regular expression without groups."""
+"""Regular expression, without groups, for tokens and keys of the services that models are downloaded from or run on."""
 
-# -- credentials of requests, which no recording has -------------------------------------------------------------------
+# -- credentials of requests, which are never recorded -----------------------------------------------------------------
 
 _CREDENTIALS = re.compile(
     r"auth|cookie|token|secret|signature|credential|passw|api[-_]?key|subscription-key|(?:^|[-_.])(?:key|sig|jwt)$",
     re.IGNORECASE,
 )
-"""Names of headers, and of parameters of a query, whose values are credentials."""
+"""Matches the names of headers and query parameters whose values are credentials."""
 
 _OF_THE_CONNECTION = frozenset(
     {
@@ -34,16 +34,19 @@ _KNOWN = re.compile(
     r"accept|accept-language|content-type|content-encoding|adapter"
     r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
 )
-"""Headers that a server records: any other may be a credential under a custom name."""
+"""Matches the names of headers that a server may record. Any other header may be a credential with a custom name."""
 
 
 def is_credential(name: str) -> bool:
-    """Return whether a header or a parameter of a query is a credential, by its name."""
+    """Return whether the name of a header or query parameter is that of a credential."""
     return _CREDENTIALS.search(name) is not None
 
 
 def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers to send again, names in lower case: no credentials, and no headers of the connection."""
+    """Return the headers of a request that is to be sent again, with names in lower case.
+
+    Credentials and headers that belong to the connection are left out.
+    """
     kept = {}
     for given, value in headers:
         name = given.strip().lower()
@@ -56,7 +59,7 @@ def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a server may record.
 
     Args:
-        headers: names in lower case.
+        headers: values of headers by name in lower case.
     """
     return {
         name: value for name, value in headers.items() if _KNOWN.fullmatch(name) is not None and not is_credential(name)
@@ -64,7 +67,7 @@ def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def path_without_credentials(path: str) -> str:
-    """Return a path without the parameters of its query that are credentials."""
+    """Return a path without the query parameters that are credentials."""
     path, mark, query = path.partition("?")
     if not mark:
         return path

@@ -1,7 +1,7 @@
-"""Token ids and text: vocabulary, prompt, detokenizer, stop strings.
+"""Conversion between token ids and text: vocabulary, prompts, detokenizer and stop strings.
 
-Detokenizer and StopMatcher return the text that is safe to show (`feed`), without split characters or parts of stop
-strings. At the end the matcher also returns the text that it held back (`flush`).
+`Detokenizer` and `StopMatcher` have a method `feed` that returns text only when it is safe to show, without incomplete
+characters or parts of stop strings. At the end, `StopMatcher.flush` returns the text that was held back.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from handler.core.values import AnswerStart, Finish, Request, Sampling, Thoughts
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
 
-_SLACK = 16  # tokens that a cut may add
+_SLACK = 16  # tokens by which cutting a text may raise their number
 
 
 class Vocabulary:
     """The text of every token id.
 
     Args:
-        pieces: the raw bytes of each token, indexed by id. A token may be a part of a UTF-8 character.
-        special: ids that are control marks, not text (`<|im_end|>`).
-        texts: of all pieces, where they are known; None: the pieces are decoded.
+        pieces: raw bytes of each token, indexed by id. A token may be a part of a UTF-8 character.
+        special: ids of control tokens, such as `<|im_end|>`.
+        texts: text of each token, if known; by default the pieces are decoded.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Vocabulary:
 
     @functools.cached_property
     def marks(self) -> frozenset[str]:
-        """The texts of `special`."""
+        """The texts of all special tokens."""
         return frozenset(map(self.text, self.special))
 
     def showing(self, marks: frozenset[str]) -> list[str | None]:
-        """Return the texts of all ids, empty for special ones but `marks`."""
+        """Return the text to show for each id. Special tokens have no text, except those in `marks`."""
         if marks not in self._shown:
             shown = [*self.visible]
             for id in self.special:
@@ -62,12 +62,12 @@ class Vocabulary:
         return self._shown[marks]
 
     def text(self, id: int) -> str:
-        """Return the token by itself, as in prompt details; a part of a character becomes U+FFFD."""
+        """Return the text of a token by itself, as in prompt details. An incomplete character becomes U+FFFD."""
         text = self.texts[id]
         return self.decode([id]) if text is None else text
 
     def ids(self, mark: bytes) -> tuple[int, ...]:
-        """Tokenize a mark by the longest match at each position; return no ids if a byte has no token."""
+        """Tokenize a mark by the longest match at each position. Return no ids if a byte has no token."""
         if mark not in self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
             result, start = list[int](), 0
@@ -82,12 +82,12 @@ class Vocabulary:
         return self._ids[mark]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of several tokens, special ones included; a part of a character becomes U+FFFD."""
+        """Return the text of several tokens, including special tokens. An incomplete character becomes U+FFFD."""
         return b"".join([self.pieces[id] for id in ids]).decode("utf-8", "replace")
 
 
 def _decode(piece: bytes) -> str | None:
-    """Decode a token; None if it has a part of a character."""
+    """Decode a token. Return None if it contains an incomplete character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -95,9 +95,10 @@ def _decode(piece: bytes) -> str | None:
 
 
 class Prompt(NamedTuple):
-    """A prompt as text and ids, with the vocabulary of the answer.
+    """A prompt as text and token ids, with the vocabulary of the answer.
 
-    The ids repeat an image's placeholder for each token that the engine computes for it; the text has it once.
+    In the text, an image's placeholder occurs once. In the ids, it is repeated for each token that the engine computes
+    for the image.
     """
 
     text: str
@@ -107,13 +108,14 @@ class Prompt(NamedTuple):
 
 
 def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
-    """Make a prompt from token ids.
+    """Make a prompt from the token ids that a client sent.
 
     Args:
-        vocabulary: the model's; None if each prompt brings its own.
+        vocabulary: the model's vocabulary, or None if each prompt has its own.
 
     Raises:
-        InvalidPayload, InvalidParameter: nothing says what the ids mean.
+        InvalidPayload: the model has no vocabulary, so the ids have no meaning.
+        InvalidParameter: an id is not in the vocabulary.
     """
     if vocabulary is None:
         raise InvalidPayload(f"'{request.names.prompt}': the engine has no vocabulary of its own; send text")
@@ -129,10 +131,14 @@ def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
 
 
 def cut_after(text: str, part: str) -> str:
-    """Cut a rendered chat after the last message's text, which the answer continues; templates may strip its space.
+    """Cut a rendered chat after the text of its last message, which the answer continues.
+
+    Args:
+        text: the rendered chat. Templates may strip spaces at the ends of a message.
+        part: text of the last message.
 
     Raises:
-        InvalidPayload: the chat does not contain it.
+        InvalidPayload: the chat does not contain the message's text.
     """
     stripped = part.strip()
     start = text.rfind(stripped)
@@ -144,11 +150,11 @@ def cut_after(text: str, part: str) -> str:
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
-    """Find each token in the prompt's text: start and end in bytes, extended to whole characters.
+    """Return where each token is in the prompt's text: start and end in bytes, extended to whole characters.
 
     Returns:
-        (0, 0) for a token that the tokenizer added in front. None if the tokens are not pieces of the text: the
-        tokenizer changes it (lower case, NFC), or drops a byte of it.
+        A pair for each token, which is (0, 0) for a token that the tokenizer added. None if the tokens are not pieces
+            of the text, because the tokenizer changed the text (lower case, NFC) or dropped a byte.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
     result, end = [], 0
@@ -176,18 +182,19 @@ def _whole_characters(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _continues(byte: int) -> bool:
-    """Return whether a byte of UTF-8 continues a character."""
+    """Return whether a byte is a continuation byte of UTF-8."""
     return byte & 0xC0 == 0x80
 
 
 class Detokenizer:
-    """Turns the ids of one sequence into text.
+    """Converts the ids of one sequence to text.
 
-    A character whose bytes lie in several tokens comes with the last of them; an incomplete one never comes.
+    A character that is split into several tokens is returned with the last of them. If it stays incomplete, it is never
+    returned.
 
     Attributes:
-        texts: by id, what `feed` returns while nothing is `pending`; None if the id must be fed.
-        pending: bytes of an incomplete character have come.
+        texts: what `feed` returns for each id while `pending` is false; None if `feed` must be called for the id.
+        pending: whether the last tokens end with an incomplete character.
     """
 
     __slots__ = ("_decoder", "_pieces", "pending", "texts")
@@ -212,13 +219,14 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds the first stop string in text, independently of the pieces in which it arrives.
+    """Finds the first stop string in a text that arrives in pieces.
 
-    The stop string that is complete first wins; of several complete at once, the longest. With `include` it is shown,
-    and no text is held back.
+    The stop string that is complete first wins. Of several that are complete at the same position, the longest wins.
 
     Args:
-        thoughts: marks a first part of the text in which no stop string counts.
+        stops: stop strings.
+        include: whether the stop string is shown. No text is held back in that case.
+        thoughts: marks of a first thought, in which stop strings are ignored.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False, thoughts: Thoughts | None = None) -> None:
@@ -256,12 +264,14 @@ class StopMatcher:
         return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
-        """Return (end, start) of the match that ends first, then starts first; (0, 0) without one."""
+        """Return (end, start) of the first match to end, the longest one if there are several; (0, 0) if there is
+        none.
+        """
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(0, 0))
 
     def _partial(self, text: str) -> int:
-        """Return the length of the longest end of `text` that may become a stop string."""
+        """Return the length of the longest suffix of `text` that may become a stop string."""
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-size:]
             if any(stop.startswith(end) for stop in self._stops):
@@ -270,16 +280,16 @@ class StopMatcher:
 
 
 def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:
-    """Count the tokens of a text of more than `size` characters, part by part.
+    """Check that a long text does not have too many tokens, by counting them part by part.
 
     Args:
-        name: the client's name of the text.
-        limit: tokens that it may have.
-        size: characters of a part.
-        count: counts the tokens of a part.
+        name: name of the text in the client's request.
+        limit: maximum number of tokens.
+        size: number of characters in a part. Shorter texts are not checked.
+        count: returns the number of tokens of a part.
 
     Raises:
-        PromptTooLong: it has more.
+        PromptTooLong: the text has more tokens than `limit`.
     """
     if len(text) <= size:
         return
@@ -290,11 +300,11 @@ def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[s
             raise PromptTooLong(name, num_tokens, limit, exact=False)
 
 
-# -- state of one sequence: turns generated ids into tokens with text --------------------------------------------------
+# -- state of one sequence, which converts generated ids to tokens with text -------------------------------------------
 
 
 class _NoTexts(Sequence[None]):
-    """The texts of a sequence whose ids all have to be pushed."""
+    """The `texts` of a sequence for which `push` must be called with every id."""
 
     def __len__(self) -> int:
         return 0
@@ -307,16 +317,16 @@ _NO_TEXTS = _NoTexts()
 
 
 class SequenceState:
-    """Turns one sequence's ids into tokens with text, and finds its end.
+    """Converts the ids of one sequence to tokens with text, and finds the end of the sequence.
 
-    Stop strings are found here, so that they mean the same with all engines. The caller cancels such a sequence in the
-    engine. The texts of all tokens add up to the answer.
+    Stop strings are found here, so that they work the same with all engines. The caller then cancels the sequence in
+    the engine. The texts of all tokens add up to the answer.
 
     Attributes:
-        texts: the text of each id now; None if the id has to be pushed: each id has to while stop strings are
-            looked for, or part of a character has come.
-        special: ids that are control marks.
-        stopped: a stop string has ended the sequence.
+        texts: the present text of each id, or None if `push` must be called. It is None for all ids if the request has
+            stop strings or if the last tokens end with an incomplete character.
+        special: ids of control tokens.
+        stopped: whether a stop string has ended the sequence.
     """
 
     __slots__ = (
@@ -350,7 +360,7 @@ class SequenceState:
         return _NO_TEXTS if self._watched or self._detokenizer.pending else self._detokenizer.texts
 
     def push(self, id: int, logprob: float | None) -> Token:
-        """Add a token that is not the engine's last; `stopped` may become true."""
+        """Add a token other than the engine's last one, and return it with its text. A stop string sets `stopped`."""
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)
@@ -365,13 +375,13 @@ class SequenceState:
         finish: Finish | None,
         tops: Sequence[Sequence[tuple[int, float]]] | None = None,
     ) -> tuple[list[Token], Finish | None]:
-        """Add tokens; return them with their texts, and why the sequence ended, if it did.
+        """Add ids. Return them as tokens, and the finish reason if the sequence has ended.
 
         Args:
-            ids: new ids; may be empty with `finish`.
-            logprobs: one for each id.
-            finish: why the engine ended the sequence after these ids.
-            tops: for each id the most likely alternatives.
+            ids: new token ids; may be empty if `finish` is given.
+            logprobs: log-probability of each id.
+            finish: reason why the engine ended the sequence after these ids, or None.
+            tops: most likely alternatives to each id.
         """
         tokens: list[Token] = []
         for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
@@ -385,7 +395,7 @@ class SequenceState:
         return tokens, finish
 
     def _flush(self, tokens: list[Token]) -> None:
-        """Add the text that was held back to the last token."""
+        """Append the text that was held back to the last token."""
         text = self._stops.flush() if self._stops is not None else ""
         if not text:
             return
@@ -396,18 +406,18 @@ class SequenceState:
 
 
 def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
-    """Make tokens of the most likely alternatives to one."""
+    """Convert alternatives to a token, given by their ids and log-probabilities, to tokens."""
     return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)
 
 
 def prompt_tokens(
     prompt: Prompt, logprobs: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]] | None
 ) -> list[Token]:
-    """Make tokens from a prompt's ids.
+    """Convert the ids of a prompt to tokens.
 
     Args:
-        logprobs: one for each id.
-        tops: for each id the most likely alternatives.
+        logprobs: log-probability of each id.
+        tops: most likely alternatives to each id.
     """
     vocabulary = prompt.vocabulary
     return [

@@ -1,4 +1,4 @@
-"""Reads the text files of users, as editors and shells of every system leave them."""
+"""Reading of users' text files, as the editors and shells of any system write them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; see `decode`.
+    """Return the text of a file, as decoded by `decode`.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: as `decode`.
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8.
     """
     return decode(path.read_bytes())
 
 
 def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
-    """Return UTF-8 as text without its byte order mark, each line ended by a line feed.
+    """Return UTF-8 data as text. A byte order mark is removed, and each line ends with a line feed.
 
     Args:
-        mark: whether the file may have a byte order mark; else other readers of it would fail.
-        otherwise: the encoding of what is not UTF-8; "" for none.
+        mark: whether a byte order mark is allowed; some programs that read such files fail on one.
+        otherwise: encoding to use if the data is not UTF-8; "" for an error.
 
     Raises:
-        ValueError: names the actual encoding, or the place of the error; the caller names the file.
+        ValueError: the data has another encoding. The message names it or the position of the error, but not the file.
     """
     if is_utf_16(data):
         raise ValueError(UTF_16)
@@ -38,19 +38,19 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if not otherwise:
-            line = error.object.count(b"\n", 0, error.start) + 1  # the object lacks the mark
+            line = error.object.count(b"\n", 0, error.start) + 1  # the object has no byte order mark
             raise ValueError(f"it is not UTF-8: byte {error.object[error.start]:#04x} in line {line}") from None
         text = data.decode(otherwise)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Return whether data begin as UTF-16 does, perhaps without its byte order mark."""
+    """Return whether data looks like UTF-16, with or without a byte order mark."""
     return data.startswith(_UTF_16_MARKS) or b"\0" in data[:2]
 
 
 def placeholder(head: bytes) -> str:
-    """Describe a placeholder that replaces a file, from its first 64 bytes; "" for a real file."""
+    """Return what is wrong if a file's first 64 bytes are those of a placeholder; "" for a real file."""
     if head.startswith(_LFS_POINTER):  # a clone without Git LFS
         return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
     return "" if head else "is an empty file"

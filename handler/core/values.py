@@ -1,4 +1,4 @@
-"""Values of every layer: requests, sampling parameters, tokens and deltas. All are immutable."""
+"""Immutable values that every layer uses: requests, sampling parameters, tokens and deltas."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from handler.core.media import MediaSource
 
 
 class Thoughts(NamedTuple):
-    """A reasoning model's first thought: its marks, and the state in which the prompt leaves it.
+    """The marks of a reasoning model's first thought, and whether the prompt has opened it.
 
     Attributes:
-        is_open: the answer begins within it.
-        calls: those marks in `end` that begin a call.
-        closing: ids of the mark that ends a thought in the model's place; empty if none does.
+        begin: marks that begin a thought.
+        end: marks that end a thought.
+        is_open: whether the answer begins inside the thought.
+        calls: the marks in `end` that begin a tool call.
+        closing: ids of the mark that the handler writes to end a thought early; empty if it never does.
     """
 
     begin: tuple[str, ...]
@@ -30,10 +32,10 @@ class Thoughts(NamedTuple):
 
 
 class AnswerStart:
-    """Finds the end of an answer's first thought, within which nothing else is parsed.
+    """Finds the end of an answer's first thought, in which nothing else is parsed.
 
     Attributes:
-        is_open: the thought has begun.
+        is_open: whether the thought has begun.
     """
 
     def __init__(self, thoughts: Thoughts) -> None:
@@ -43,7 +45,9 @@ class AnswerStart:
         self._space: list[str] = []  # before the first word
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the thought's end, and what follows it; None while it has not ended."""
+        """Return the text up to the end of the thought, and the text after it, or None while the thought has not
+        ended.
+        """
         self._held += text
         if not self.is_open:
             start = self._held.lstrip()
@@ -67,7 +71,7 @@ class AnswerStart:
 
 
 class Finish(str, Enum):
-    """Why a sequence ended; the values are LMI's and TGI's `finish_reason`."""
+    """Reason why a sequence ended. The values are those of `finish_reason` in LMI and TGI."""
 
     LENGTH = "length"
     EOS = "eos_token"
@@ -76,12 +80,12 @@ class Finish(str, Enum):
 
 
 class StructuredOutput(NamedTuple):
-    """A rule for the whole answer after its thought.
+    """A rule for the whole answer, or for the part after its first thought.
 
     Attributes:
         kind: json_schema, json_object, regex, grammar (EBNF), choice or structural_tag (xgrammar's).
-        value: the rule as text: JSON for a schema, a list of choices and a structural tag, "" for json_object.
-        allows_text: any text may come before the part that it governs.
+        value: the rule as a string: JSON for a schema, a list of choices and a structural tag; "" for json_object.
+        allows_text: whether any text may precede the part of the answer to which the rule applies.
     """
 
     kind: str
@@ -91,9 +95,9 @@ class StructuredOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter; `id`, at least 1, is never used again for another path or other weights.
+    """A LoRA adapter. Its `id`, at least 1, is never reused for another path or other weights.
 
-    Requests hold the registered object itself, so a weak reference shows whether one still uses it.
+    Requests refer to the registered object itself, so a weak reference shows whether any request still uses it.
     """
 
     name: str
@@ -102,18 +106,19 @@ class Adapter:
 
 
 class Nature(Flag):
-    """The nature of a field of Sampling. A beam search refuses fields that have none."""
+    """Properties of a field of Sampling. Beam search refuses fields without any property."""
 
-    SAMPLED = auto()  # without effect on a greedy choice
-    BY_HANDLER = auto()  # followed by the handler, whatever the engine; without `logprobs` one only has less to do
-    WITH_BEAMS = auto()  # followed by beam searches too, or without effect there
-    ONLY_BEAMS = auto()  # without effect where there is no beam search
+    SAMPLED = auto()  # without effect if decoding is greedy
+    BY_HANDLER = auto()  # implemented by the handler for all engines; without `logprobs` an engine only has less to do
+    WITH_BEAMS = auto()  # supported by beam search, or without effect there
+    ONLY_BEAMS = auto()  # without effect unless beam search is used
 
 
 class Sampling(NamedTuple):
-    """Generation parameters; dialects map their own names and neutral values onto these.
+    """Generation parameters. Dialects map their own names and neutral values to these.
 
-    A field's default is its neutral value. Without `do_sample` decoding is greedy: `Nature.SAMPLED` has no effect.
+    The default of a field is its neutral value. Without `do_sample` decoding is greedy, and fields with
+    `Nature.SAMPLED` have no effect.
     """
 
     max_new_tokens: Annotated[int, Nature.WITH_BEAMS] = 30
@@ -127,7 +132,7 @@ class Sampling(NamedTuple):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0  # 0: any may repeat
+    no_repeat_ngram_size: int = 0  # 0: no limit
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
     seed: Annotated[int | None, Nature.SAMPLED] = None  # None: drawn when a request that samples is accepted
     stop: Annotated[tuple[str, ...], Nature.BY_HANDLER] = ()
@@ -137,10 +142,10 @@ class Sampling(NamedTuple):
     bad_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: Annotated[bool, Nature.BY_HANDLER] = True
-    marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens that are text all the same
-    # Stop strings and structured output begin after them.
+    marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens to be shown as text
+    # Stop strings and structured output apply only after the first thought.
     thoughts: Annotated[Thoughts | None, Nature.BY_HANDLER] = None
-    # Tokens of the first thought, which then ends; None: any number.
+    # Maximum number of tokens in the first thought; None: no limit.
     thinking_token_budget: Annotated[int | None, Nature.BY_HANDLER] = None
     n: Annotated[int, Nature.BY_HANDLER] = 1  # sequences returned
     best_of: Annotated[int, Nature.BY_HANDLER] = 1  # sequences generated, of which the best `n` are returned
@@ -158,16 +163,16 @@ class Sampling(NamedTuple):
     return_generation_logits: Annotated[bool, Nature.WITH_BEAMS] = False
 
     def with_seed(self) -> Sampling:
-        """Draw a seed where one has an effect and none is set; an answer may name it."""
+        """Return the parameters with a random seed if they need one and have none. A response may contain the seed."""
         return self if self.seed is not None or not self.do_sample else self._replace(seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
-        """Return the seed that reproduces one of several sequences by itself."""
+        """Return the seed with which one of several sequences can be reproduced by itself."""
         return None if self.seed is None else (self.seed + sequence) % (1 << 64)
 
     @property
     def signed_seed(self) -> int | None:
-        """The seed as a signed number of 64 bits, as vLLM's generators take it."""
+        """The seed as a signed 64-bit integer, as vLLM's generators expect it."""
         return None if self.seed is None else self.seed - (1 << 64 if self.seed >> 63 else 0)
 
     @property
@@ -177,7 +182,7 @@ class Sampling(NamedTuple):
 
 
 def fields_of(nature: Nature) -> list[str]:
-    """Return the fields of Sampling that have one of these natures."""
+    """Return the fields of Sampling that have one of these properties."""
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in _HINTS.items()}
     return [name for name in Sampling._fields if any(nature & mark for mark in marks.get(name, ()))]
 
@@ -197,17 +202,19 @@ class Task(str, Enum):
 
 
 POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
-"""Tasks whose answers are numbers of a whole text."""
+"""Tasks whose result consists of numbers for a whole text."""
 
 
 class Pooling(NamedTuple):
-    """A computation on a whole text that returns numbers, not text: the `vector` of the last delta.
+    """Parameters of a computation on a whole text. Its result is the `vector` of the last delta, not text.
 
     Attributes:
-        kind: embed (the text's vector), score (one number, of a text or a pair) or classify (a number for each label).
-        dimensions: of an embedding its first n numbers alone, as Matryoshka models learn them (arXiv 2205.13147).
-        normalize: embed: the vector has length 1; None: as the model's own modules say. score and classify: numbers
-            between 0 and 1 (sigmoid; softmax over several labels of which one holds); otherwise the logits.
+        kind: embed (a vector of the text), score (one number for a text or a pair) or classify (a number for each
+            label).
+        dimensions: number of leading components of an embedding to return, for Matryoshka models (arXiv 2205.13147);
+            None returns all of them.
+        normalize: whether the vector of embed has length 1; None follows the model's own modules. For score and
+            classify, whether logits become numbers between 0 and 1 (sigmoid, or softmax if exactly one label applies).
         second: index of the first token of a pair's second text; set when the texts are tokenized.
     """
 
@@ -218,11 +225,11 @@ class Pooling(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """How a prompt with too many tokens is truncated.
+    """Truncation of a prompt that has too many tokens.
 
     Attributes:
-        most: tokens to keep; None: as many as the model accepts, in addition to the answer's.
-        side: left or right, where tokens are cut off; the right only of a request with Pooling.
+        most: maximum number of tokens to keep; None keeps as many as fit together with the answer.
+        side: side where tokens are cut off, left or right. Only requests with Pooling support right.
     """
 
     most: int | None = None
@@ -230,12 +237,14 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Truncate a prompt to its last `most` tokens; -1 is the model's limit, None truncates nothing."""
+    """Return the truncation of a prompt to its last `most` tokens, where -1 means the model's limit; None for no
+    truncation.
+    """
     return None if most is None else Truncation(None if most == -1 else most)
 
 
 class FieldNames(NamedTuple):
-    """Field names of the client's dialect, for messages."""
+    """Names of fields in the client's dialect, for error messages."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "parameters.max_new_tokens"
@@ -258,9 +267,9 @@ class TemplateOptions(NamedTuple):
     """Values that a chat template gets in addition to messages and tools.
 
     Attributes:
-        arguments: names with their values, `documents` among them.
-        add_generation_prompt: end with the beginning of the assistant's answer.
-        continue_final_message: end within the last message, which the answer continues.
+        arguments: names and values of further template variables, such as `documents`.
+        add_generation_prompt: whether the prompt ends with the beginning of the assistant's answer.
+        continue_final_message: whether the prompt ends within the last message, which the answer continues.
     """
 
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -272,38 +281,38 @@ PLAIN_TEMPLATE = TemplateOptions()
 
 
 class Request(NamedTuple):
-    """One request: a prompt, sampling parameters and the parts of the answer.
+    """One request: a prompt, sampling parameters, and what the response has to contain.
 
-    The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
-    answer. A medium of a message is a part `{"type": "image"}`, by its kind, in a list of parts as its `content`;
-    `media` has one source for each, in their order.
+    The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text
+    for the response. The `content` of a message with media is a list of parts. Each medium is a part such as `{"type":
+    "image"}`, and `media` has its source, in the same order.
     """
 
     prompt: str
     sampling: Sampling = Sampling()
-    pooling: Pooling | None = None  # computes numbers of the prompt; the sampling then does not count
-    transcribes: bool = False  # writes what its one audio clip says; the template's arguments name language and task
-    pair: str | None = None  # with `pooling`: a second text, tokenized with the prompt as the model's pair
-    truncation: Truncation | None = None  # None: too many tokens are refused
+    pooling: Pooling | None = None  # compute numbers for the prompt; `sampling` is then ignored
+    transcribes: bool = False  # transcribe its one audio clip; the template's arguments have language and task
+    pair: str | None = None  # with `pooling`: a second text, tokenized as a pair with the prompt
+    truncation: Truncation | None = None  # None: a prompt with too many tokens is refused
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
     media: tuple[MediaSource, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that knows tools
+    tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that supports tools
     template: TemplateOptions = PLAIN_TEMPLATE
-    read_prompt: Callable[[Request, str], Request] | None = None  # settles what depends on the prompt of messages
+    read_prompt: Callable[[Request, str], Request] | None = None  # sets fields that depend on the rendered messages
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier
-    session: str = ""  # the client's, by its id
-    eos_token_id: int | None = None  # a stop token that ends the answer as EOS
-    fill_context: bool = False  # the sampling's new tokens, or as many as the context has room for
-    min_free_tokens: int | None = None  # new tokens that must fit, others are cut off; None: all must fit
+    session: str = ""  # id of the client's session
+    eos_token_id: int | None = None  # a stop token that is reported as EOS
+    fill_context: bool = False  # reduce the number of new tokens to what the context has room for
+    min_free_tokens: int | None = None  # number of new tokens that must fit, fewer than asked for; None: all must fit
     names: FieldNames = LMI_NAMES
 
     @property
     def text_before(self) -> str:
-        """The text before the generated one in the answer: the prompt, or none."""
+        """The text before the generated text in the response: the prompt, or nothing."""
         return self.prompt if self.full_text else ""
 
 
@@ -311,8 +320,8 @@ class Token(NamedTuple):
     """One token of an answer or a prompt.
 
     Attributes:
-        text: the text that became safe to show with it, possibly none.
-        top: on request the most likely alternatives, best first, each with its own text.
+        text: text that can be shown because of this token; may be empty.
+        top: the most likely alternatives, best first, if requested. Each has its own text.
     """
 
     id: int
@@ -323,29 +332,31 @@ class Token(NamedTuple):
 
 
 new_token: Callable[[tuple[int, str, float | None, bool, Sequence[Token]]], Token] = partial(tuple.__new__, Token)
-"""Make a token of all its fields, in half the time of `Token(...)`: for the hot path."""
+"""Create a token from a tuple of all its fields, for the hot path: this takes half the time of `Token(...)`."""
 
 NO_TOKEN = Token(-1, "", None, True)
-"""Replaces the last token where an engine ends a sequence without one."""
+"""Placeholder for the last token if an engine ends a sequence without one."""
 
 
 class Heard(NamedTuple):
-    """Where in an audio clip the transcribed piece begins, in seconds, and its language, such as `en`."""
+    """A transcribed piece of an audio clip: where it begins and ends, in seconds, and its language, such as `en`."""
 
     start: float
     end: float
-    language: str  # "" where the model does not say
+    language: str  # "" if the model does not report it
 
 
 class Extras(NamedTuple):
-    """A sequence's values other than its tokens; they go unchanged from the engine to the answer's writer.
+    """Values of a sequence other than its tokens. They pass unchanged from the engine to the code that writes the
+    response.
 
     Attributes:
-        context_logits: [tokens, vocabulary] of the prompt, once, on request.
-        generation_logits: [tokens, vocabulary] of this step's tokens, on request.
-        vector: of a request with Pooling, in its only output: an embedding, one score, or a number for each label.
-        num_cached_tokens: of the prompt, which the engine had computed before; once.
-        heard: of a transcription: these tokens are the first of a piece of the clip.
+        context_logits: logits of the prompt, [tokens, vocabulary]; once, if requested.
+        generation_logits: logits of this step's tokens, [tokens, vocabulary]; if requested.
+        vector: result of a request with Pooling, in its only output: an embedding, one score, or a number for each
+            label.
+        num_cached_tokens: number of the prompt's tokens that were in the engine's cache; once.
+        heard: piece of the audio clip that begins with these tokens; only in a transcription.
     """
 
     context_logits: Sequence[Sequence[float]] | None = None
@@ -355,7 +366,7 @@ class Extras(NamedTuple):
     heard: Heard | None = None
 
     def over(self, earlier: Extras) -> Extras:
-        """Merge with older values: the newest of each field."""
+        """Return these values, completed by the values of an earlier step."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 
@@ -363,7 +374,7 @@ NO_EXTRAS = Extras()
 
 
 class Delta(NamedTuple):
-    """One step's result for one sequence of one request; the last one has `finish`."""
+    """Result of one step for one sequence of a request. The last delta of a sequence has `finish`."""
 
     id: int
     sequence: int
@@ -376,16 +387,16 @@ class Delta(NamedTuple):
 
 _PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
-"""Make a delta of only tokens, in half the time of `Delta(...)`: for the hot path."""
+"""Create a delta that has only tokens, for the hot path: this takes half the time of `Delta(...)`."""
 
 
 # -- a user's handlers -------------------------------------------------------------------------------------------------
 
 
-HANDLERS = "write @input_formatter and @output_formatter functions of handler.formatters in model.py"
-MIDDLEWARE = "write an @input_formatter (before) or an @output_formatter (after) of handler.formatters in model.py"
-PING = "leave it out: /ping answers 200 while the engine can serve, else 503"
-THROTTLE = "SERVING_JOB_QUEUE_SIZE limits the requests that wait, and those beyond get 503"
+HANDLERS = "write functions with @input_formatter and @output_formatter (from handler.formatters) in model.py"
+MIDDLEWARE = "write a function with @input_formatter or @output_formatter (from handler.formatters) in model.py"
+PING = "leave it out: /ping answers 200 while the engine can serve requests, otherwise 503"
+THROTTLE = "use SERVING_JOB_QUEUE_SIZE, which limits the waiting requests; further requests get 503"
 
 SCRIPT = "CUSTOM_SCRIPT_FILENAME"
 VARIABLES = {
@@ -396,7 +407,7 @@ VARIABLES = {
     "pre": "CUSTOM_PRE_PROCESS",
     "post": "CUSTOM_POST_PROCESS",
 }
-"""What each variable names."""
+"""Environment variables that name a user's functions, by the purpose of the function."""
 
 INSTEAD = {
     SCRIPT: "name the file model.py",
@@ -405,13 +416,13 @@ INSTEAD = {
     VARIABLES["throttle"]: THROTTLE,
     **dict.fromkeys((VARIABLES["pre_post_process"], VARIABLES["pre"], VARIABLES["post"]), MIDDLEWARE),
 }
-"""What to write in place of each variable."""
+"""What a user should do instead of setting each of these variables."""
 
 
 class Role(Enum):
-    """The role that the function `handle` of a model.py has in an embedded server."""
+    """Role of the function `handle` of a model.py in an embedded server."""
 
     NONE = "not called"
-    ALONE = "answers alone: no engine is loaded"
-    ENTRY = "answers, by the engine where it calls LMI's handler"
-    FIRST = "is tried first; what it answers with None goes to the engine"
+    ALONE = "answers all requests; no engine is loaded"
+    ENTRY = "answers all requests, and uses the engine by calling LMI's handler"
+    FIRST = "is called first; requests for which it returns None go to the engine"

@@ -1,8 +1,9 @@
-"""Calls of the engines by name (`ENGINES`). An engine's package is imported only inside the engine's own functions.
+"""Functions that call an engine by its name in `ENGINES`. An engine's package is imported only inside its functions.
 
-An engine's module is `engine.py` in the folder of its name. It has `check`, `prepare`, `capabilities`, `load` and
-`load_tokenizer`, as the functions below call them; `fetch`, where it reads a model's files; `conversion`, where it
-converts some; and `structured_output_check`, where a client's schema or grammar could harm the engine.
+The module of an engine is `engine.py` in the folder of the engine's name. It has the functions `check`, `prepare`,
+`capabilities`, `load` and `load_tokenizer`. It also has `fetch` if the engine reads a model's files, `conversion` if it
+converts them, and `structured_output_check` if a client's schema or grammar could harm the engine. The functions below
+call them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from handler.engines.huggingface.pooling import NO_POOLED_LORA
 
 
 def entry(name: str) -> EngineEntry:
-    """Look up an engine.
+    """Return an engine's entry in `ENGINES`.
 
     Raises:
-        ConfigError: the engine is unknown, or not installed.
+        ConfigError: the engine is unknown or not installed.
     """
     if name not in ENGINES:
-        raise ConfigError(f"unknown engine {name!r}; known: {', '.join(sorted(ENGINES))}")
+        raise ConfigError(f"unknown engine {name!r}; known engines: {', '.join(sorted(ENGINES))}")
     engine = ENGINES[name]
     if engine.needs is not None and importlib.util.find_spec(engine.needs) is None:
         raise ConfigError(f"the engine {name!r} is not installed; to install it: {install(engine.package)}")
@@ -44,37 +45,44 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 
 
 def fetches(name: str) -> bool:
-    """Return whether the engine reads a model's files, so that a start fetches those of the hub and of S3."""
+    """Return whether the engine reads a model's files, so that models on the hub and on S3 are downloaded at
+    startup.
+    """
     return hasattr(module(name), "fetch")
 
 
 def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
-    """Fetch a model of the hub or of S3 where `option.model_id` names one.
+    """Download the model that `option.model_id` names, if it is on the hub or on S3.
 
     Returns:
-        Its directory or file, else `model_id` as it is.
+        The downloaded directory or file, or `model_id` itself if nothing has to be downloaded.
     """
     fetching = getattr(_module(name), "fetch", None)
     return model_id if fetching is None else cast("str | None", fetching(model_id, config))
 
 
 def conversion(name: str, model_id: str) -> str:
-    """Say what `prepare` will convert of a model that is not here yet, and what that takes; "" if nothing."""
+    """Return a message that says what `prepare` will convert after the download, and what that needs; "" if nothing."""
     telling = getattr(module(name), "conversion", None)
     return "" if telling is None else cast(str, telling(model_id))
 
 
 def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | None:
-    """Convert the files of `option.model_id` where that is needed; return those that the engine loads.
+    """Convert the files of `option.model_id` if necessary, and return the files that the engine loads.
 
     Args:
-        config: its `model` is not read.
+        config: configuration of the engine; its `model` is not used.
     """
     return cast(Path | None, _module(name).prepare(model_id, config))
 
 
 def check_task(name: str, task: Task, option: str) -> None:
-    """Raise ConfigError where the engine does not compute `task`, which `option.task` says, or by auto the model."""
+    """Raise ConfigError if the engine does not support the task.
+
+    Args:
+        task: task given by `option.task`, or by the model if that is auto.
+        option: value of `option.task`.
+    """
     if task is Task.TRANSCRIPTION and not ENGINES[name].transcribes:
         able = ", ".join(sorted(name for name, one in ENGINES.items() if one.transcribes))
         raise ConfigError(f"option.task={option}: the engine {name} does not transcribe audio; {able} do")
@@ -87,13 +95,15 @@ def check_task(name: str, task: Task, option: str) -> None:
 
 
 def check(name: str, model_id: str | None, config: EngineConfig) -> None:
-    """Check the model's files and the options together; fetch, convert and load nothing. The engine may be missing.
+    """Check the model's files and the options together, without downloading, converting or loading anything.
+
+    The engine does not have to be installed.
 
     Args:
-        config: its `model` is not read.
+        config: configuration of the engine; its `model` is not used.
 
     Raises:
-        ConfigError: with all problems.
+        ConfigError: there are problems, all of which the error contains.
     """
     module(name).check(model_id, config)
 
@@ -108,12 +118,12 @@ def checks_structured_output(name: str) -> bool:
 
 
 def structured_output_check(name: str, config: EngineConfig) -> StructuredOutputCheck:
-    """Load the engine's check; only in a sandbox process."""
+    """Load the engine's check of schemas and grammars. Call this only in a sandbox process."""
     return cast(StructuredOutputCheck, _module(name).structured_output_check(config))
 
 
 def module(name: str) -> Any:
-    """Import an engine's module, whether the engine is installed or not."""
+    """Import an engine's module. The engine itself does not have to be installed."""
     return importlib.import_module(f"{__name__}.{name}.engine")
 
 

@@ -1,4 +1,4 @@
-"""Interface of an engine, which `process/engine_process.py` calls in a process or thread of its own."""
+"""Interface of an engine, which runs in a process or on a thread of its own (`process/engine_process.py`)."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ from handler.core.values import (
 )
 
 NO_LORA = "it was started without option.enable_lora=true"
-NO_MEDIA = "the model takes text only"
+NO_MEDIA = "the model accepts text only"
 
 Alternatives = Sequence[tuple[int, float]]
-"""The most likely ids at one position with their log-probabilities, best first."""
+"""The most likely token ids at one position with their log-probabilities, best first."""
 
 
 class Output(NamedTuple):
-    """One step's result for one sequence.
+    """Result of one step for one sequence.
 
     Attributes:
-        key: the caller's id of the engine request.
+        key: id of the engine request, chosen by the caller.
         ids: new token ids.
-        logprobs: a log-probability for each of `ids`, None if the engine has none.
-        finish: why the sequence ended; None while it goes on.
+        logprobs: log-probability of each of `ids`, or None if the engine does not compute it.
+        finish: reason why the sequence ended, or None if it continues.
         sequence: number of the sequence within its request; only beam search has several.
-        prompt_logprobs: on request, once, with the first output: one a prompt token, None for the first.
-        error: the reason of `finish` ERROR, in words for the client: a foreign program's only by `client_words`.
-        tops: on request, for each of `ids`.
-        extras: what is passed on as it is.
-        prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
-        refused: `error` says what is wrong with the request.
-        detail: what only the log may say of the error.
-        retry_after: the engine is busy: seconds after which the request may come again, 0 if nobody knows. None:
-            `error` is something else.
+        prompt_logprobs: log-probability of each prompt token, None for the first; only in the first output, if
+            requested.
+        error: reason for `finish` ERROR that clients may see. Another program's message must come from `client_words`.
+        tops: most likely alternatives to each of `ids`, if requested.
+        prompt_tops: most likely alternatives to each prompt token, none for the first; if requested.
+        extras: values that are passed on unchanged.
+        refused: whether `error` says what is wrong with the request.
+        detail: text about the error for the log only.
+        retry_after: seconds after which the request may be sent again because the engine is busy; 0 if unknown. None if
+            `error` has another reason.
     """
 
     key: int
@@ -74,7 +75,7 @@ class Output(NamedTuple):
 
     @property
     def failure(self) -> ServingError:
-        """The error of a request that ended with ERROR."""
+        """The exception for a request that ended with ERROR."""
         if self.refused:
             return RefusedByEngine(self.error or "", self.detail)
         if self.retry_after is not None:
@@ -84,18 +85,22 @@ class Output(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether nothing comes with its tokens but the sequence's end."""
+        """Return whether the output consists of tokens only, apart from the sequence's end."""
         return self.prompt_logprobs is None and self.tops is None and self.extras is None
 
 
 def failed(key: int, error: Exception | str) -> Output:
-    """Return the output that ends a request with an error of foreign code."""
+    """Return the output that ends a request with an error from an engine.
+
+    Args:
+        error: an exception, or another program's message.
+    """
     words, detail = _said(error)
     return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
 
 
 def engine_failure(error: Exception | str) -> GenerationFailed:
-    """Return the error of all requests in an engine that is lost."""
+    """Return the error of all requests that were in an engine when it failed."""
     words, detail = _said(error)
     return GenerationFailed(f"engine failure: {words}", detail=detail)
 
@@ -107,7 +112,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return foreign code's message for clients, and a longer one for the log if needed."""
+    """Return an engine's error message for clients, and a longer one for the log if the two differ."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -116,10 +121,10 @@ def _said(error: Exception | str) -> tuple[str, str]:
 
 
 class Step(NamedTuple):
-    """One step's result for all sequences.
+    """Result of one step for all sequences.
 
-    Most sequences get one token a step, and nothing with it. Those lie in three columns, `keys`, `ids` and `logprobs`,
-    which need a tenth of the objects to create, send and read. All else is in `others`.
+    Most sequences get one token per step and nothing else. These tokens are in three columns, `keys`, `ids` and
+    `logprobs`, so that a tenth of the objects have to be created, sent and read. All other results are in `others`.
     """
 
     keys: list[int]
@@ -130,14 +135,15 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The model that an engine loads, and how.
+    """Configuration of an engine.
 
     Attributes:
-        options: every option by its name; None leaves a value to the engine. `engine_options` are its own.
-        model: the files that `option.model_id` stands for.
-        source: the directory that they were converted from; None if they were not, or from no directory.
-        chat_template: replaces the model's own.
-        task: what the model computes, by `option.task` and its files.
+        options: all options by name; None leaves a value to the engine. `engine_options` contains the engine's own
+            options.
+        model: files to load for `option.model_id`.
+        source: directory from which these files were converted, or None if there is none.
+        chat_template: template that replaces the model's own.
+        task: what the model computes, according to `option.task` and its files.
     """
 
     options: Config = field(default_factory=Config)
@@ -149,25 +155,25 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts of a loaded engine. `max_total_tokens` counts the ids of prompt and answer together."""
+    """Facts about a loaded engine. `max_total_tokens` is the limit for prompt and answer together."""
 
     name: str
     version: str
     device: str
     dtype: str
     max_total_tokens: int
-    dimensions: int = 0  # numbers of an embedding
+    dimensions: int = 0  # length of an embedding's vector
 
 
 class EngineRequest(NamedTuple):
-    """A request as an engine gets it: one sequence, or a beam search with several.
+    """A request to an engine for one sequence, or for a beam search with several.
 
     Attributes:
-        key: the caller's id, which outputs name.
-        ids: of the prompt.
-        parameters: Pooling where the engine was loaded for that.
-        media: of the prompt, where the model takes them.
-        goes_on: `ids` end with a part of the answer, which has been delivered.
+        key: id of the request, which outputs refer to.
+        ids: token ids of the prompt.
+        parameters: Pooling if the engine was loaded for a pooling task, else Sampling.
+        media: media of the prompt, if the model accepts any.
+        goes_on: whether `ids` end with a part of the answer that has been delivered.
     """
 
     key: int
@@ -179,27 +185,27 @@ class EngineRequest(NamedTuple):
 
     @property
     def sampling(self) -> Sampling:
-        """The parameters, in an engine that generates."""
+        """Parameters of a request to an engine that generates text."""
         assert isinstance(self.parameters, Sampling)
         return self.parameters
 
     @property
     def pooling(self) -> Pooling:
-        """The parameters, in an engine that pools."""
+        """Parameters of a request to an engine that computes embeddings or scores."""
         assert isinstance(self.parameters, Pooling)
         return self.parameters
 
     def read_media(self) -> MediaPrompt | None:
-        """Read the media; None if the model takes none.
+        """Read the media of the prompt. Return None if the model accepts no media.
 
         Raises:
-            OSError: their owner has freed them.
+            OSError: the owner of the media has freed them.
         """
         return None if self.media is None else self.media.read()
 
 
 PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None, bool]
-"""An EngineRequest without class names, which cost more to send than what they name."""
+"""An EngineRequest as a plain tuple, because the names of its classes would take longer to send than its values."""
 
 
 def pack(request: EngineRequest) -> PackedRequest:
@@ -215,10 +221,11 @@ def unpack(packed: PackedRequest) -> EngineRequest:
 
 
 class Engine(Protocol):
-    """Steps many sequences at once; used by one thread, which it may block while it holds the GIL.
+    """Computes many sequences at once. It is used by one thread, which it may block while it holds the GIL.
 
-    `add` may raise to refuse one request. An exception from `step` means that the engine is broken; once it has been
-    ready, it is loaded again. No output comes for a key after `cancel`, or after the step in which its sequences ended.
+    `add` may raise an exception to refuse a request. An exception from `step` means that the engine is broken. If it
+    had been loaded successfully, it is loaded again. After `cancel`, or after the step in which the sequences of a
+    request ended, no further output has the request's key.
     """
 
     info: EngineInfo
@@ -227,46 +234,52 @@ class Engine(Protocol):
         """Start a request; its first output comes from a later `step`."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter and raise where it is broken. Requests may also name an adapter that was not loaded."""
+        """Load an adapter. Raise an exception if it is broken. Requests may also use an adapter that was not loaded
+        before.
+        """
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Free an adapter. Earlier requests may still use it; no later one names it."""
+        """Free an adapter. Earlier requests may still use it, but later requests will not."""
 
     def cancel(self, key: int) -> None:
-        """Forget a request; unknown keys are ignored."""
+        """End a request without further output. Unknown keys are ignored."""
 
     def step(self) -> Step:
-        """Advance some requests, blocking as long as needed. The result may be empty, as within a long prefill."""
+        """Advance some requests, blocking as long as needed. The result may be empty, for example during a long
+        prefill.
+        """
 
     def close(self) -> None:
         """Free the engine's resources."""
 
 
 class Interrupted(Exception):
-    """Raised by a step that ended early, because commands may be there to read."""
+    """Raised by a step that ends early because commands may have arrived."""
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An engine whose steps wait for another process, and can stop waiting when a request comes."""
+    """An engine whose steps wait for another process, and can stop waiting when a request arrives."""
 
     def interrupt_on(self, fd: int) -> bool:
-        """Make `step` raise Interrupted soon after `fd` becomes readable, perhaps once more after it was read.
+        """Make `step` raise Interrupted soon after `fd` becomes readable.
+
+        It may be raised once more after `fd` was read.
 
         Returns:
-            False if this engine cannot do so after all.
+            Whether this engine supports interruptions.
         """
 
 
 class EngineStatistics(NamedTuple):
-    """An engine's report on itself; None if it does not know.
+    """Statistics of an engine. A value is None if the engine does not report it.
 
     Attributes:
-        num_waiting: the engine's requests that it does not compute yet, or no more, as its cache has no room.
-        kv_cache_usage: used part of the KV cache, 0 to 1.
-        prefix_cache_queries: prompt tokens that were looked up in the prefix cache, since the engine's start.
-        prefix_cache_hits: those of them that were found.
-        num_preemptions: times that a request lost its place in the cache to others, since the engine's start.
+        num_waiting: number of requests that wait in the engine, or were suspended because its cache is full.
+        kv_cache_usage: used fraction of the KV cache, 0 to 1.
+        prefix_cache_queries: prompt tokens looked up in the prefix cache since the engine started.
+        prefix_cache_hits: prompt tokens found in the prefix cache since the engine started.
+        num_preemptions: how often a request was suspended to free its cache for others since the engine started.
     """
 
     num_waiting: int | None = None
@@ -278,19 +291,19 @@ class EngineStatistics(NamedTuple):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """An engine that has statistics."""
+    """An engine that reports statistics."""
 
     def statistics(self) -> EngineStatistics:
-        """Return the present ones; called about once a second, and whenever the last request has ended."""
+        """Return current statistics. Called about once per second, and whenever the last request has ended."""
 
 
 class Tokenizer(Protocol):
-    """Turns text into ids, in the host's process and off the event loop; thread-safe.
+    """Converts text to token ids, in the host's process and not on the event loop. Must be thread-safe.
 
     Attributes:
-        vocabulary: that of every answer; None if each prompt brings its own.
-        chat_template: option.chat_template or the model's own, as text; "" if it has none.
-        media_tokens: by kind, of the media that the model takes.
+        vocabulary: vocabulary of all answers, or None if each prompt has its own.
+        chat_template: text of option.chat_template or of the model's template; "" if there is none.
+        media_tokens: token counters by kind of media, for the kinds that the model accepts.
     """
 
     vocabulary: Vocabulary | None
@@ -301,13 +314,14 @@ class Tokenizer(Protocol):
         """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode messages by the chat template. Special tokens are recognised, and none is added: it has them all.
+        """Encode messages with the chat template. Special tokens are recognised. None are added, as the template has
+        them all.
 
         Args:
-            messages: each with `role` and `content`, a text or a list of parts (`Request`). Where the template knows
-                tools, the assistant's may also have `tool_calls` in OpenAI's form with `arguments` as
-                objects, and the role `tool` is allowed.
-            tools: in OpenAI's form; only where the template knows tools.
+            messages: objects with `role` and `content`, a string or a list of parts (see `Request`). If the template
+                supports tools, an assistant's message may have `tool_calls` in OpenAI's form, with `arguments` as
+                objects, and the role may be `tool`.
+            tools: tools in OpenAI's form; only if the template supports tools.
 
         Raises:
             InvalidPayload: the model has no chat template, or its template refuses these messages.
@@ -315,16 +329,16 @@ class Tokenizer(Protocol):
 
 
 class StructuredOutputCheck(Protocol):
-    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox.py`).
+    """Compiles a schema or grammar as the engine would, in a sandbox process (`process/sandbox.py`).
 
-    Where it has a method `prepare` without arguments, that is called before the limits of a schema or grammar apply.
+    If it has a method `prepare` without arguments, that is called before the limits for schemas and grammars apply.
     """
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
-        """Compile it; raise any exception whose text says why the engine cannot follow it.
+        """Compile a schema or grammar. If the engine cannot follow it, raise any exception whose text says why.
 
         Returns:
-            Bytes that the engine would keep of it for the rest of its life; None if it frees them.
+            Number of bytes that the engine would never free again; None if it frees everything.
         """
 
 
@@ -333,16 +347,18 @@ _UNMAPPED = "it has no such parameter"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The fields of a request that an engine follows.
+    """The parts of a request that an engine supports.
 
     Attributes:
-        supports: the fields of Sampling that its table maps (`engines/base.py`); without the handler's own.
-        reasons: Sampling field -> why a value that would have an effect is refused; also of fields in `supports`.
+        supports: fields of Sampling that the engine implements, without those that the handler implements.
+        reasons: Sampling field -> reason why values other than the neutral one are refused; also for fields in
+            `supports`.
         limits: Sampling field -> largest value.
-        no_adapters: the reason why the engine serves no LoRA adapters; "" if it does.
-        no_media: by kind, the reason why it takes no such media; "" if it does. NO_MEDIA for a kind left out.
+        no_adapters: reason why the engine does not support LoRA adapters; "" if it does.
+        no_media: kind of media -> reason why the engine does not accept it; "" if it does. The default is NO_MEDIA.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
-        structural_tags: xgrammar's styles of arguments that its structural tags have; empty if it takes none.
+        structural_tags: argument styles that the engine supports in xgrammar's structural tags; empty if it has no such
+            tags.
     """
 
     supports: Collection[str] = frozenset()
@@ -355,7 +371,9 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Sampling field -> why it is refused: each field that has a reason, or that no table maps."""
+        """Sampling field -> reason why it is refused, for every field that has a reason or that the engine does not
+        implement.
+        """
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -364,33 +382,35 @@ _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
 
 
 def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQUEST) -> None:
-    """Run a request with the prompt `ids`, which compiles and allocates before a client's request waits for that.
+    """Run a request with the prompt `ids`, so that no client's request has to wait for compilation and allocation.
 
     Raises:
-        RuntimeError: the request failed; also whatever `add` and `step` raise.
+        RuntimeError: the request failed. `add` and `step` may raise other exceptions.
     """
     engine.add(EngineRequest(0, ids, sampling))  # the hosts' keys begin at 1
     finished = False
     while not finished:
         for output in engine.step().others:
             if output.error is not None:
-                raise RuntimeError(f"its first request failed: {output.error}")
+                raise RuntimeError(f"the engine's first request failed: {output.error}")
             finished = finished or output.finish is not None
 
 
-# -- for engines: from the fields of Sampling to an engine's arguments; what its table lacks is refused by name --------
+# -- for engines: conversion of Sampling to an engine's arguments. Fields that its table does not contain are refused --
 
 
 Rule = str | Callable[..., Mapping[str, Any]]
-"""An engine's name for a field; or a function that makes arguments of a Sampling, for one field or several."""
+"""The engine's name for a field, or a function that returns the engine's arguments for one or several fields of
+Sampling.
+"""
 
 
 def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict[str, Any]:
-    """Make an engine's arguments.
+    """Return the engine's arguments for a Sampling.
 
     Args:
-        table: field of Sampling -> rule. A function that occurs there several times is called once.
-        more: for the functions, after `sampling`.
+        table: field of Sampling -> rule. A function that occurs several times is called once.
+        more: further arguments of the functions, after `sampling`.
     """
     made: dict[str, Any] = {}
     for name, rule in table.items():
@@ -403,11 +423,11 @@ def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict
 
 
 def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lambda value: value) -> Rule:
-    """Make a rule that passes a field on where it has another value than its default.
+    """Return a rule that passes a field on only if its value is not the default.
 
     Args:
-        name: the engine's, by default the field's own.
-        make: turns the field's value into the argument's.
+        name: name of the engine's argument, by default the field's name.
+        make: converts the field's value to the argument's value.
     """
     neutral = Sampling._field_defaults[field]
 
@@ -419,10 +439,10 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
 
 
 def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
-    """Make top_k and top_p.
+    """Return the arguments top_k and top_p.
 
     Args:
-        no_top_k: the engine's value for all tokens.
+        no_top_k: value of top_k with which the engine chooses among all tokens.
     """
     if sampling.top_p == 0:  # the smallest nucleus is one token
         return {"top_k": 1, "top_p": 1.0}
@@ -430,15 +450,15 @@ def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
 
 
 TOP_CHOICE_OR_MINUS_1: Rule = functools.partial(top_choice, no_top_k=-1)
-"""Rule of the engines whose value for all tokens is -1."""
+"""Rule for engines that choose among all tokens if top_k is -1."""
 
 
 def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
-    """Make a rule for `do_sample`.
+    """Return a rule for `do_sample`.
 
     Args:
-        greedy: arguments that choose the most likely token.
-        drawn: the table of fields that only matter when sampling; its arguments replace those of `greedy`.
+        greedy: arguments for greedy decoding.
+        drawn: table of the fields that only matter when sampling. Their arguments replace those in `greedy`.
     """
 
     def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:
@@ -454,22 +474,22 @@ COMMON_RULES: Mapping[str, Rule] = {
     "ignore_eos": "ignore_eos",
     "stop_token_ids": unless_neutral("stop_token_ids", make=list),
 }
-"""Fields that vLLM, SGLang and servers of OpenAI's API take by these names."""
+"""Rules for fields that vLLM, SGLang and servers of OpenAI's API accept under these names."""
 
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
 def regex_of(choices: str) -> str:
-    """Return the regular expression of a JSON list of texts."""
+    """Return a regular expression that matches the texts in a JSON list."""
     return "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in json.loads(choices))
 
 
-# -- for engines: log-probabilities of given tokens, and the most likely alternatives, of logits -----------------------
+# -- for engines: log-probabilities of given tokens and of their most likely alternatives, computed from logits --------
 
 
 def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], list[Alternatives]]:
-    """Return the log-probability of each of `ids`, and its `num_tops` most likely alternatives, best first.
+    """Return the log-probability of each of `ids`, and the `num_tops` most likely alternatives to each, best first.
 
     Args:
         rows: logits before each id, a numpy array [ids, vocabulary] of float32.
@@ -495,13 +515,13 @@ def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], li
 # -- for engines: the silence of another process -----------------------------------------------------------------------
 
 
-_STANDSTILL = 2.0  # seconds between two looks; usually 1 at most
+_STANDSTILL = 2.0  # seconds between two calls of `look`; usually at most 1
 
 
 class Silence:
-    """Begins when it is made. Whoever waits for its end looks at least once a second, or as often as it can.
+    """Measures how long another process has been silent. Code that waits calls `look` at least once a second if it can.
 
-    A paused container or virtual machine does not look, and its engine does not work. Such a time does not count.
+    If a container or virtual machine is paused, neither that code nor the engine runs. Such a pause does not count.
     """
 
     def __init__(self) -> None:
@@ -515,10 +535,10 @@ class Silence:
         return time.monotonic() - self._began
 
     def look(self, waited: float = 0.0) -> float:
-        """Return its seconds.
+        """Return the seconds of silence so far.
 
         Args:
-            waited: seconds that the caller may have waited on purpose since the last look.
+            waited: seconds that the caller may have waited on purpose since the last call.
         """
         now = time.monotonic()
         if now - self._looked > waited + _STANDSTILL:

@@ -1,4 +1,4 @@
-"""Downloads of a model's files, in a process of their own, and a cache of them on disk."""
+"""Download of a model's files in a separate process, and an on-disk cache of converted models."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from handler.core.child_processes import NO_SPACE
 from handler.core.errors import ConfigError
 
 _STOP = signal.SIGUSR1
-"""Ends a download. A terminal or a service manager may send others to all processes, and this server ends itself."""
+"""Signal that ends a download. Terminals and service managers send other signals to all processes at once."""
 
 _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
-"""Files of huggingface_hub that no later download continues: their names are used once. Older releases have others."""
+"""Matches names of huggingface_hub's partial files, which no later download continues. Older releases use other
+names.
+"""
 
 
 def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
-    """Call `download(name, *arguments)` in another process, and return the directory or file that it has fetched.
+    """Call `download(name, *arguments)` in another process, and return the directory or file that it has downloaded.
 
     Args:
-        download: a function of a module, which may raise ConfigError.
-        arguments: values of JSON.
+        download: a module's function, which may raise ConfigError.
+        arguments: values that can be encoded as JSON.
 
     Raises:
-        ConfigError: that of `download`; or the process died.
+        ConfigError: `download` has raised it, or the process died.
     """
     call = json.dumps([download.__module__, download.__name__, name, *arguments])
     command = child_processes.python(f"{__name__}:run_call", call)
@@ -46,7 +48,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {name} was being fetched") from None
     if process.returncode:
-        raise ConfigError(f"{name} was not fetched: the process that fetches ended with {process.returncode}")
+        raise ConfigError(f"{name} was not fetched: the download process exited with status {process.returncode}")
     answer: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
     if "error" in answer:
         raise ConfigError(answer["error"])
@@ -54,9 +56,9 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
 
 
 def run_call(call: str) -> None:
-    """Make a call of `fetch`'s, and print what it returns or raises as JSON."""
+    """Run a call that `fetch` has encoded as JSON, and print its result or error as JSON."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server's, as a terminal or a service manager sends them to all
+        signal.signal(number, signal.SIG_IGN)  # the server handles them; terminals send them to all processes
     signal.signal(_STOP, _end)
     child_processes.die_with_parent(_STOP)
     module, function, *arguments = json.loads(call)
@@ -68,7 +70,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Delete the unfinished files, which only Linux lists, and end the process at once."""
+    """Delete the partial files, which can be found only on Linux, and end the process at once."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):
@@ -83,21 +85,28 @@ NEEDED = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.
 QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
 SOURCE = "lmi_source.txt"
-"""The file of a conversion that names its source."""
+"""Name of the file in a converted model's directory that contains the path of its source."""
 UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""Messages of a failed write; the last is OpenVINO's, which then removes the file and so frees the space."""
+"""Matches messages of a failed write. The last one is OpenVINO's, which then deletes the file and so frees the
+space.
+"""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 
 class UnknownLayout(ConfigError):
-    """The converter does not support the model."""
+    """Raised if the converter does not support the model."""
 
 
 def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()) -> str:
-    """Return a name that changes with the size or time of one of `files`, or with the content of those to `read`."""
+    """Return a name that changes with the size or modification time of one of the files.
+
+    Args:
+        recipe: identifies how the files are converted.
+        read: names of files whose content changes the name too.
+    """
     digest = sha256(recipe)
     for path in files:
         state = path.stat()
@@ -107,7 +116,7 @@ def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()
 
 
 def make_once(target: Path, make: Callable[[Path, int], None]) -> Path:
-    """Return `target`, after `make(directory, lock)` has written it where it does not exist.
+    """Return the directory `target`. If it does not exist, `make(directory, lock)` writes it first.
 
     Raises:
         ConfigError: the disk is full.
@@ -126,10 +135,10 @@ def _make(target: Path, make: Callable[[Path, int], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with open(target.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one makes it, the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process makes the directory while the others wait
         if target.is_dir():
             return target
-        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: this one has the lock
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process, as only this one has the lock
         try:
             make(partial, lock.fileno())
             partial.rename(target)
@@ -141,11 +150,17 @@ def _make(target: Path, make: Callable[[Path, int], None]) -> Path:
 def run_converter(
     script: str, source: Path, target: Path, lock: int, needed: Sequence[str] = NEEDED, form: str = "OpenVINO's format"
 ) -> None:
-    """Make `target` in a process, which frees its memory at the end, and shares the lock in case it outlives this one.
+    """Convert a model in a separate process, whose memory is freed when it ends.
+
+    Args:
+        script: Python code that gets the paths of source and target as arguments.
+        lock: descriptor of the lock, which the process shares in case it outlives this one.
+        needed: files that the converter must have written.
+        form: name of the target format, for messages.
 
     Raises:
         UnknownLayout: the converter does not support the model.
-        ConfigError: it failed for another reason; the message has it.
+        ConfigError: the conversion failed for another reason, which the message contains.
     """
     script = f"from handler.core.child_processes import die_with_parent; die_with_parent()\n{script}"
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
@@ -165,7 +180,7 @@ def run_converter(
         return
     tail = process.stderr[-2000:].decode(errors="replace").strip()
     what = f"cannot convert {source} to {form}"
-    # First: a file that was cut short can look like another layout.
+    # This is checked first: a truncated file can look like an unknown layout.
     if _NO_SPACE.search(process.stderr) or child_processes.disk_is_full(target.parent):
         raise ConfigError(f"{what}: {_no_space(target.parent)}")
     if process.returncode == -signal.SIGKILL:
@@ -183,4 +198,6 @@ def run_converter(
 
 def _no_space(directory: Path) -> ConfigError:
     free = shutil.disk_usage(directory).free >> 20
-    return ConfigError(f"no space left in {directory}: {free} MB are free; LMI_CACHE names another directory")
+    return ConfigError(
+        f"no space left in {directory}: {free} MB are free. Free some space, or set LMI_CACHE to another directory"
+    )

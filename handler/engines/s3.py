@@ -1,8 +1,8 @@
-"""Models of S3: all objects below the prefix of `s3://bucket/prefix/`, in a directory of this machine.
+"""Models on S3: all objects below the prefix of `s3://bucket/prefix/` are downloaded to a directory of this machine.
 
-Files are downloaded into a directory next to the final one, which is renamed when all are there: a start that is killed
-leaves whole files, which the next one keeps, and no model that is served by half. Processes that start together wait
-for the one that downloads.
+Files are downloaded to a directory next to the final one, which is renamed when all files are complete. After an
+interrupted download, the next start keeps the complete files, and no incomplete model is ever served. If several
+processes start together, one downloads while the others wait.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from typing import Any, NamedTuple, TypeGuard
 
 from handler.config import environment, model_files
 from handler.core.child_processes import NO_SPACE
-from handler.core.command_line import human
 from handler.core.errors import ConfigError
 from handler.core.package import install
+from handler.core.sizes import format_size
 
 _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
-"""One of these lies in the directory of each model."""
+"""Patterns of file names. The directory of every model contains a file that matches one of them."""
 
 SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml", "*.json")
-"""Files of options and code, which a start reads before the model is there."""
+"""Patterns of files with options and code, which are read at startup before the model is downloaded."""
 
 _FORM = "write it as s3://BUCKET/PREFIX/, a directory with the model's files"
 
 _MOST_OBJECTS = 10_000  # of a model; a bucket's root may have millions
-_MOST_PAGES = 1_000  # of a list, a request each; S3's have a thousand objects
-_REQUESTS = 24  # at a time: one connection brings some 80 MB/s
-_TRIES = 5  # to read an answer to its end
-_PIECE = 32 << 20  # bytes of a request, of larger files
-_SECONDS = 10.0  # between lines of progress; also for a connection
+_MOST_PAGES = 1_000  # of a listing, one request each; a page of S3 has up to 1,000 objects
+_REQUESTS = 24  # at the same time; one connection reaches about 80 MB/s
+_TRIES = 5  # attempts to read a complete response
+_PIECE = 32 << 20  # bytes per request for larger files
+_SECONDS = 10.0  # between two progress lines; also the timeout for connecting
 _CURE = (
-    "SageMaker brings the files before the start, with its own permissions, if they are the model's "
-    "ModelDataSource and "
+    "SageMaker itself downloads the files, with its own permissions, if they are the model's ModelDataSource and "
     "option.model_id is left out"
 )
 
@@ -52,14 +51,14 @@ _ADVICE = {
     "NoSuchBucket": "there is no bucket {bucket}",
     "AccessDenied": "access is denied: the role needs s3:ListBucket on arn:aws:s3:::{bucket}, and s3:GetObject on "
     "arn:aws:s3:::{bucket}/{prefix}* (kms:Decrypt on its key)",
-    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
-    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
-    "IllegalLocationConstraintException": "the bucket is in another region: set AWS_REGION to it",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to that region",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to that region",
+    "IllegalLocationConstraintException": "the bucket is in another region: set AWS_REGION to that region",
     "InvalidObjectState": "an object is archived; restore it first",
     "NoSuchKey": "an object was deleted during the download; start again",
     "PreconditionFailed": "an object was replaced during the download; start again",
 }
-"""What S3's error codes mean for a start."""
+"""Explanations of S3's error codes, with remedies."""
 _SAME = {
     "403": "AccessDenied",
     "AllAccessDisabled": "AccessDenied",
@@ -69,7 +68,9 @@ _SAME = {
 
 
 class _Object(NamedTuple):
-    """An object; `name` is its path below the prefix, `time` its last change in seconds."""
+    """An object on S3. `name` is its path below the prefix, and `time` its last modification in seconds since the
+    epoch.
+    """
 
     key: str
     name: str
@@ -83,18 +84,23 @@ def is_url(model_id: str | None) -> TypeGuard[str]:
 
 
 def check(url: str) -> None:
-    """Check what can be checked before startup: the URL, and that boto3 is installed.
+    """Check the URL, and that boto3 is installed.
 
     Raises:
-        ConfigError: the URL names no prefix, or boto3 is missing.
+        ConfigError: the URL does not name a prefix, or boto3 is missing.
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{url}: is fetched by boto3: {install('lmi-handler[container]')}. Or without it: {_CURE}")
+        raise ConfigError(
+            f"{url}: the download needs boto3: {install('lmi-handler[container]')}. Or without boto3: {_CURE}"
+        )
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return bucket and prefix, which ends in a slash or is empty. As in LMI, `/*` at the end says nothing more."""
+    """Return the bucket and the prefix of a URL. The prefix ends with a slash or is empty.
+
+    As in LMI, `/*` at the end of the URL has no effect.
+    """
     bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
     prefix = prefix.removesuffix("*") if prefix.endswith("/*") or prefix == "*" else prefix
     if not bucket or "*" in bucket + prefix:
@@ -103,10 +109,11 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def download(url: str, only: Sequence[str] = ()) -> Path:
-    """Return the directory of the model below a prefix, and download what of it is not there.
+    """Download the files below a prefix that are not on this machine yet, and return the model's directory.
 
     Args:
-        only: patterns of names; () takes all. Of `SETTINGS` there may be none, and no deeper directory has any.
+        only: patterns of file names; () selects all files. With `SETTINGS`, no file has to match, and files in
+            subdirectories are ignored.
 
     Raises:
         ConfigError: the model is not available; the message says why, and what to change.
@@ -128,17 +135,17 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
                     raise ConfigError(f"{url} has changed during the download; start again")
                 part.rename(target)
             else:
-                _say(f"{url} has been downloaded before, to {target}")
+                _say(f"{url} was downloaded before, to {target}")
     return target
 
 
 def is_download(directory: Path | None) -> bool:
-    """Return whether a directory is one that `download` made."""
+    """Return whether `download` has made a directory."""
     return directory is not None and directory.parent == _home()
 
 
 def downloads() -> Iterator[tuple[str, Path]]:
-    """Yield the directories that `download` made, whole or in part, each with its URL."""
+    """Yield the URL and the directory of each download, complete or not."""
     for lock in sorted(_home().glob("*.lock")):
         url = lock.read_text().strip()
         for path in sorted(_home().glob(f"{lock.stem}[.-]*")):
@@ -152,7 +159,7 @@ def _home() -> Path:
 
 @contextlib.contextmanager
 def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
-    """Turn the errors of boto3 and of the disk into a line that says what to change."""
+    """Convert errors of boto3 and of the disk to a ConfigError that says what to change."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -167,7 +174,7 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
     except ClientError as error:
         given = str(error.response.get("Error", {}).get("Code", "unknown"))
         code = _SAME.get(given, given)
-        why = _ADVICE.get(code, "S3 refuses").format(bucket=bucket, prefix=prefix)
+        why = _ADVICE.get(code, "S3 refused the request").format(bucket=bucket, prefix=prefix)
         if code == "PermanentRedirect" and (region := _region(error.response)):
             why = f"the bucket is in {region}: set AWS_REGION={region}"
         raise ConfigError(f"{url} cannot be fetched: {why} ({given}). {_CURE}") from None
@@ -180,11 +187,11 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
         raise ConfigError(f"{url} cannot be fetched: {_ADVICE['PreconditionFailed']}. {_CURE}") from None
     except (BotoCoreError, RetriesExceededError) as error:
         raise ConfigError(
-            f"{url} cannot be fetched: S3 does not answer ({type(error).__name__}): under network isolation it is out "
-            f"of reach, and a VPC needs a gateway endpoint for S3. {_CURE}"
+            f"{url} cannot be fetched: S3 does not answer ({type(error).__name__}). It cannot be reached under "
+            f"network isolation, and a VPC needs a gateway endpoint for S3. {_CURE}"
         ) from None
     except OSError as error:
-        cure = "; free space, or name another directory with SERVING_DOWNLOAD_DIR" if error.errno in NO_SPACE else ""
+        cure = "; free some space, or set SERVING_DOWNLOAD_DIR to another directory" if error.errno in NO_SPACE else ""
         where = f"{error.filename}: " if error.filename else ""
         raise ConfigError(f"{url} cannot be written: {where}{error.strerror or error}{cure}") from None
 
@@ -209,10 +216,10 @@ def _client() -> Any:
 
 
 def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]) -> list[_Object]:
-    """List the objects below the prefix; a key that ends in a slash only marks a directory.
+    """List the objects below the prefix. Keys that end with a slash are left out, as they only mark directories.
 
     Raises:
-        ConfigError: there are none, or too many, or none is a model's; or a name leads out of the directory.
+        ConfigError: there are no objects or too many, none belongs to a model, or a name leads out of the directory.
     """
     found: list[_Object] = []
     num_listed, settings = 0, tuple(only) == SETTINGS
@@ -233,7 +240,7 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
         raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
     for one in found:
         if not _stays_within(one.name):
-            raise ConfigError(f"{url}: the object {one.key!r} is not a file in a directory")
+            raise ConfigError(f"{url}: the object's key {one.key!r} is not a valid file path")
     names = [one.name for one in found]
     if not only and not any(fnmatch(name, mark) for name in names if "/" not in name for mark in _MODEL):
         first = ", ".join(dict.fromkeys(name.partition("/")[0] + ("/" if "/" in name else "") for name in names[:8]))
@@ -245,10 +252,10 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
 
 
 def _pages(pages: Iterable[Any], url: str) -> Iterator[list[_Object]]:
-    """Yield the objects of each page, with no name yet.
+    """Yield the objects of each page of a listing. Their `name` is not set yet.
 
     Raises:
-        ConfigError: it is no list of S3's.
+        ConfigError: the response is not a listing of S3.
     """
     try:
         for page in pages:
@@ -259,7 +266,7 @@ def _pages(pages: Iterable[Any], url: str) -> Iterator[list[_Object]]:
 
 def _object(item: Mapping[str, Any]) -> _Object:
     if item["Size"] < 0:
-        raise ValueError(f"a size of {item['Size']}")
+        raise ValueError(f"an object has the size {item['Size']}")
     return _Object(item["Key"], "", item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
 
 
@@ -267,7 +274,7 @@ def _empty(client: Any, bucket: str, prefix: str) -> str:
     key = prefix.removesuffix("/")
     named = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", []) if key else []
     if named and named[0]["Key"] == key:
-        return "is one object; name the prefix of the directory with the model's files"
+        return "it is a single object; name the prefix of the directory with the model's files"
     return "there are no files below it"
 
 
@@ -282,22 +289,22 @@ def _digest(*texts: str) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path, url: str) -> Iterator[None]:
-    """Hold a lock of the processes of this machine."""
+    """Lock a file, so that only one process on this machine downloads the model."""
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"waiting for another process, which downloads {url}")
+            _say(f"waiting for another process that is downloading {url}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         print(url, file=lock, flush=True)  # `downloads` reads it
         yield
 
 
 def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_Object]) -> None:
-    """Bring the objects into `part`, but for those that an earlier start has brought there.
+    """Download the objects to `part`, except for those that an earlier start has downloaded completely.
 
     Raises:
-        ConfigError: they do not fit on the disk; or one has another size than S3 said.
+        ConfigError: the objects do not fit on the disk, or a file does not have the size that S3 listed.
     """
     part.mkdir(exist_ok=True)
     wanted = {part / one.name: one for one in objects}
@@ -309,22 +316,23 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
     free = shutil.disk_usage(part).free
     if size > free:
         raise ConfigError(
-            f"{url}: {human(size)} do not fit into {part.parent}, where {human(free)} are free; SERVING_DOWNLOAD_DIR "
-            "names another directory"
+            f"{url}: {format_size(size)} do not fit into {part.parent}, where {format_size(free)} are free "
+            f"({format_size(size - free)} are missing). Free some space, or set SERVING_DOWNLOAD_DIR to another "
+            "directory"
         )
-    kept = f", of which {human(total - size)} are there" if size < total else ""
-    _say(f"downloading {url}: {len(objects)} files, {human(total)}{kept}, to {part.parent}")
+    kept = f", of which {format_size(total - size)} are already here" if size < total else ""
+    _say(f"downloading {url}: {len(objects)} files, {format_size(total)}{kept}, to {part.parent}")
     _transfer(client, url, bucket, missing)
 
 
 def _is_whole(path: Path, one: _Object) -> bool:
-    """Return whether the file is the object: by its size, and the time that it gets when it is whole."""
+    """Return whether a file is a complete copy of the object, by its size and by the time that complete files get."""
     state = path.stat()
     return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
 
 
 class _Progress:
-    """Counts downloaded bytes, on any thread, and prints a line every few seconds."""
+    """Counts downloaded bytes and prints a progress line every few seconds. Thread-safe."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url, self._size = url, size
@@ -333,7 +341,7 @@ class _Progress:
         self._began = self._shown = time.monotonic()
 
     def add(self, size: int) -> None:
-        """Count bytes; fewer than none are sent again."""
+        """Count bytes. A negative number means that these bytes will be downloaded again."""
         with self._lock:
             self._received += size
             now = time.monotonic()
@@ -342,14 +350,13 @@ class _Progress:
             self._shown = now
         rate = self._received / (now - self._began)
         left = f", {(self._size - self._received) / rate:.0f} s left" if rate > 0 else ""
-        _say(f"{self._url}: {human(self._received)} of {human(self._size)}, {rate / 1e6:.0f} MB/s{left}")
+        _say(f"{self._url}: {format_size(self._received)} of {format_size(self._size)}, {rate / 1e6:.0f} MB/s{left}")
 
 
 class _Subscriber:
-    """Passes the listed size of an object to s3transfer, watches its bytes, and sets a whole file's time to the
-    object's.
+    """Tells s3transfer the listed size of an object, counts its bytes, and gives a complete file the object's time.
 
-    S3 sends parts of a large object only while its ETag is that of the listing. Smaller objects are checked against the
+    S3 sends parts of a large object only while its ETag matches the listing. Smaller objects are checked against the
     next listing.
     """
 
@@ -363,17 +370,19 @@ class _Subscriber:
 
     def on_progress(self, bytes_transferred: int, **others: Any) -> None:
         self._received += bytes_transferred
-        if self._received > self._one.size:  # it might never end
-            raise ConfigError(f"{self._url}: {self._one.name} came with more than {self._one.size} bytes; start again")
+        if self._received > self._one.size:  # otherwise the download might never end
+            raise ConfigError(
+                f"{self._url}: S3 sent more than the listed {self._one.size} bytes of {self._one.name}; start again"
+            )
         self._progress.add(bytes_transferred)
 
     def on_done(self, **others: Any) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it failed
+        with contextlib.suppress(FileNotFoundError):  # the download failed
             os.utime(self._path, (self._one.time, self._one.time))
 
 
 def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object]) -> None:
-    """Bring the objects, several requests at a time."""
+    """Download the objects with several requests at the same time."""
     from s3transfer.manager import TransferConfig, TransferManager
 
     settings = TransferConfig(
@@ -393,8 +402,8 @@ def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object])
             transfer.result()
     for path, one in files.items():
         if (size := path.stat().st_size) != one.size:
-            raise ConfigError(f"{url}: {one.name} came with {size} bytes of {one.size}; start again")
+            raise ConfigError(f"{url}: S3 sent {size} of {one.size} bytes of {one.name}; start again")
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # this process has no log
+    print(text, file=sys.stderr, flush=True)  # logging is not set up in this process

@@ -162,7 +162,7 @@ def test_a_large_body_is_read(echo_server: LiveServer) -> None:
 def test_a_prompt_that_cannot_fit_is_refused_with_figures() -> None:
     with serve("--engine", "echo", "-o", "option.max_model_len=10") as server:
         long = server.post({"inputs": "a " * 12})
-        assert (long.status_code, "12 tokens; the model takes at most 9" in long.json()["error"]) == (424, True)
+        assert (long.status_code, "12 tokens; the model accepts at most 9" in long.json()["error"]) == (424, True)
         greedy = server.post({"inputs": "a a a", "parameters": {"max_new_tokens": 8}})
         assert "must be at most 7" in greedy.json()["error"]
         assert {key: value for key, value in long.json().items() if key != "error"} == {

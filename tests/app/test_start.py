@@ -202,11 +202,14 @@ def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
     ended = check_serve("--properties", str(file), "--check")
     assert ended.stdout.splitlines() == [
         "no engine is loaded: the function handle of model.py answers requests (documents: custom-code)",
-        f"{tmp_path}/model.py: handle answers alone: no engine is loaded",
+        f"{tmp_path}/model.py: handle answers all requests; no engine is loaded",
         "no problems; engine: none, option.model_id: not set",
     ]
     ended = check_serve("--engine", "echo", "--properties", str(file), "--check")
-    assert f"{tmp_path}/model.py: handle is tried first; what it answers with None goes to the engine\n" in ended.stdout
+    assert (
+        f"{tmp_path}/model.py: handle is called first; requests for which it returns None go to the engine\n"
+        in ended.stdout
+    )
 
 
 MISSING = {
@@ -230,9 +233,9 @@ def test_an_engine_by_url_names_all_that_it_needs() -> None:
     ended = check_serve("demo", "--engine", "openai", "--check")
     assert ended.stderr.splitlines() == [
         "lmi: 2 problems:",
-        "1. the engine openai needs option.base_url, as -o option.base_url=http://host:8000/v1",
+        "1. the engine openai needs option.base_url, for example -o option.base_url=http://host:8000/v1",
         "2. the MODEL argument: the engine openai needs option.model_id, the model's directory or hub name; "
-        "'demo' is none",
+        "'demo' is neither",
     ]
 
 

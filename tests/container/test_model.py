@@ -146,7 +146,7 @@ def test_an_older_driver_gets_the_compatibility_library(tmp_path: Path) -> None:
 
 def test_a_newer_minor_version_needs_none(tmp_path: Path) -> None:
     assert check_driver(NEW, {"CUDA_VERSION": "13.1.0"}, tmp_path).line.endswith(
-        "which works by CUDA's minor version compatibility"
+        "which works through CUDA's minor version compatibility"
     )
 
 

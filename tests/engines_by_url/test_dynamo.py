@@ -168,7 +168,7 @@ def test_without_a_worker_requests_say_so_and_a_new_one_serves(server: AppServer
     body = {"prompt": "Once upon", "max_tokens": 3}
     answer = server.post(body, "/v1/completions")
     assert answer.status_code >= 400
-    assert "the dynamo server has no model" in answer.json()["error"]["message"]
+    assert "the dynamo server serves no model" in answer.json()["error"]["message"]
     assert server.ping() == 200
     dynamo.add_worker()
     wait_for(lambda: server.post(body, "/v1/completions").status_code == 200, 30, "it does not serve again")

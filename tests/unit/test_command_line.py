@@ -51,7 +51,7 @@ def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]
     [
         (["serve", "--dtyp", "fp32", "demo"], "usage: lmi serve .*unknown flag --dtyp; did you mean --dtype?"),
         (["serve", "--nothing-like-it"], "usage: lmi serve .*unknown flag --nothing-like-it .*-o KEY=VALUE"),
-        (["serve", "demo", "another"], "usage: lmi serve .*unexpected: another"),
+        (["serve", "demo", "another"], "usage: lmi serve .*unexpected arguments: another"),
         (["serve", "--gpu-mem", "0.5"], "usage: lmi serve .*unknown flag --gpu-mem; did you mean --gpu-memory-util"),
         (["serve", "--max_modl_len", "9"], "usage: lmi serve .*did you mean --max-model-len?"),
         (["serve", "--max-model-len"], "usage: lmi serve .*argument --max-model-len: needs a value"),
@@ -85,7 +85,7 @@ def test_an_unknown_flag_has_the_nearest_one_and_its_own_usage(
 def test_commands_of_other_programs_name_ours(capsys: pytest.CaptureFixture[str], words: list[str], meant: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([*words, "x"])
-    assert capsys.readouterr().err.endswith(f"there is no '{words[-1]}' here; write {meant}\n")
+    assert capsys.readouterr().err.endswith(f"'{words[-1]}' is not supported here; use {meant}\n")
 
 
 def parsers_below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

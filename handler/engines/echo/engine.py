@@ -1,14 +1,14 @@
-"""Engine without a model: it repeats the prompt's words, one word a token.
+"""Engine without a model, which repeats the words of the prompt. Each word is a token.
 
-It is deterministic and fast: for tests, for trying a client, for measuring the host. The next word has probability 1,
-so parameters that only shape a distribution have no effect. With an adapter it skips as many words as the adapter's id.
-An image is the word `<image>`, an audio clip `<audio>`.
+It is deterministic and fast, and serves for tests, for trying out clients and for measuring the host. The next word has
+probability 1, so parameters that only shape a distribution have no effect. With an adapter, it skips as many words as
+the adapter's id. An image is the word `<image>`, and an audio clip is the word `<audio>`.
 
 Options:
-    echo_tokens_per_second: steps a second, each with one token for every request; 0 (default) is no limit.
-    echo_tokenizer: a Hugging Face directory whose tokenizer makes the tokens.
-    echo_cues: the prompt's words `<raise>`, `<hang>` and `<die>` make the engine do so when it comes to them, and
-        `<refuse>` makes it refuse the request. Off by default: a prompt must not stop a server.
+    echo_tokens_per_second: steps per second, each with one token for every request. 0, the default, means no limit.
+    echo_tokenizer: Hugging Face directory with a tokenizer to use instead of words.
+    echo_cues: if true, the words `<raise>`, `<hang>` and `<die>` in a prompt make the engine raise, hang or die when it
+        repeats them, and `<refuse>` makes it refuse the request. Off by default, as a prompt must not stop a server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
 
 CUES = ("<raise>", "<hang>", "<die>", "<refuse>")
-"""Their ids are 0 to 3 in every prompt's vocabulary."""
+"""Words that cause failures. Their ids are 0 to 3 in every prompt's vocabulary."""
 
 REFUSE = CUES.index("<refuse>")
 
@@ -57,7 +57,7 @@ def _context(config: EngineConfig) -> int:
 
 
 def act(cue: str) -> None:
-    """Raise, hang or exit, as the cue says."""
+    """Raise, hang or exit, depending on the cue."""
     if cue == "<hang>":
         threading.Event().wait()
     if cue == "<die>":
@@ -69,11 +69,11 @@ def act(cue: str) -> None:
 
 
 CONTEXT = 1 << 17
-"""Context length in tokens, that of Llama 3.1, unless option.max_model_len says otherwise."""
+"""Context length in tokens, unless option.max_model_len sets another one. It is the same as Llama 3.1's."""
 
 _MOST_WORDS = 1 << 20  # of a prompt
-_SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
-_MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # words that come next, in prompts with media
+_SHORT = 1 << 16  # characters; longer texts are split in many short calls, as other threads need the GIL
+_MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # in prompts with media, their ids follow those of the cues
 
 
 class OneWord:
@@ -90,7 +90,8 @@ class EchoTokenizer:
     """Numbers words in the order of their first appearance, so each prompt has its own vocabulary.
 
     Args:
-        context: the engine's context length, named in refusals. A longer prompt is read too, as it may be truncated.
+        context: context length of the engine, for error messages. Longer prompts are also read, as they may be
+            truncated.
     """
 
     vocabulary: Vocabulary | None = None
@@ -113,7 +114,7 @@ class EchoTokenizer:
         return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
-        """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
+        """Encode the words of one or two texts. The id of a word is its hash, so it is the same in every text."""
         words = [text.split() for text in texts]
         lengths = [len(one) for one in words]
         if most is not None and sum(lengths) > most:
@@ -129,7 +130,7 @@ class EchoTokenizer:
         return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode a line `role: content` for each message, and `assistant:` at the end."""
+        """Encode a line `role: content` for each message, and a last line `assistant:`."""
         lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
         if options.add_generation_prompt:
             lines.append("assistant:")
@@ -158,7 +159,7 @@ _LABELS = 2
 
 
 class EchoPooling:
-    """Computes vectors from a text's words: equal texts get equal ones, and the order of the words matters."""
+    """Computes vectors from a text's words. Equal texts have equal vectors, and the order of the words matters."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
@@ -209,20 +210,20 @@ class EchoPooling:
 
 _SUPPORTS = frozenset({
     "max_new_tokens", "min_new_tokens", "stop_token_ids",  # `_length`
-    "ignore_eos",  # it has no end token
-    # These only shape a distribution, and it has one token to choose from. A new one is refused until it stands here;
-    # one that a single engine has stays out.
+    "ignore_eos",  # there is no end token
+    # These only shape a distribution, and there is only one token to choose from. A new field is refused until it is
+    # added here. Fields that only a single engine supports are not added.
     "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias",
 })  # fmt: skip
 
 _REASONS = {
     "num_beams": "it has no beam search",
-    "bad_sequences": "it only ever echoes",
-    "bad_token_ids": "it only ever echoes",
-    "no_repeat_ngram_size": "it only ever echoes",
-    "structured_output": "it only ever echoes",
-    "thinking_token_budget": "it only ever echoes",
+    "bad_sequences": "it can only repeat the prompt",
+    "bad_token_ids": "it can only repeat the prompt",
+    "no_repeat_ngram_size": "it can only repeat the prompt",
+    "structured_output": "it can only repeat the prompt",
+    "thinking_token_budget": "it can only repeat the prompt",
     "prompt_logprobs": "it does not score prompts",
     "top_logprobs": "it reports no alternative tokens",
     "return_context_logits": "it has no logits",
@@ -238,11 +239,11 @@ class Echo:
         self._pause = 1.0 / rate if rate else 0.0
         self._transcribes = config.task is Task.TRANSCRIPTION
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
-        self._heard: dict[int, Heard] = {}  # of the clips that came since the last step, by their keys
-        self._active: dict[int, Iterator[int]] = {}  # each sequence's ids to come, by its key
+        self._heard: dict[int, Heard] = {}  # new clips since the last step, by key of their request
+        self._active: dict[int, Iterator[int]] = {}  # remaining ids of each sequence, by key
         self._num_steps = 0
         self._last_steps: dict[int, int] = {}  # by key
-        self._ends: defaultdict[int, dict[int, Finish]] = defaultdict(dict)  # by their step, then by key
+        self._ends: defaultdict[int, dict[int, Finish]] = defaultdict(dict)  # by step, then by key
         self._next = 0.0
         self.info = EngineInfo("echo", "1", "none", "none", _context(config))
 
@@ -286,7 +287,7 @@ class Echo:
         return Step(list(self._active), ids, [0.0] * len(ids), others)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Check that the adapter is a directory."""
+        """Check that the adapter's path is a directory."""
         if not Path(adapter.path).is_dir():
             raise ValueError(f"there is no directory {adapter.path}")
 
@@ -298,16 +299,16 @@ class Echo:
             self.cancel(key)
 
     def _wait(self) -> None:
-        """Wait for the next tick of a clock, so that a step's own time does not slow the next one down."""
+        """Wait until the next step is due. Its time does not depend on how long the last step took."""
         now = time.monotonic()
         due = self._next + self._pause
-        self._next = due if due > now - 2 * self._pause else now  # lost ticks are not made up for
+        self._next = due if due > now - 2 * self._pause else now  # missed steps are not made up for
         if self._next > now:
             time.sleep(self._next - now)
 
 
 def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
-    """Return how many tokens an echo of `ids` has, and why it ends."""
+    """Return the number of tokens to generate from `ids`, and the finish reason."""
     least, most = sampling.min_new_tokens, max(sampling.max_new_tokens, 1)
     stops = frozenset(sampling.stop_token_ids)
     if stops:
@@ -318,7 +319,7 @@ def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check the tokenizer; cues cannot be combined with option.echo_tokenizer."""
+    """Check option.echo_tokenizer, which cannot be combined with option.echo_cues."""
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return
@@ -331,7 +332,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> None:
-    """Prepare nothing: it needs no files."""
+    """Do nothing, as this engine needs no files."""
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

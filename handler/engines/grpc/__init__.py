@@ -1,1 +1,1 @@
-"""Servers of vLLM, SGLang and TensorRT-LLM by gRPC: token ids go to them, and token ids come back."""
+"""Engine that uses servers of vLLM, SGLang and TensorRT-LLM through gRPC. Prompts and answers are sent as token ids."""

@@ -1,4 +1,4 @@
-"""gRPC client of one server, by grpc.aio."""
+"""gRPC client of one server, based on grpc.aio."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from handler.engines.remote.servers import Failed, Refused, one_kind
 CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
 """Contracts by the value of option.base_url_kind."""
 
-INFO_TIMEOUT = 5.0  # seconds for a description
-_HEALTH_TIMEOUT = 25.0  # SGLang computes a token for an answer, and itself waits 20 s for it
+INFO_TIMEOUT = 5.0  # seconds for GetModelInfo
+_HEALTH_TIMEOUT = 25.0  # SGLang's health check generates a token, and waits up to 20 s for it
 _ABORT_TIMEOUT = 5.0
 _LOADS_TIMEOUT = 0.5
 _CONSTRAINT_FAILED = "smg-constraint-failed"
-"""Trailer of the servicers: the request's own constraint ended it."""
+"""Trailer that the servicers send if the request's own schema or grammar has ended it."""
 _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
-"""Parts of gRPC's error messages if the server speaks another protocol, or only one side uses TLS."""
+"""Parts of gRPC's error messages if the server uses another protocol, or only one side uses TLS."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
-_NEAR = 0.01  # of 1, the length of a normalized vector in bf16
+_NEAR = 0.01  # tolerance of a normalized vector's length in bf16
 _MOST_WORDS = 4096
 _MOST_RANKS = 1024  # a message has room for millions
 
 
 def status_error(code: str, details: str, *, connected: bool, constraint_failed: bool = False) -> Refused | Failed:
-    """Return the error of a gRPC status.
+    """Return the error for a gRPC status.
 
     Args:
-        connected: the connection is still open.
-        constraint_failed: that trailer was sent.
+        connected: whether the connection is still open.
+        constraint_failed: whether the server sent the trailer `_CONSTRAINT_FAILED`.
     """
     words = details[:_MOST_WORDS] or "no message"
     if code in _OF_THE_REQUEST or (code == "FAILED_PRECONDITION" and constraint_failed):
         return Refused(code, words)
-    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:  # of gRPC on this side
-        return Failed("sent too large a message", words)
+    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:  # raised by gRPC on this side
+        return Failed("sent a message that is too large", words)
     if code == "UNAVAILABLE" and not connected:
         if any(word in details for word in _FOREIGN):
-            return Failed("speaks another protocol", f"{words}; grpcs:// is gRPC over TLS", lasts=True)
+            return Failed("uses another protocol", f"{words}; for gRPC over TLS write grpcs://", lasts=True)
         unreachable = "failed to connect" in details
-        plain = "cannot be reached" if unreachable else "broke off"
+        plain = "cannot be reached" if unreachable else "closed the connection"
         return Failed(plain, words, broke_off=not unreachable, silent=unreachable)
     busy = code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
     silent = code == "DEADLINE_EXCEEDED"
@@ -61,13 +61,13 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
 
 
 class Client:
-    """A server, by one connection; made and used on one event loop.
+    """Client of a server with one connection. It must be created and used on one event loop.
 
-    gRPC reconnects by itself with the next request, perhaps to another server: check `connected` before each.
+    gRPC reconnects by itself for the next request, perhaps to another server. Check `connected` before each request.
     """
 
     def __init__(self, url: str, contract: Contract, connect_timeout: float) -> None:
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # each connection that ends would be a line
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise each connection that ends is logged
         import grpc.aio
 
         self._ready = grpc.ChannelConnectivity.READY
@@ -82,19 +82,20 @@ class Client:
         return bool(self._channel.get_state() is self._ready)
 
     async def model(self, *, generates: bool) -> Model:
-        """Ask the server for its model, and check its health.
+        """Ask the server for its model, and check that the server is healthy.
 
         Args:
-            generates: the model must generate text; otherwise it must embed, which is tried.
+            generates: whether the model has to generate text. Otherwise it has to compute embeddings, which is tried
+                out.
 
         Raises:
-            Failed: it does not answer, is unhealthy, or has a model for another task.
+            Failed: the server does not respond, is unhealthy, or has a model for another task.
         """
         messages = self._contract.messages
         info = await self._ask(self._stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT))
         model = self._contract.model(info)
         if model.generates != generates:
-            raise Failed(f"has a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
+            raise Failed(f"serves a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
             raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
@@ -107,15 +108,16 @@ class Client:
         return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
 
     async def embed(self, ids: Sequence[int]) -> Sequence[float]:
-        """Return a text's embedding.
+        """Return the embedding of a text.
 
         Raises:
-            Refused, Failed: the server refuses it, or fails.
+            Refused: the server refuses the text.
+            Failed: the server fails.
         """
         return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
     async def loads(self) -> Sequence[Any]:
-        """Return the load of each rank; nothing if the server does not report it."""
+        """Return the load of each rank; empty if the server does not report it."""
         request = self._contract.messages.GetLoadsRequest(include=["core"])
         with contextlib.suppress(Failed):
             loads = (await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads
@@ -124,12 +126,14 @@ class Client:
         return ()
 
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:
-        """Send a request; its answer's messages come as they arrive, None for one that cannot be decoded.
+        """Send a request, and yield the messages of its answer as they arrive; None for a message that cannot be
+        decoded.
 
-        Leaving early aborts it on the server.
+        If the generator is closed early, the request is aborted on the server.
 
         Raises:
-            Refused, Failed: also while messages are read.
+            Refused: the server refuses the request.
+            Failed: the server fails, perhaps in the middle of the answer.
         """
         call, ended = self._stub.Generate(message), False
         try:
@@ -142,7 +146,7 @@ class Client:
         finally:
             if not ended:
                 call.cancel()
-            if not ended and self.connected:  # else it is told by the connection's end
+            if not ended and self.connected:  # otherwise the server notices that the connection has ended
                 task = asyncio.get_running_loop().create_task(self._abort(message.request_id))
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)
@@ -157,7 +161,7 @@ class Client:
             await self._stub.Abort(self._contract.abort(id), timeout=_ABORT_TIMEOUT)
 
     async def _ask(self, call: Any) -> Any:
-        """Make a call of our own; its failure is no client's fault."""
+        """Await a call that no client has caused. If the server refuses it, the server has failed."""
         try:
             return await self._answer(call)
         except Refused as error:
@@ -183,22 +187,23 @@ class Client:
 
 
 def _vector(answer: Any) -> Sequence[float]:
-    """Read an embedding."""
     vector: Sequence[float] = answer.embedding
     if not vector or not all(map(math.isfinite, vector)):
-        raise Failed(UNREADABLE, "its embedding is empty, or contains something that is not a number")
+        raise Failed(UNREADABLE, "its embedding is empty, or contains a value that is not a finite number")
     return vector
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
-    """Open a channel of grpc's or grpc.aio's; grpcs:// uses this machine's certificate authorities."""
+    """Open a channel of grpc or grpc.aio. grpcs:// trusts the certificate authorities of this machine, or
+    SSL_CERT_FILE's.
+    """
     import grpc
 
     parts = urlsplit(url)
     options = [
         ("grpc.max_receive_message_length", MOST_BYTES),
         ("grpc.max_send_message_length", MOST_BYTES),
-        ("grpc.min_reconnect_backoff_ms", int(connect_timeout * 1000)),  # in which a connection is made
+        ("grpc.min_reconnect_backoff_ms", int(connect_timeout * 1000)),  # also the time to connect
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
@@ -214,10 +219,10 @@ def _channel(api: Any, url: str, connect_timeout: float) -> Any:
 
 @functools.lru_cache
 def find_contract(urls: tuple[str, ...]) -> str:
-    """Ask all servers which contract they speak; blocks for up to 5 s for each.
+    """Ask all servers for their contract. This blocks for up to 5 s per server.
 
     Raises:
-        ConfigError: none answers, one speaks none, or they speak several.
+        ConfigError: no server responds, a server has no known contract, or the servers have different contracts.
     """
     found: dict[str, str] = {}
     reasons: list[str] = []
@@ -242,4 +247,4 @@ def _contract_of(url: str) -> str:
                 raised = status_error(error.code().name, error.details() or "", connected=False)
                 raise Failed(str(raised)) from None
             return name
-    raise Failed(f"speaks none of the contracts {', '.join(CONTRACTS)}")
+    raise Failed(f"supports none of the contracts {', '.join(CONTRACTS)}")

@@ -1,6 +1,6 @@
-"""A contract: the protocol of one system's servers, as the package smg-grpc-proto publishes it.
+"""Base class of the gRPC contracts. A contract is the protocol of one kind of server, published in smg-grpc-proto.
 
-Most messages are alike in two of the three; the shared parts are here.
+Most messages are the same in two of the three contracts; this module contains these shared parts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from handler.engines.base import Alternatives, Capabilities, EngineRequest, Engi
 from handler.engines.remote.servers import Answer, Failed, Part, score
 
 MOST_BYTES = 1 << 22
-"""Maximum size of a message; prompts whose log-probabilities would not fit are refused."""
-_BYTES_A_SCORE = 12  # of an id and its log-probability, with lengths and tags
+"""Maximum size of a message in bytes. A prompt is refused if its log-probabilities would not fit."""
+_BYTES_A_SCORE = 12  # of an encoded id with its log-probability
 _NAME = 1000  # characters of a model's name
 
 UNREADABLE = "sent a message that cannot be read"
 NO_FIELD = "the servers' gRPC contract has no field for it"
 REASONS = {
-    "num_beams": "there is no beam search in a stream",
-    "typical_p": "there is no typical decoding",
-    "return_context_logits": "a stream has no logits",
-    "return_generation_logits": "a stream has no logits",
+    "num_beams": "beam search cannot be streamed",
+    "typical_p": "typical decoding is not supported",
+    "return_context_logits": "logits cannot be streamed",
+    "return_generation_logits": "logits cannot be streamed",
 }
 """Reasons why no contract supports these fields of Sampling."""
 
@@ -36,13 +36,13 @@ class Model(NamedTuple):
     """A server's description of its model.
 
     Attributes:
-        max_tokens: of prompt and answer together; None if it does not say so.
-        vocabulary: number of the model's ids; None if it does not say so.
-        eos: ids that end an answer; empty if it does not say so.
-        num_pieces: number of the tokenizer's ids, without added tokens; None if it does not say so.
-        generates: it generates text rather than embeddings.
-        dimensions: numbers of an embedding.
-        normalizes: embeddings have length 1.
+        max_tokens: limit for prompt and answer together; None if not reported.
+        vocabulary: number of the model's token ids; None if not reported.
+        eos: ids that end an answer; empty if not reported.
+        num_pieces: number of the tokenizer's ids without added tokens; None if not reported.
+        generates: whether the model generates text; otherwise it computes embeddings.
+        dimensions: length of an embedding's vector.
+        normalizes: whether embeddings have length 1.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens of an answer that came in one message."""
+    """Tokens of an answer, from one message."""
 
     ids: Sequence[int] = ()
     logprobs: Sequence[float | None] = ()
@@ -67,23 +67,23 @@ class Chunk(NamedTuple):
 
 
 class Contract:
-    """One protocol.
+    """The gRPC protocol of one kind of server.
 
     Attributes:
         name: value of option.base_url_kind.
-        module: its generated module, without `_pb2`.
-        service: the name of its service there.
-        table: rules of its SamplingParams.
+        module: name of the generated module, without `_pb2`.
+        service: name of the service in that module.
+        table: rules for the fields of SamplingParams.
         reasons, limits, supports: as in `Capabilities`.
-        no_adapters: why requests cannot name a LoRA adapter.
-        no_media: why requests cannot contain images or audio.
-        no_embeddings: why it cannot compute embeddings; "" if it does.
-        pools: pooling modes that its server supports, as the model's files name them.
-        reports_load: it has GetLoads.
-        command: what starts a server, after `python -m` and before the model.
-        context_flag: the server's flag for the tokens of prompt and answer together.
-        trust_flag: its flag to run code of the model's directory.
-        dtype_flag: its flag for the precision; None if it has none.
+        no_adapters: reason why requests cannot use a LoRA adapter.
+        no_media: reason why requests cannot contain images or audio.
+        no_embeddings: reason why the server cannot compute embeddings; "" if it can.
+        pools: pooling modes that the server supports, named as in a model's files.
+        reports_load: whether the server implements GetLoads.
+        command: words that start a server, after `python -m` and before the model.
+        context_flag: the server's flag for the limit of prompt and answer together.
+        trust_flag: the server's flag that allows code from the model's directory to run.
+        dtype_flag: the server's flag for the precision; None if there is none.
     """
 
     name: str
@@ -122,10 +122,10 @@ class Contract:
         return getattr(module, f"{self.service}Stub")(channel)
 
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
-        """Make a Generate message; it sets neutral values too, as the server may have defaults of its own.
+        """Return a Generate message. Neutral values are also set, as the server may have other defaults.
 
         Raises:
-            ValueError: the server would not do what `sampling` says; the message says why.
+            ValueError: the server does not support a value in `sampling`; the message says why.
         """
         return self.messages.GenerateRequest(
             request_id=id,
@@ -136,30 +136,30 @@ class Contract:
         )
 
     def beside(self, sampling: Sampling) -> dict[str, Any]:
-        """Make Generate's fields outside its SamplingParams."""
+        """Return the fields of a Generate message that are not in its SamplingParams."""
         return {}
 
     def embed(self, id: str, ids: Sequence[int]) -> Any:
-        """Make an Embed message."""
+        """Return an Embed message."""
         return self.messages.EmbedRequest(request_id=id, tokenized=self.messages.TokenizedInput(input_ids=ids))
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
-        """Return the flags of a server that embeds.
+        """Return the flags of a server that computes embeddings.
 
         Args:
-            mode: pooling mode, as the model's files name it.
+            mode: pooling mode, named as in the model's files.
         """
         return ()
 
     def abort(self, id: str) -> Any:
-        """Make an Abort message."""
+        """Return an Abort message."""
         return self.messages.AbortRequest(request_id=id)
 
     def model(self, info: Any) -> Model:
-        """Read the answer to GetModelInfo.
+        """Read the response to GetModelInfo.
 
         Raises:
-            Failed: it names no model.
+            Failed: the response does not name a model.
         """
         name = info.served_model_name or info.model_path
         eos = frozenset(info.eos_token_ids)
@@ -167,11 +167,11 @@ class Contract:
         return Model(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
 
     def unhealthy_reason(self, health: Any) -> str:
-        """Read the answer to HealthCheck; return why the server is unhealthy, "" if it is healthy."""
-        return "" if health.healthy else health.message or "it is not healthy"
+        """Read the response to HealthCheck. Return why the server is unhealthy, or "" if it is healthy."""
+        return "" if health.healthy else health.message or "it gives no reason"
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
-        """Read a message of an answer, but not its last one, which repeats ids."""
+        """Read a message of an answer, except for the last message, which repeats ids."""
         chunk = response.chunk
         scores, prompt = chunk.output_logprobs, chunk.input_logprobs
         return Chunk(
@@ -185,12 +185,11 @@ class Contract:
 
 
 def _tops(found: Any, count: int) -> list[Alternatives]:
-    """Read each token's alternatives."""
     return [ranked(zip(one.token_ids, one.values, strict=True), count) for one in found] if count else []
 
 
 def statistics(loads: Sequence[Any]) -> EngineStatistics:
-    """Sum up the ranks' loads in the servers' answers to GetLoads."""
+    """Combine the loads of all ranks, from the servers' responses to GetLoads."""
     usage = [min(max(one.token_usage, 0.0), 1.0) for one in loads if math.isfinite(one.token_usage)]
     if not usage:
         return EngineStatistics()
@@ -198,22 +197,25 @@ def statistics(loads: Sequence[Any]) -> EngineStatistics:
 
 
 def ranked(pairs: Any, count: int) -> Alternatives:
-    """Return the best of some ids with their log-probabilities. The chosen token is among them, whatever its rank."""
+    """Return the `count` most likely of several ids with their log-probabilities.
+
+    Servers add the chosen token to the most likely ones, so there may be one more than asked for.
+    """
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
 class GrpcCall(Answer):
-    """One request, and the reader of its answer.
+    """One request to a server, with the state that is needed to read its answer.
 
     Args:
-        most_id: upper bound of ids, exclusive.
+        most_id: limit of token ids; all ids are smaller.
         eos: ids that end an answer.
 
     Attributes:
-        message: to the server; each attempt has an id of its own.
+        message: the Generate message; its id changes with each attempt.
 
     Raises:
-        ValueError: the server would not do what the request says.
+        ValueError: the server does not support the request.
     """
 
     def __init__(self, contract: Contract, request: EngineRequest, most_id: int, eos: frozenset[int]) -> None:
@@ -230,14 +232,14 @@ class GrpcCall(Answer):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Return whether the last token has probably come; the answer's last message follows at once."""
+        """Return whether the last token has probably arrived, so that the answer's last message follows at once."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:
-        """Add a message to `part`; return whether anything came.
+        """Read a message and add its tokens to `part`. Return whether it contains tokens or the end of the answer.
 
         Raises:
-            Failed: it does not belong to this answer, or cannot be read.
+            Failed: the message does not belong to this answer, or cannot be read.
         """
         if response is None:
             raise Failed(UNREADABLE)
@@ -258,7 +260,9 @@ class GrpcCall(Answer):
     def _take(self, chunk: Chunk, part: Part) -> None:
         ids = list(chunk.ids)
         if max(ids) >= self._most_id:
-            raise Failed("sent an id outside the vocabulary", f"{max(ids)} of {self._most_id}")
+            raise Failed(
+                "sent an id outside the vocabulary", f"id {max(ids)}, but the vocabulary has {self._most_id} ids"
+            )
         tops = [*map(self._checked, chunk.tops)]
         first = not self._num_ids
         if self._sampling.prompt_logprobs and first:
@@ -289,10 +293,10 @@ class GrpcCall(Answer):
 
 
 def check_size(request: EngineRequest) -> None:
-    """Refuse a prompt whose log-probabilities are too large for a message."""
+    """Raise ValueError if the log-probabilities of a prompt are too large for a message."""
     sampling = request.sampling
     size = len(request.ids) * (2 + sampling.prompt_top_logprobs) * _BYTES_A_SCORE
     if sampling.prompt_logprobs and size > MOST_BYTES:
         raise ValueError(
-            f"prompt_logprobs: those of {len(request.ids)} tokens do not fit into a message of {MOST_BYTES} bytes"
+            f"prompt_logprobs: the values of {len(request.ids)} tokens do not fit into a message of {MOST_BYTES} bytes"
         )

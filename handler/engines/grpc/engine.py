@@ -1,6 +1,6 @@
-"""Servers of vLLM, SGLang or TensorRT-LLM as an engine, by the gRPC contract that they publish.
+"""Engine that uses servers of vLLM, SGLang or TensorRT-LLM through the gRPC contracts that they publish.
 
-This handler still does text, stop strings, templates and errors.
+Text, stop strings, chat templates and errors are still processed by this handler.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load"
 
 
 _OWN_HOST = "127.0.0.1"
-_OWN_END_SECONDS = 1.5  # in which it frees what it has; the supervisor gives the engine 2 s
+_OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
 """Environment variables that are not passed to the server."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_MOST_SILENT = 3  # failures in a row, the last of them silence, after which the own server is started again
+_MOST_SILENT = 3  # failures in a row, the last one a timeout, after which the own server is restarted
 
 
 class GrpcSetting(Setting):
-    """The servers: those at option.base_url, or one that option.engine_python starts."""
+    """Options of the servers: those at option.base_url, or a server that option.engine_python starts."""
 
     def check(self, model_id: str | None, config: EngineConfig) -> None:
         problems = Problems()
@@ -62,15 +62,18 @@ class GrpcSetting(Setting):
                 raise _wrong("option.engine_flags", f"option.engine_flags needs {key}")
             return super().urls(config)
         if "base_url" in options:
-            raise _wrong(key, f"{key} starts a server, and option.base_url names another: set one")
+            raise _wrong(key, f"{key} starts a server, and option.base_url names another one: set only one of them")
         kind = options.get("base_url_kind", "auto")
         if kind == "auto":
-            raise _wrong(key, f"{key} needs option.base_url_kind, the server to start: {', '.join(CONTRACTS)}")
+            raise _wrong(key, f"{key} needs option.base_url_kind, the kind of server to start: {', '.join(CONTRACTS)}")
         dtype = config.options.dtype
         if dtype != "auto" and CONTRACTS[kind].dtype_flag is None:
-            raise _wrong("option.dtype", f"option.dtype={dtype}: the server of {kind} has no flag for it")
+            raise _wrong("option.dtype", f"option.dtype={dtype}: the {kind} server has no flag for it")
         if config.options.engine_isolation == "thread":
-            raise _wrong(key, f"{key} needs a process that ends with its server, no thread")
+            raise _wrong(
+                key,
+                f"{key} cannot be combined with option.engine_isolation=thread: the engine needs a process of its own",
+            )
         if shutil.which(python) is None:
             raise _wrong(key, f"{key}={python} is not a program")
         return ()
@@ -81,18 +84,18 @@ def _wrong(key: str, message: str) -> ConfigError:
 
 
 def check_task(config: EngineConfig, kind: str) -> None:
-    """Raise ConfigError if servers of a kind do not support the model's task."""
+    """Raise ConfigError if a kind of server does not support the model's task."""
     if config.task is Task.GENERATION:
         return
     key = f"option.task={config.options.task}"
     if config.task is not Task.EMBEDDING:
-        message = f"{key}: the model is for {config.task.value}, and no gRPC contract has scores or classes"
+        message = f"{key}: the model is for {config.task.value}, but no gRPC contract supports scores or classification"
         raise _wrong("option.task", message)
     if kind in CONTRACTS and (reason := CONTRACTS[kind].no_embeddings):
         raise _wrong("option.task", f"{key}: {reason}")
     if config.options.pooling != "auto":
         key = f"option.pooling={config.options.pooling}"
-        raise _wrong("option.pooling", f"{key}: the server pools as its model's files say")
+        raise _wrong("option.pooling", f"{key}: the server always uses the pooling that the model's files specify")
 
 
 _SETTING = GrpcSetting("grpc", "grpc://host:50051")
@@ -100,7 +103,7 @@ check, prepare = _SETTING.check, _SETTING.prepare
 
 
 def fetch(model_id: str | None, config: EngineConfig) -> str | None:
-    """See `engines.fetch`: a server elsewhere has the weights."""
+    """See `engines.fetch`. Weights are downloaded only for a server that this engine starts."""
     return files.fetch(
         model_id,
         config,
@@ -109,11 +112,11 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 
 
 class OwnFiles(NamedTuple):
-    """Facts from the local model files, which a server's model is compared with.
+    """Facts from the local model files, for comparison with a server's model.
 
     Attributes:
-        vocabulary: number of the model's ids; None if config.json does not say so.
-        num_pieces: number of the tokenizer's ids, without added tokens; None if tokenizer.json does not say so.
+        vocabulary: number of the model's token ids; None if config.json does not contain it.
+        num_pieces: number of the tokenizer's ids without added tokens; None if tokenizer.json does not contain it.
         eos: ids that end an answer.
     """
 
@@ -132,27 +135,29 @@ class OwnFiles(NamedTuple):
         return cls(text.get("vocab_size"), len(pieces) if pieces else None, eos_ids(config) | of_config)
 
     def compare(self, model: Model) -> None:
-        """Compare with a server's model.
+        """Compare the files with a server's model.
 
         Raises:
-            Failed: its tokenizer differs.
+            Failed: the server's tokenizer is another one.
         """
         for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
             if theirs and own and theirs != own:
-                raise Failed("has another tokenizer", f"it has {theirs} ids, and option.model_id {own}", lasts=True)
+                raise Failed(
+                    "uses another tokenizer", f"it has {theirs} ids, but option.model_id has {own}", lasts=True
+                )
         if self.eos and not model.eos <= self.eos:
-            detail = f"its answers end with {sorted(model.eos)}, and those of option.model_id with {sorted(self.eos)}"
-            raise Failed("has another tokenizer", detail, lasts=True)
+            detail = f"its answers end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
+            raise Failed("uses another tokenizer", detail, lasts=True)
 
 
 class OwnServer:
-    """A server that the engine starts, on a free port of loopback, and that ends with it.
+    """A server that the engine starts on a free loopback port, and that ends together with the engine.
 
-    When it ends by itself, the engine's process ends too, and the engine's supervisor starts both again.
+    If the server ends by itself, the engine's process ends too, and the supervisor of the engine restarts both.
 
     Args:
-        name: of the server, for the log: flags may hold secrets.
-        command: of the server, without its port.
+        name: name of the server for the log, as its flags may contain secrets.
+        command: command that starts the server, without the port.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -164,23 +169,24 @@ class OwnServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it.
+        """Start the server.
 
         Raises:
-            OSError: the Python cannot be run.
+            OSError: the program of option.engine_python cannot be run.
         """
         end_with_this_process()
         environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
-        environment["PYTHONSAFEPATH"] = "1"  # since Python 3.11; before it, modules of the working directory come first
+        environment["PYTHONSAFEPATH"] = "1"  # needs Python 3.11; older versions prefer modules of the working directory
         with _default_signals():
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, cwd="/", env=environment)
         self._stop_watch = end_with_process(self._process.pid, self._name)
 
     def check_port(self) -> None:
-        """Check before each connection that no other process listens on the port: gRPC's servers share ports.
+        """Check that no other process listens on the port, as gRPC servers can share a port. To be called before each
+        connection.
 
         Raises:
-            Failed: another process does, or the server does not yet.
+            Failed: another process listens, or the server does not listen yet.
         """
         if self._process is None or not _TCP[0].exists():  # not on Linux
             return
@@ -203,7 +209,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let children started meanwhile end by the signals that this process ignores."""
+    """Have children that are started within this context end on the signals that this process ignores."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -213,13 +219,13 @@ def _default_signals() -> Iterator[None]:
 
 
 def _listeners(port: int) -> set[str]:
-    """Return the sockets that listen on a port, by their names among a process's files on Linux."""
+    """Return the sockets that listen on a port, named as in /proc/PID/fd on Linux."""
     rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
     return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
 
 
 def _opened(pids: Iterable[int]) -> set[str]:
-    """Return the names of the processes' open files."""
+    """Return the names of all files that the processes have open."""
     found = set()
     for pid in pids:
         with suppress(OSError):  # it has just ended
@@ -230,10 +236,10 @@ def _opened(pids: Iterable[int]) -> set[str]:
 
 
 def command(contract: Contract, model: Path, config: Config, flags: Sequence[str] = ()) -> list[str]:
-    """Return the command of option.engine_python's server.
+    """Return the command that starts the server of option.engine_python.
 
     Args:
-        flags: the flags for its task. `option.engine_flags` come last, and win.
+        flags: flags for the model's task. They are followed by `option.engine_flags`, which override them.
     """
     options = config.engine_options
     python = options["engine_python"]
@@ -248,10 +254,10 @@ def command(contract: Contract, model: Path, config: Config, flags: Sequence[str
 
 
 class ContractEngine(RemoteEngine[C]):
-    """An engine of servers that speak a contract.
+    """Base class of engines that use servers with a gRPC contract.
 
     Args:
-        flags: returns the flags of a server that the engine starts.
+        flags: returns the flags for the model's task, for a server that the engine starts.
     """
 
     generates = True
@@ -266,7 +272,7 @@ class ContractEngine(RemoteEngine[C]):
         contract = CONTRACTS[kind]
         more = flags(contract)
         self._own: OwnServer | None = None
-        self._lost: Failed | None = None  # why the own server has to be started again
+        self._lost: Failed | None = None  # why the own server has to be restarted
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
@@ -293,10 +299,10 @@ class ContractEngine(RemoteEngine[C]):
         self._clients = {url: Client(url, self._contract, timeout) for url in urls}
 
     def _fit(self, model: Model, first: Model | None) -> Model:
-        """Return a server's model; raise Failed unless it fits the files here and the first server's model."""
+        """Return a server's model. Raise Failed if it does not match the local files and the first server's model."""
         self._files.compare(model)
         if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
-            raise Failed("has another model", f"it has {model.name!r}")
+            raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
     async def _model_at(self, url: str) -> Model:
@@ -306,21 +312,25 @@ class ContractEngine(RemoteEngine[C]):
 
     def cancel(self, key: int) -> None:
         super().cancel(key)
-        self._run_once()  # the server is told of it
+        self._run_once()  # this tells the server
         self._run_once()
 
     async def ask(self, server: Server, *, again: bool = False) -> None:
-        """Ask a server after each new connection, as its model may have changed."""
+        """Ask a server for its model after each new connection, as its model may have changed."""
         if not self._clients[server.url].connected:
             server.known = False
         await super().ask(server, again=again)
 
     async def check(self, server: Server) -> None:
-        """Ask a server whether it serves the model, and accepts as many tokens as this one promises."""
+        """Check that a server serves the model, and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
     def leave_out(self, server: Server, error: Failed) -> None:
-        """End the engine if its own server will not recover: the supervisor restarts both."""
+        """Send a server no requests for a while. If the engine started the server and it will not recover, end the
+        engine.
+
+        The engine's supervisor then restarts both.
+        """
         super().leave_out(server, error)
         if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MOST_SILENT)):
             self._lost = error
@@ -332,15 +342,15 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Return the healthy servers' last statistics and request new ones; when idle, wait for these."""
+        """Return the servers' last statistics and request new ones. When the engine is idle, wait for the new ones."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
         if self._asking is not None and rests:
-            self._asking.cancel()  # it was asked before the work ended
+            self._asking.cancel()  # this request began before the work ended
         if self._asking is None or self._asking.done() or rests:
             self._asking = self._loop.create_task(self._ask_loads())
-        if rests:  # nobody else runs the loop
+        if rests:  # nothing else runs the event loop
             self._asking.add_done_callback(lambda _: self._loop.stop())
             self._interrupted = False
             while not self._asking.done() and not self._interrupted:
@@ -349,7 +359,7 @@ class ContractEngine(RemoteEngine[C]):
 
     async def _ask_loads(self) -> None:
         known = [client for one in self._servers if one.known and (client := self._clients[one.url]).connected]
-        answers = await asyncio.gather(*(client.loads() for client in known))  # none makes a new connection
+        answers = await asyncio.gather(*(client.loads() for client in known))  # only over connections that are open
         self._statistics = statistics([load for loads in answers for load in loads])
 
     async def disconnect(self) -> None:
@@ -376,7 +386,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
     async def stream(self, server: Server, running: Running[GrpcCall]) -> None:
         call = running.call
         call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
-        held: Part | None = None  # the last token waits for the reason of the end
+        held: Part | None = None  # the last token waits for the finish reason
         async with aclosing(self._clients[server.url].generate(call.message)) as responses:
             async for response in responses:
                 if running.ended:
@@ -393,7 +403,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
 
 
 class EmbedCall(NamedTuple):
-    """A text to embed, whose answer comes whole."""
+    """A text to embed. Its result arrives in a single message."""
 
     ids: Sequence[int]
     pooling: Pooling
@@ -401,9 +411,9 @@ class EmbedCall(NamedTuple):
 
 
 class GrpcPooling(ContractEngine[EmbedCall]):
-    """See `engines.base.Engine`; requests have Pooling in place of Sampling.
+    """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
-    The server pools; normalizing and truncating to `dimensions` is done here.
+    The server pools. The engine truncates vectors to `dimensions` and normalizes them.
     """
 
     generates = False
@@ -419,14 +429,12 @@ class GrpcPooling(ContractEngine[EmbedCall]):
     def _flags(self, contract: Contract) -> Sequence[str]:
         mode = self._pooling.mode
         if mode not in contract.pools:
-            raise ConfigError(
-                f"the model's files ask for pooling by {mode}, which no server of {contract.name} supports"
-            )
+            raise ConfigError(f"the model's files specify {mode} pooling, which {contract.name} servers do not support")
         return contract.embedding_flags(mode)
 
     def new_call(self, request: EngineRequest) -> EmbedCall:
         if self._model.normalizes and request.pooling.normalize is False:
-            raise ValueError("normalize=false: the server's vectors have length 1")
+            raise ValueError("normalize=false is not supported: the server normalizes its vectors")
         return EmbedCall(request.ids, request.pooling)
 
     async def stream(self, server: Server, running: Running[EmbedCall]) -> None:
@@ -435,16 +443,18 @@ class GrpcPooling(ContractEngine[EmbedCall]):
         call = running.call
         vector = await self._clients[server.url].embed(call.ids)
         if len(vector) != self.info.dimensions:
-            raise Failed(f"sent a vector of {len(vector)} numbers", f"those of the start have {self.info.dimensions}")
+            raise Failed(
+                f"sent a vector of {len(vector)} numbers", f"its vectors had {self.info.dimensions} at startup"
+            )
         finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the contract's capabilities; for `auto` the servers are asked for their contract.
+    """Return the contract's capabilities. With `auto`, the servers are asked for their contract.
 
     Raises:
-        ConfigError: they do not answer, or speak none that is known.
+        ConfigError: the servers do not respond, or have no known contract.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return CONTRACTS[find_contract(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

@@ -1,4 +1,4 @@
-"""SGLang's contract: sglang_scheduler.proto as smg-grpc-servicer serves it (smg_grpc_servicer/sglang, 0.14)."""
+"""SGLang's contract: sglang_scheduler.proto, as implemented by smg-grpc-servicer 0.14 (smg_grpc_servicer/sglang)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, TOP_CHOICE_OR_MINUS_1, Rule, drawn_or, regex_of
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
-_FORBIDDEN = -1e9  # added to the logit of a token that must not come
+_FORBIDDEN = -1e9  # added to the logit of a forbidden token
 
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
@@ -51,7 +51,7 @@ _TABLE: Mapping[str, Rule] = {
 }
 
 _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"})
-"""Fields of the request that are not among SGLang's sampling parameters."""
+"""Fields that are set in the request itself, not in SGLang's sampling parameters."""
 
 
 class Sglang(Contract):
@@ -60,10 +60,10 @@ class Sglang(Contract):
     service = "SglangScheduler"
     table = _TABLE
     no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, does not load adapters"
-    no_media = "SGLang's gRPC API takes only preprocessed pixels"
+    no_media = "SGLang's gRPC API accepts only preprocessed pixels"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"
-    pools = frozenset({"cls", "last"})  # its models choose, and none of them the mean (its models/bert.py, 2026)
+    pools = frozenset({"cls", "last"})  # SGLang's models choose the mode, and none uses the mean (models/bert.py, 2026)
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
         "seed": NO_FIELD,
@@ -81,7 +81,7 @@ class Sglang(Contract):
 
     def embed(self, id: str, ids: Sequence[int]) -> Any:
         message = super().embed(id, ids)
-        message.token_type_ids.extend([0] * len(ids))  # without, the model of an encoder fails
+        message.token_type_ids.extend([0] * len(ids))  # encoder models fail without them
         return message
 
     def embedding_flags(self, mode: str) -> Sequence[str]:

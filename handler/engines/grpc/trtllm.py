@@ -1,4 +1,6 @@
-"""TensorRT-LLM's contract: trtllm_service.proto as `trtllm-serve --grpc` of 1.3 serves it (tensorrt_llm/grpc/smg)."""
+"""TensorRT-LLM's contract: trtllm_service.proto, as implemented by `trtllm-serve --grpc` 1.3
+(tensorrt_llm/grpc/smg).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from handler.engines.base import Rule, arguments, regex_of, unless_neutral
 from handler.engines.grpc.contract import Chunk, Contract, Model, ranked
 from handler.engines.remote.servers import Failed
 
-_COLDEST = 1e-5  # a lower temperature is greedy: logits divided by it may be infinite
+_COLDEST = 1e-5  # lower temperatures become greedy decoding, as logits divided by them may be infinite
 
 
 def _choice(sampling: Sampling) -> dict[str, Any]:
@@ -38,7 +40,7 @@ _TABLE: Mapping[str, Rule] = {
 _OF_THE_REQUEST = frozenset(
     {"max_new_tokens", "ignore_eos", "stop_token_ids", "logprobs", "top_logprobs", "structured_output"}
 )
-"""Fields of the request that are not in its sampling configuration."""
+"""Fields that are set in the request itself, not in its sampling configuration."""
 
 _GUIDES = {
     "json_schema": "GUIDE_TYPE_JSON_SCHEMA",
@@ -53,7 +55,7 @@ class TrtLlm(Contract):
     name = "trtllm"
     module = "trtllm_service"
     service = "TrtllmService"
-    no_adapters = "TensorRT-LLM's gRPC contract names an adapter by a number of its own"
+    no_adapters = "TensorRT-LLM's gRPC contract identifies adapters by numbers of its own"
     no_media = "TensorRT-LLM's gRPC server has not been tested with media"
     no_embeddings = "TensorRT-LLM's gRPC server does not implement Embed"
     reports_load = False
@@ -63,16 +65,18 @@ class TrtLlm(Contract):
     dtype_flag = None
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
-        "seed": "one generator serves all requests",
+        "seed": "all requests share one random generator",
         "bad_sequences": "TorchSampler cannot forbid sequences of tokens",
         "bad_token_ids": "TorchSampler cannot forbid tokens",
-        "logit_bias": "the servers' gRPC contract needs a number for each token of the vocabulary",
-        "prompt_logprobs": "they come with the answer's last message",
+        "logit_bias": "the servers' gRPC contract needs a bias for every token of the vocabulary",
+        "prompt_logprobs": "the server sends them only with the answer's last message",
     }
 
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
         if sampling.min_new_tokens and sampling.stop_token_ids:
-            raise ValueError("min_new_tokens and stop_token_ids together: it would not hold the stop tokens back")
+            raise ValueError(
+                "min_new_tokens and stop_token_ids cannot be combined: the server would not suppress the stop tokens"
+            )
         scored = sampling.logprobs or sampling.top_logprobs
         return self.messages.GenerateRequest(
             request_id=id,
@@ -81,7 +85,7 @@ class TrtLlm(Contract):
                 beam_width=1, num_return_sequences=1, **arguments(_TABLE, sampling)
             ),
             output_config=self.messages.OutputConfig(
-                logprobs=max(sampling.top_logprobs, 1) if scored else None,  # 0 gives none
+                logprobs=max(sampling.top_logprobs, 1) if scored else None,  # 0 means no log-probabilities
                 exclude_input_from_output=True,
             ),
             max_tokens=max(sampling.max_new_tokens, 1),
@@ -97,18 +101,20 @@ class TrtLlm(Contract):
         if rule is None:
             return None
         if rule.kind not in _GUIDES:
-            raise ValueError(f"structured_output: there is no {rule.kind}")
+            raise ValueError(f"structured_output: {rule.kind} is not supported")
         params = self.messages.GuidedDecodingParams
-        guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
+        guide = (
+            regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"
+        )  # the server ignores an empty guide
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
     def model(self, info: Any) -> Model:
         if not info.model_id:
-            raise Failed("does not say what it serves")
+            raise Failed("does not report its model")
         return Model(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
 
     def unhealthy_reason(self, health: Any) -> str:
-        return "" if health.status == "OK" else health.status or "it is not healthy"
+        return "" if health.status == "OK" else health.status or "it gives no reason"
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
         chunk = response.chunk
@@ -122,5 +128,5 @@ class TrtLlm(Contract):
 
 
 def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
-    """Return a token's log-probability: the server writes 0 if it does not have it."""
+    """Return a token's log-probability, or None if the server does not have it and has written 0."""
     return logprob if not best or any(id == one for one, _ in best) else None

@@ -1,4 +1,4 @@
-"""vLLM's contract: vllm_engine.proto as smg-grpc-servicer serves it (smg_grpc_servicer/vllm/servicer.py, 0.14)."""
+"""vLLM's contract: vllm_engine.proto, as implemented by smg-grpc-servicer 0.14 (smg_grpc_servicer/vllm/servicer.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, top_choice, unless_neutral
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
-_MOST_TOPS = 19  # vLLM's own limit is 20, and the chosen token takes a place
+_MOST_TOPS = 19  # vLLM's limit is 20, which includes the chosen token
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -21,10 +21,10 @@ def _seed(sampling: Sampling) -> dict[str, Any]:
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
-    """Request one alternative more: the chosen token comes first, and replaces the least likely one."""
+    """Request one more alternative than asked for, because vLLM replaces the least likely one by the chosen token."""
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
-    return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: the chosen token's alone
+    return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: only for the chosen token
 
 
 def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
@@ -75,19 +75,19 @@ class Vllm(Contract):
     service = "VllmEngine"
     table = _TABLE
     no_adapters = "vLLM's gRPC contract has no field for an adapter"
-    no_media = "vLLM's gRPC API takes only preprocessed pixels, or URLs that its server fetches"
+    no_media = "vLLM's gRPC API accepts only preprocessed pixels, or URLs that its server fetches"
     command = ("vllm.entrypoints.grpc_server", "--model")
     context_flag = "--max-model-len"
     supports = frozenset({*_TABLE, *_DRAWN})
     reasons: ClassVar[Mapping[str, str]] = {
         "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
         "bad_sequences": NO_FIELD,
-        "bad_token_ids": f"{NO_FIELD}; a bias of -100 nearly does so",
+        "bad_token_ids": f"{NO_FIELD}; a bias of -100 has nearly the same effect",
     }
     limits: ClassVar[Mapping[str, float]] = {"top_logprobs": _MOST_TOPS, "prompt_top_logprobs": _MOST_TOPS}
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
-        pooler = {"seq_pooling_type": mode.upper(), "use_activation": False}  # normalizing is done here
+        pooler = {"seq_pooling_type": mode.upper(), "use_activation": False}  # this handler normalizes
         return "--runner", "pooling", "--pooler-config", json.dumps(pooler)
 
     def abort(self, id: str) -> Any:

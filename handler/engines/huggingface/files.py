@@ -1,4 +1,4 @@
-"""Files of a Hugging Face model: in a directory or on the hub, complete or converted, and the tensors in them."""
+"""Files of a Hugging Face model: checks, downloads from the hub, conversion, and reading of tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ConfigError if the directory has no tokenizer, or a JSON file next to it is not an object."""
+    """Raise ConfigError if the directory has no tokenizer, or a JSON file that belongs to it is not an object."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     found = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
@@ -58,11 +58,11 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def check_checkpoint(directory: Path) -> None:
-    """Raise ConfigError where a file is missing, cut short or of a wrong format."""
+    """Raise ConfigError if a file is missing, truncated or of a wrong format."""
     check_tokenizer(directory)
     for path in weight_files(directory):
         if not path.is_file():
-            raise ConfigError(f"{path} is missing; {_INDEX} names it")
+            raise ConfigError(f"{path} is missing, but {_INDEX} lists it")
     for path in (weights := model_files.visible(directory, "*.safetensors")):
         check_safetensors(path)
     if not weights:
@@ -71,7 +71,9 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files that transformers reads: `model.safetensors`, else those that the index names."""
+    """Return the files of weights that transformers reads: `model.safetensors`, or else the files that the index
+    lists.
+    """
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
     named = model_files.read_json(directory / _INDEX).get("weight_map")
@@ -80,13 +82,13 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_json(directory: Path, *names: str) -> None:
-    """Raise ConfigError if a JSON file that transformers reads exists, but is not an object."""
+    """Raise ConfigError if a JSON file that transformers reads exists but is not an object."""
     for name in names:
         model_files.read_json(directory / name, mark=False)
 
 
 def check_safetensors(path: Path) -> None:
-    """Raise ConfigError unless the file has the length that its header describes."""
+    """Raise ConfigError if the file does not have the size that its header describes."""
     size = path.stat().st_size
     tensors, begin = read_header(path)
     try:
@@ -99,12 +101,13 @@ def check_safetensors(path: Path) -> None:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return a safetensors file's entries of its tensors, by name, and the byte where the tensors begin.
+    """Return the entries of a safetensors file's header by name of tensor, and the offset in bytes of the tensors'
+    data.
 
     Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
 
     Raises:
-        ConfigError: it is cut short, or has no such header.
+        ConfigError: the file is truncated, or has no valid header.
     """
     model_files.check_content(path)
     size = path.stat().st_size
@@ -113,7 +116,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         if size < 8 or length > size - 8:
             raise ConfigError(f"{path} is cut short, or not a safetensors file: it ends inside its header")
         if length > _MAX_HEADER:
-            raise ConfigError(f"{path} is broken: it says that its header has {length:,} bytes")
+            raise ConfigError(f"{path} is broken: it gives the length of its header as {length:,} bytes")
         try:
             tensors = dict(json.loads(file.read(length)))
         except (ValueError, TypeError, RecursionError):
@@ -133,27 +136,29 @@ OTHER_FORMATS = (
     "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
 )  # fmt: skip
-"""Files of the same weights in formats that no engine here reads from a directory.
+"""Patterns of files with the same weights in formats that no engine here reads from a directory.
 
-Mistral's `consolidated*.safetensors` is no such file: where it is, vLLM reads it in place of `model*.safetensors`.
+Mistral's `consolidated*.safetensors` are not among them, because vLLM reads them instead of `model*.safetensors`.
 """
 
 TORCH = ("pytorch_model*.bin",)
-"""Files of PyTorch weights, in checkpoints from before safetensors."""
+"""Patterns of files with PyTorch weights, in checkpoints from before safetensors."""
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
-"""Files of tokenizers, templates and configurations, of OpenVINO too: all but the weights."""
+"""Patterns of all files except weights: tokenizers, templates and configurations, also those of OpenVINO."""
 
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
-"""Secrets to hide: tokens, which a hub may repeat in its answer, and credentials in URLs."""
+"""Matches secrets to hide: tokens, which a hub may repeat in its response, and credentials in URLs."""
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name is a hub model's, `owner/model` or an old one's `model`, and not a local path."""
+    """Return whether a name is that of a model on the hub (`owner/model`, or `model` for old ones), and not a local
+    path.
+    """
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
@@ -163,7 +168,7 @@ def is_fetched(model_id: str | None) -> bool:
     """Return whether the model is downloaded at startup.
 
     Raises:
-        ConfigError: as `s3.check`.
+        ConfigError: an S3 URL is invalid, or boto3 is missing.
     """
     if s3.is_url(model_id):
         s3.check(model_id)
@@ -172,42 +177,46 @@ def is_fetched(model_id: str | None) -> bool:
 
 
 def gguf_file(model_id: str | None) -> tuple[str, str] | None:
-    """Return model and file of `owner/model/file.gguf`; None for other names and for local paths."""
+    """Return the model and the file in `owner/model/file.gguf`, or None for other names and local paths."""
     if model_id is None or Path(model_id).exists():
         return None
-    # Two names and a file may also be a path of the user's whose file is missing.
+    # It may also be a local path whose file is missing.
     found = None if Path(model_id).parent.exists() else _GGUF.fullmatch(model_id)
     return None if found is None else (found[1], found[2])
 
 
 def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name is a hub model's: `owner/model`, or `owner/model/file.gguf`."""
+    """Return whether a name is that of a model on the hub (`owner/model`) or of a file there
+    (`owner/model/file.gguf`).
+    """
     return is_hub_name(model_id) or gguf_file(model_id) is not None
 
 
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
-    """Download a checkpoint; PyTorch weights only if there are no safetensors, and `torch` allows it."""
+    """Download a checkpoint. PyTorch weights are downloaded only if there are no safetensors files and `torch` is
+    true.
+    """
     directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
     return download(name, revision) if torch and not model_files.visible(directory, "*.safetensors") else directory
 
 
 def download_descriptions(name: str, revision: str | None) -> Path:
-    """Download all but the weights."""
+    """Download all files except the weights."""
     return download(name, revision, only=DESCRIPTIONS)
 
 
 def download(
     name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
 ) -> Path:
-    """Return the directory of a hub's model; fetch what is not in the cache of huggingface_hub.
+    """Download the files of a hub's model that are not in the cache of huggingface_hub, and return its directory.
 
     Args:
         revision: branch, tag or commit; None is the main branch.
-        only: patterns of the files to fetch; None is all of them.
-        without: patterns of those to leave out.
+        only: patterns of the files to download; None: all files.
+        without: patterns of files to leave out.
 
     Raises:
-        ConfigError: the hub does not have it, or cannot be reached.
+        ConfigError: the hub does not have the model, or cannot be reached.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
@@ -227,19 +236,21 @@ def download(
             )
         )
     except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:  # of JSON that is not the hub's
-        raise _cannot_fetch(name, f"HF_ENDPOINT does not answer as a hub does: {error!r}") from None
+        raise _cannot_fetch(name, f"HF_ENDPOINT does not respond like a hub: {error!r}") from None
     # The base of its HTTP library's errors, those of connections and of the cache, and of wrong names.
     except (HTTPError, OSError, ValueError) as error:
         if (failed := _connection_error(error, HTTPError)) is not None:
             raise _cannot_fetch(name, f"it cannot be reached ({_ERRNO.sub('', str(failed))})") from None
         reason, cause = str(error), error.__cause__
-        if isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason:  # it does not name the status
+        if (
+            isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason
+        ):  # its message does not contain the status
             reason = f"{cause} {reason}"
         raise _cannot_fetch(name, reason) from None
 
 
 def cached() -> list[Any]:
-    """List the models in the cache of huggingface_hub, as its `CachedRepoInfo`; none if it is not installed."""
+    """Return the models in the cache of huggingface_hub, as its `CachedRepoInfo`; none if it is not installed."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -252,7 +263,7 @@ def cached() -> list[Any]:
 
 
 def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
-    """Return the HTTP library's connection error behind `error`; None if a server's answer caused it."""
+    """Return the HTTP library's connection error behind `error`, or None if a server's response caused it."""
     while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):
         error = error.__cause__ or error.__context__
     return error
@@ -275,8 +286,8 @@ def _cannot_fetch(name: str, reason: str) -> ConfigError:
 
 
 Download = Callable[[str, "str | None"], Path]
-"""Downloads a hub name at a revision; returns the directory or file. A module's function, as another process calls
-it.
+"""Type of a function that downloads a model at a revision, and returns its directory or file. It must be a function
+of a module, because another process calls it.
 """
 
 
@@ -286,20 +297,21 @@ def fetch(
     download: Download = download_checkpoint,
     is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
 ) -> str | None:
-    """See `engines.fetch`. Downloads what is not cached; from S3 only the files that `download` would fetch.
+    """See `engines.fetch`. From S3, only the files are downloaded that `download` would download.
 
     Args:
-        is_name: whether a name means a model of the hub.
+        download: downloads a model from the hub unless it is cached.
+        is_name: returns whether a name is that of a model on the hub.
 
     Raises:
-        ConfigError: as `download` does; or the downloading process died.
+        ConfigError: `download` raised it, or the download process died.
     """
     if s3.is_url(model_id):
         only = DESCRIPTIONS if download is download_descriptions else ()
         return downloads.fetch(s3.download, model_id, list(only))
     if not is_name(model_id):
         return model_id
-    model_id = model_id.rstrip("/")  # which the hub does not take
+    model_id = model_id.rstrip("/")  # the hub does not accept a slash at the end
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
     return downloads.fetch(download, model_id, config.options.engine_options.get("revision"))
 
@@ -311,14 +323,14 @@ fetch_descriptions = partial(fetch, download=download_descriptions)
 
 
 TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""`option.dtype` -> torch's name."""
+"""Names in torch of the values of `option.dtype`."""
 
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 _RECIPE = b"hf 2"  # part of every fingerprint: change it with _FROM_GGUF
 
-# transformers makes a tokenizer from the GGUF file, but does not split digits, decodes as SentencePiece does, by which
-# xgrammar before 0.2.8 takes no space for a space, and names another end token. It would also save the weights twice,
-# as the embeddings and the last matrix are the same.
+# transformers can make a tokenizer from the GGUF file. But that does not split digits, has another end token, and
+# decodes like SentencePiece, with which xgrammar before 0.2.8 does not recognize spaces. transformers would also save
+# some weights twice, as the embeddings and the last matrix are the same.
 _FROM_GGUF = """
 import json, sys
 from pathlib import Path
@@ -352,10 +364,10 @@ _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {mo
 
 
 def prepare_checkpoint(model_id: str | None) -> Path:
-    """Return the directory of `option.model_id`, into which the demo model is converted once.
+    """Return the directory of `option.model_id`. The demo model is converted first, once.
 
     Raises:
-        ConfigError: there is no such model, or no directory of Hugging Face's format.
+        ConfigError: the model does not exist, or is not a directory in Hugging Face's format.
     """
     if model_id is None or model_id == model_files.DEMO:
         return _demo_checkpoint(model_files.locate(model_files.DEMO).path)
@@ -366,12 +378,14 @@ def find_checkpoint(model_id: str) -> Path:
     """Check the directory of `option.model_id`, and return it.
 
     Raises:
-        ConfigError: there is no such model, or no directory of Hugging Face's format.
+        ConfigError: the model does not exist, or is not a directory in Hugging Face's format.
     """
     directory = Path(model_id)
     mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
     if mistrals or ((directory / "config.json").is_file() and model_files.visible(directory, "*.safetensors")):
-        model = model_files.Model("huggingface", directory)  # whatever lies beside it; vLLM reads Mistral's own form
+        model = model_files.Model(
+            "huggingface", directory
+        )  # whatever other files there are; vLLM reads Mistral's own format
     else:
         model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":
@@ -381,10 +395,13 @@ def find_checkpoint(model_id: str) -> Path:
 
 
 def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[[EngineConfig], object]) -> None:
-    """Check the model's directory, and the engine's arguments, which `arguments` makes.
+    """Check the model's directory and the engine's arguments.
+
+    Args:
+        arguments: makes the engine's arguments, and raises ConfigError if an option is wrong.
 
     Raises:
-        ConfigError: with the problems of both.
+        ConfigError: the directory or an option is wrong; the message contains the problems of both.
     """
     problems, model = Problems(), None
     with problems:
@@ -396,10 +413,12 @@ def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[
 
 
 def _demo_checkpoint(source: Path) -> Path:
-    """Make SmolLM2 a Hugging Face directory in bf16; needs torch, transformers, gguf and accelerate."""
+    """Convert SmolLM2 to a Hugging Face directory in bf16. This needs torch, transformers, gguf and accelerate."""
 
     def make(directory: Path, lock: int) -> None:
-        log.info("making a Hugging Face directory of the demo model, once; this takes half a minute")
+        log.info(
+            "converting the demo model to a Hugging Face directory; this happens only once and takes half a minute"
+        )
         run_converter(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
 
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
@@ -416,7 +435,9 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(config: EngineConfig) -> frozenset[int]:
-    """Return the ids that end an answer: generation_config.json's, else config.json's; and the tokenizer's."""
+    """Return the ids that end an answer: those in generation_config.json, or else in config.json, and the
+    tokenizer's EOS.
+    """
     assert config.model is not None
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
@@ -428,7 +449,9 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
 
 
 def tokenizer_eos_id(model: Path) -> int | None:
-    """Return the id of the EOS in tokenizer_config.json, special_tokens_map.json or tekken.json; None without one."""
+    """Return the id of the EOS token in tokenizer_config.json, special_tokens_map.json or tekken.json; None if there
+    is none.
+    """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = model_files.read_json(model / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -445,11 +468,11 @@ def tokenizer_eos_id(model: Path) -> int | None:
 
 
 TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-"""Types of weights, with their numpy types; BF16 is the upper half of float32."""
+"""Types of weights, with their numpy types. BF16 is the upper half of float32."""
 
 
 class Tensor(NamedTuple):
-    """A tensor's location: `start` and `end` are offsets in bytes in its file."""
+    """Location of a tensor. `start` and `end` are offsets in its file, in bytes."""
 
     path: Path
     kind: str
@@ -459,10 +482,10 @@ class Tensor(NamedTuple):
 
 
 class Tensors:
-    """The tensors that transformers reads from a directory; without an index, those of all files.
+    """The tensors that transformers reads from a directory. Without an index, these are the tensors of all files.
 
     Raises:
-        ConfigError: a file has no header, or a tensor's place, type and shape contradict each other.
+        ConfigError: a file has no header, or the position, type and shape of a tensor contradict each other.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -479,28 +502,30 @@ class Tensors:
         return iter(self._places)
 
     def place(self, name: str) -> Tensor:
-        """Return a tensor's place.
+        """Return the location of a tensor.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no tensor of this name.
         """
         if name not in self._places:
-            raise ConfigError(f"{self.directory}: its safetensors have no tensor {name}")
+            raise ConfigError(f"{self.directory}: its safetensors files have no tensor {name}")
         return self._places[name]
 
     def weight(self, name: str) -> Tensor:
-        """Return a weight's location.
+        """Return the location of a weight.
 
         Raises:
-            ConfigError: there is none of this name, or its type is not supported.
+            ConfigError: there is no tensor of this name, or its type is not supported.
         """
         place = self.place(name)
         if place.kind not in TYPES:
-            raise ConfigError(f"{place.path}: {name} is of type {place.kind}, of {', '.join(TYPES)}")
+            raise ConfigError(
+                f"{place.path}: {name} has the type {place.kind}, which must be one of {', '.join(TYPES)}"
+            )
         return place
 
     def raw(self, name: str) -> Any:
-        """Map a weight as it is stored; BF16 as its 16 bits. Raises as `weight`."""
+        """Map a weight into memory as it is stored. BF16 numbers appear as their 16 bits. See `weight` for errors."""
         import numpy
 
         place = self.weight(name)
@@ -515,7 +540,7 @@ class Tensors:
 
 
 def as_float32(data: Any, kind: str) -> Any:
-    """Return stored numbers as float32."""
+    """Convert stored numbers to float32."""
     import numpy
 
     if kind == "BF16":
@@ -536,6 +561,6 @@ def _tensor(path: Path, name: str, one: Any, data: int) -> Tensor:
         needed = math.prod(shape) * int(TYPES[kind][-1])
         if needed != end - first:
             raise ConfigError(
-                f"{path} is broken: {name} has {end - first:,} bytes, {kind} {list(shape)} would have {needed:,}"
+                f"{path} is broken: {name} has {end - first:,} bytes, but {kind} {list(shape)} needs {needed:,}"
             )
     return Tensor(path, kind, shape, data + first, data + end)

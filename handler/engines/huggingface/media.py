@@ -1,4 +1,4 @@
-"""Media in prompts of Hugging Face models: how many tokens an image or a clip has, and their positions."""
+"""Media in prompts of Hugging Face models: the number of tokens of an image or audio clip, and their positions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens, Medium
 from handler.engines.base import NO_MEDIA
 
 Read = Callable[[Mapping[str, Any], Path], MediaTokens | str | None]
-"""Returns how a model counts a medium's tokens, or why it accepts none; None if its type is unknown."""
+"""Type of a function that returns how a model counts the tokens of a medium, or the reason why it accepts none, or
+None if the type of model is unknown.
+"""
 
 
 def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str]) -> MediaTokens | str:
     """Return how a model counts the tokens of media of a kind, or the reason why it accepts none.
 
     Args:
-        model: a Hugging Face directory, or what was made of one.
-        parts: fields of config.json that models with such media have.
+        model: a Hugging Face directory, or a directory converted from one.
+        kind: a key of `MEDIA`.
+        read: reads the configuration of the model types that are supported.
+        parts: fields of config.json that exist in models with such media.
     """
     if model is None or not model.is_dir():
         return NO_MEDIA
@@ -38,17 +42,17 @@ def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str
 # and models/llava/processing_llava.py.
 
 _VISION_CONFIGS = ("vision_config", "vision_tower", "visual", "mm_vision_tower")
-_MAX_RATIO = 200  # of an image's sides: Qwen2-VL's
+_MAX_RATIO = 200  # of an image's sides; Qwen2-VL's limit
 
 
 @dataclass(frozen=True)
 class LlavaTokens:
-    """LLaVA: all images are resized to one square.
+    """Counts the tokens of LLaVA's images, all of which are resized to the same square.
 
     Attributes:
         placeholder: id of an image's placeholder.
-        text: its text.
-        number: tokens of an image.
+        text: text of the placeholder.
+        number: number of tokens of each image.
     """
 
     placeholder: int
@@ -61,13 +65,13 @@ class LlavaTokens:
 
 @dataclass(frozen=True)
 class QwenTokens:
-    """Qwen2-VL and Qwen2.5-VL: the more pixels, the more tokens, within two limits.
+    """Counts the tokens of images for Qwen2-VL and Qwen2.5-VL. Their number grows with the pixels, within two limits.
 
     Attributes:
         placeholder: id of an image's placeholder.
-        text: the placeholder's text, with the marks around it.
-        side: pixels of a token's side.
-        least, most: pixels of an image, after it was resized.
+        text: text of the placeholder, with the marks around it.
+        side: width and height in pixels of the area that becomes one token.
+        least, most: minimum and maximum number of pixels to which an image is resized.
     """
 
     placeholder: int
@@ -80,7 +84,7 @@ class QwenTokens:
         width, height = size
         if max(width, height) > _MAX_RATIO * min(width, height):
             raise ValueError(
-                f"the model does not accept an image with one side over {_MAX_RATIO} times as long as the other"
+                f"the model does not accept an image with one side more than {_MAX_RATIO} times as long as the other"
             )
         rows, columns = round(height / self.side), round(width / self.side)
         if rows * columns * self.side**2 > self.most:
@@ -97,7 +101,7 @@ def read_image_tokens(model: Path | None) -> MediaTokens | str:
     """Return how a model counts the tokens of images, or the reason why it accepts none.
 
     Args:
-        model: a Hugging Face directory, or what was made of one.
+        model: a Hugging Face directory, or a directory converted from one.
     """
     return read_tokens(model, "image", _read, _VISION_CONFIGS)
 
@@ -138,7 +142,7 @@ def _llava(config: Mapping[str, Any]) -> MediaTokens | str:
 
 
 def _processor(model: Path) -> Mapping[str, Any]:
-    """Read the image processor's configuration, from either of the files in which transformers keeps it."""
+    """Read the image processor's configuration from either of the two files in which transformers stores it."""
     nested = model_files.read_json(model / "processor_config.json").get("image_processor")
     return nested if isinstance(nested, dict) else model_files.read_json(model / "preprocessor_config.json")
 
@@ -146,18 +150,18 @@ def _processor(model: Path) -> Mapping[str, Any]:
 # -- tokens of audio clips: how many a model computes for a clip, by its configuration files ---------------------------
 # The formula is that of transformers' models/qwen2_audio/processing_qwen2_audio.py.
 
-_HOP = 160  # samples of a frame of the spectrogram: Whisper's
-_MOST = 30  # seconds: transformers cuts off what is longer
+_HOP = 160  # samples per frame of the spectrogram, as in Whisper
+_MOST = 30  # seconds; transformers truncates longer clips
 _AUDIO_CONFIGS = ("audio_config", "audio_encoder", "audio_processor", "speech_config", "encoder_config")
 
 
 @dataclass(frozen=True)
 class QwenAudioTokens:
-    """Qwen2-Audio: a token every 40 ms.
+    """Counts the tokens of audio clips for Qwen2-Audio, which needs one token for every 40 ms.
 
     Attributes:
         placeholder: id of a clip's placeholder.
-        text: the placeholder's text, with the marks around it.
+        text: text of the placeholder, with the marks around it.
     """
 
     placeholder: int
@@ -166,7 +170,7 @@ class QwenAudioTokens:
     def count(self, size: Sequence[int]) -> int:
         (samples,) = size
         if samples > _MOST * SAMPLE_RATE:
-            raise ValueError(f"the audio has {samples / SAMPLE_RATE:.6g} s; the model takes {_MOST} at most")
+            raise ValueError(f"the audio has {samples / SAMPLE_RATE:.6g} s; the model accepts at most {_MOST} s")
         frames = -(-samples // _HOP)
         if (tokens := ((frames - 1) // 2 - 1) // 2 + 1) < 1:
             raise ValueError(f"the audio has {samples / SAMPLE_RATE:.6g} s, which is too short for the model")
@@ -177,7 +181,7 @@ def read_audio_tokens(model: Path | None) -> MediaTokens | str:
     """Return how a model counts the tokens of audio clips, or the reason why it accepts none.
 
     Args:
-        model: a Hugging Face directory, or what was made of one.
+        model: a Hugging Face directory, or a directory converted from one.
     """
     return read_tokens(model, "audio", _read_audio, _AUDIO_CONFIGS)
 
@@ -192,55 +196,55 @@ _READERS: dict[str, Callable[[Path | None], MediaTokens | str]] = {
     "image": read_image_tokens,
     "audio": read_audio_tokens,
 }
-"""By kind: return how a model counts the tokens of such media, or the reason why it accepts none."""
+"""Kind of media -> function that returns how a model counts such tokens, or the reason why it accepts none."""
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
-    """Return how a model counts the tokens of the media that it takes, by kind.
+    """Return how a model counts the tokens of media, by kind, for the kinds that it accepts.
 
     Args:
-        model: a Hugging Face directory, or what was made of one.
+        model: a Hugging Face directory, or a directory converted from one.
     """
     found = {kind: read(model) for kind, read in _READERS.items()}
     return {kind: tokens for kind, tokens in found.items() if not isinstance(tokens, str)}
 
 
 def no_media(model: Path | None) -> dict[str, str]:
-    """Return, by kind, why a model accepts no such media; "" if it does."""
+    """Return the reason why a model does not accept media, by kind; "" for the kinds that it accepts."""
     found = {kind: read(model) for kind, read in _READERS.items()}
     reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
     text_only = all(reason == NO_MEDIA for reason in reasons.values())
     return {
-        kind: f"the model takes no {MEDIA[kind]}" if reason == NO_MEDIA and not text_only else reason
+        kind: f"the model accepts no {MEDIA[kind]}" if reason == NO_MEDIA and not text_only else reason
         for kind, reason in reasons.items()
     }
 
 
 def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapping[str, MediaTokens]) -> list[int]:
-    """Repeat each placeholder as often as its medium has tokens.
+    """Repeat each placeholder for all tokens of its medium.
 
     Args:
-        counts: tokens of each medium, by kind.
+        counts: numbers of tokens of the media, by kind.
 
     Raises:
-        ValueError: there are not as many placeholders of a kind as media.
+        ValueError: the number of placeholders of a kind differs from the number of media.
     """
     result = list(ids)
     for kind, numbers in counts.items():
         placeholder = tokens[kind].placeholder
         found = result.count(placeholder)
         if found != len(numbers):
-            raise ValueError(f"the chat template makes {found} placeholders for {len(numbers)} {MEDIA[kind]}")
+            raise ValueError(f"the chat template writes {found} placeholders for {len(numbers)} {MEDIA[kind]}")
         left = iter(numbers)
         result = [id for given in result for id in ([placeholder] * next(left) if given == placeholder else [given])]
     return result
 
 
 def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> list[int]:
-    """Undo `expand`.
+    """Reduce the repeated placeholders of each medium to one, which is the inverse of `expand`.
 
     Raises:
-        ValueError: a placeholder is not repeated as often as its medium has tokens.
+        ValueError: a placeholder is not repeated for all tokens of its medium.
     """
     for kind, one in tokens.items():
         counts = [one.count(medium.size) for medium in media if medium.kind == kind]
@@ -267,14 +271,16 @@ def _collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int], word:
 def prompt_text(
     ids: Sequence[int], text: str, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
 ) -> str:
-    """Return a prompt's text for an engine that takes no ids: `text`, then that of later ids, such as a thought's.
+    """Return a prompt's text for an engine that accepts no ids.
+
+    If the ids continue after `text`, for example with a thought, the text of these ids is added.
 
     Args:
-        text: of the prompt, or of its beginning, or "".
-        encode, decode: the engine's, with special tokens in the text and none added.
+        text: text of the prompt or of its beginning; may be empty.
+        encode, decode: functions of the engine. Special tokens in the text are kept, and none are added.
 
     Raises:
-        ValueError: the engine would compute other ids.
+        ValueError: the engine would compute other ids from the text.
     """
     known = encode(text) if text else []
     if list(ids[: len(known)]) == known:
@@ -282,13 +288,13 @@ def prompt_text(
         if encode(text) == list(ids):
             return text
     raise ValueError(
-        "the engine takes vision models' prompts as text, and no text has exactly this prompt's tokens "
-        "(a prompt of ids, a cut prompt, or what follows a thought)"
+        "the engine accepts prompts of vision models only as text, and no text has exactly the tokens of this prompt "
+        "(token ids, a truncated prompt, or the continuation of a thought)"
     )
 
 
 def pillow_image(medium: Medium) -> Any:
-    """Return an image as Pillow's, which vLLM and TensorRT-LLM take."""
+    """Convert an image to a Pillow image, which vLLM and TensorRT-LLM accept."""
     from PIL import Image
 
     width, height = medium.size

@@ -1,6 +1,6 @@
-"""Pooling models: read their files, and turn their output into embeddings, scores and labels.
+"""Pooling models: reading of their files, tokenization, and conversion of their output to embeddings and scores.
 
-Source of the files: github.com/huggingface/sentence-transformers, `modules.json` and what it names.
+The files are `modules.json` and those named there, as in github.com/huggingface/sentence-transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from handler.core.values import PLAIN_TEMPLATE, Objects, Pooling, Request, Templ
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART
 
-NO_POOLED_LORA = "it generates no text here (option.task)"
+NO_POOLED_LORA = "adapters are only supported for text generation (option.task)"
 
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -28,21 +28,21 @@ MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
-"""Flags of a Pooling module's config.json; newer ones name the mode in `pooling_mode`."""
+"""Flags in a Pooling module's config.json, with the mode that each enables. Newer files have `pooling_mode` instead."""
 
 _MODULES = ("Transformer", "Pooling", "Normalize")
-_ANY = 1 << 30  # tokens; transformers writes a still larger number for no limit
-_LEAST = 1e-12  # of a length that divides, as torch's `normalize` has it
+_ANY = 1 << 30  # tokens; transformers writes a larger number if there is no limit
+_LEAST = 1e-12  # smallest length to divide by, as in torch's `normalize`
 
 
 class PoolingFiles(NamedTuple):
-    """A model's pooling, as its files describe it.
+    """How a model pools, according to its files.
 
     Attributes:
-        mode: an embedding is the first (cls), last, mean or largest (max) of the tokens' vectors.
-        normalize: an embedding has length 1 unless a request says otherwise.
-        most_tokens: tokens of a text, special ones included; None: any number.
-        exclusive: exactly one of several labels applies.
+        mode: how the tokens' vectors become an embedding: the first (cls), last, mean or maximum (max).
+        normalize: whether an embedding has length 1 unless a request says otherwise.
+        most_tokens: maximum number of tokens in a text, including special tokens; None: no limit.
+        exclusive: whether exactly one of several labels applies.
     """
 
     mode: str
@@ -51,10 +51,10 @@ class PoolingFiles(NamedTuple):
     exclusive: bool
 
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
-        """Turn the model's output for a text into what the request asks for.
+        """Convert the model's output for a text to what the request asks for.
 
         Args:
-            values: the pooled vector, or a logit for each label: a numpy array of float32.
+            values: the pooled vector, or a logit for each label, as a numpy array of float32.
         """
         import numpy
 
@@ -75,16 +75,16 @@ class PoolingFiles(NamedTuple):
 
 
 def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
-    """Read a model's files.
+    """Read from a model's files how it pools.
 
     Args:
-        given: option.pooling, which overrides them.
+        given: value of option.pooling, which overrides the files unless it is auto.
 
     Raises:
-        ConfigError: a file is broken, or asks for something that is not computed here; the message names it.
+        ConfigError: a file is broken, or specifies an unsupported computation; the message names the file.
     """
     modules = _modules(model)
-    mode, normalize = "mean", False  # sentence-transformers' own for a model without modules
+    mode, normalize = "mean", False  # sentence-transformers' default for a model without modules
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling" and given == "auto":
@@ -122,60 +122,63 @@ def _mode(file: Path) -> str:
         modes = [MODES.get(flag, flag) for flag in flags] or ["mean"]
     if len(modes) != 1 or modes[0] not in MODES.values():
         raise ConfigError(
-            f"{file}: {' and '.join(map(str, modes))} is not supported; must be one of {', '.join(MODES.values())}"
+            f"{file}: pooling by {' and '.join(map(str, modes))} is not supported; must be one of "
+            f"{', '.join(MODES.values())}"
         )
     return str(modes[0])
 
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
-    """Return the smallest limit of the model, its tokenizer and sentence-transformers' configuration."""
+    """Return the smallest of the limits of the model, its tokenizer and sentence-transformers' configuration."""
     given = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
-        positions -= int(config.get("pad_token_id", 1)) + 1  # its positions begin after that of padding
+        positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the one for padding
     own = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
     found = [limit for limit in (given, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
     return min(found, default=None)
 
 
-# -- turn texts and pairs of texts into a model's ids, with its special tokens, cut where that is allowed --------------
+# -- conversion of texts and pairs of texts to ids with a model's special tokens, truncated if allowed -----------------
 
 
 class PoolingTokenizer(Tokenizer, Protocol):
     """The tokenizer of an engine that was loaded for embeddings, scores or classification."""
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
-        """Encode a text, or two as the model's pair, with the special tokens that the model wants around them.
+        """Encode a text, or two texts as a pair, with the special tokens that the model expects.
 
         Args:
-            most: maximum number of tokens in total, special ones included; None: no limit.
-            side: where to truncate, left or right, the longer text first; None refuses instead.
+            most: maximum number of tokens in total, including special tokens; None: no limit.
+            side: side where tokens are cut off, left or right, first from the longer text; None: texts are not
+                truncated.
 
         Returns:
-            The prompt, and the index of the second text's first token, if any.
+            The prompt, and the index of the second text's first token if the model needs it, else None.
 
         Raises:
-            PromptTooLong: there are more tokens.
+            PromptTooLong: there are more than `most` tokens, and `side` is None.
         """
 
 
 def encode_pooled(
     request: Request, tokenizer: Tokenizer, info: EngineInfo | None = None, max_input_len: int | None = None
 ) -> tuple[Request, Prompt]:
-    """Tokenize a request with Pooling; the limits are the engine's, `option.max_input_len` and the request's own.
+    """Tokenize a request with Pooling. Its limit is the smallest of the engine's, `option.max_input_len` and its own.
 
     Raises:
-        PromptTooLong, InvalidPayload: the text cannot be computed.
-        InvalidParameter: an embedding has fewer dimensions, or an id is unknown.
+        PromptTooLong: the text has too many tokens.
+        InvalidPayload: the text has no tokens, or the tokenizer refuses it.
+        InvalidParameter: the model's embeddings have fewer dimensions than requested, or a token id is unknown.
     """
     pooling, names = request.pooling, request.names
-    assert pooling is not None, "only such requests come here"
+    assert pooling is not None, "the request has Pooling"
     asked, side = request.truncation or (None, None)
     limits = (info and info.max_total_tokens, max_input_len, asked)
     most = min((limit for limit in limits if limit), default=None)
     if pooling.dimensions is not None and info is not None and not 0 < pooling.dimensions <= info.dimensions:
         raise InvalidParameter(
-            f"{names.dimensions}={pooling.dimensions}: the model's vectors have {info.dimensions} numbers"
+            f"{names.dimensions}={pooling.dimensions}: the model's vectors have {info.dimensions} dimensions"
         )
     second = None
     if request.prompt_ids is not None:
@@ -192,7 +195,7 @@ def encode_pooled(
 
 
 def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Prompt:
-    """Truncate a text given as ids, whose special tokens are the client's."""
+    """Truncate a prompt that a client sent as token ids, which include its special tokens."""
     if most is None or len(prompt.ids) <= most:
         return prompt
     if side is None:
@@ -201,7 +204,7 @@ def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Promp
 
 
 class HfPoolingTokenizer:
-    """See `PoolingTokenizer`. Reads tokenizer.json with the package `tokenizers`, which releases the GIL.
+    """Tokenizer based on the package `tokenizers`, which releases the GIL; see `PoolingTokenizer`.
 
     Args:
         model: a Hugging Face directory.
@@ -218,7 +221,7 @@ class HfPoolingTokenizer:
 
         file = model / "tokenizer.json"
         if not file.is_file():
-            raise ConfigError(f"{file} is missing; transformers writes it: AutoTokenizer's save_pretrained")
+            raise ConfigError(f"{file} is missing; create it with `save_pretrained` of transformers' AutoTokenizer")
         self._fast: Any = FastTokenizer.from_file(str(file))
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -234,7 +237,7 @@ class HfPoolingTokenizer:
         return self.encode_pooled([text], None, None)[0]
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        raise InvalidPayload("'messages': the model takes texts, not chats")
+        raise InvalidPayload("'messages': the model accepts texts, not chats")
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """See `PoolingTokenizer`."""
@@ -256,9 +259,10 @@ class HfPoolingTokenizer:
 
 
 def _has_types(model: Path) -> bool:
-    """Return whether the model wants token_type_ids: its tokenizer's inputs have them, and it has more types than one.
+    """Return whether the model needs token_type_ids: its tokenizer lists them as input, and the model has more than one
+    type.
 
-    A tokenizer.json may mark the second text for a model that was trained without the mark.
+    A tokenizer.json may give the second text a type of its own even if the model was trained without types.
     """
     inputs = read_json(model / "tokenizer_config.json").get("model_input_names")
     if isinstance(inputs, list) and "token_type_ids" not in inputs:
@@ -267,7 +271,7 @@ def _has_types(model: Path) -> bool:
 
 
 def fit(lengths: Sequence[int], most: int) -> list[int]:
-    """Return how many tokens each of one or two texts keeps: the longer one is truncated first."""
+    """Return how many tokens are kept of each of one or two texts. The longer text is truncated first."""
     if len(lengths) == 1:
         return [min(lengths[0], most)]
     first, second = lengths

@@ -1,4 +1,4 @@
-"""Tokenizer of a Hugging Face model directory."""
+"""Tokenizers of Hugging Face model directories."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _PROBE = "lmi handler probe"
 
 
 class ContentForms(NamedTuple):
-    """Forms of message content that a template renders.
+    """Forms of message content that a chat template can render.
 
     Attributes:
-        text, parts: whether it renders a string, and a list of parts.
-        placeholders: by kind, the text for a medium if it renders only strings.
+        text: whether the content may be a string.
+        parts: whether the content may be a list of parts.
+        placeholders: kind of media -> text that represents a medium if the content must be a string.
     """
 
     text: bool
@@ -34,9 +35,9 @@ class ContentForms(NamedTuple):
     placeholders: Mapping[str, str]
 
     def adapt(self, messages: Objects) -> Messages:
-        """Return the messages in a form that the template renders.
+        """Return the messages in a form that the template can render.
 
-        If it renders only strings, a medium's placeholder is a line before the message's text, as in vLLM.
+        If the content must be a string, each medium becomes a line with its placeholder before the text, as in vLLM.
         """
         return [{**message, "content": self._content(message["content"])} for message in messages]
 
@@ -52,24 +53,24 @@ class ContentForms(NamedTuple):
 def find_forms(
     render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens], content_format: str = "auto"
 ) -> ContentForms:
-    """Find out, by trying, which forms of content a template renders.
+    """Find out which forms of content a template can render, by rendering a message in each form.
 
     Args:
-        render: applies the template; raises where the template fails.
-        tokens: by kind, of the media that the model takes.
-        content_format: string or openai, to set the form; or auto.
+        render: applies the template, and raises an exception if the template fails.
+        tokens: token counters by kind of media, for the kinds that the model accepts.
+        content_format: string or openai to set the form; auto to find it out.
     """
     placeholders = {kind: one.text for kind, one in tokens.items()}
     if content_format != "auto":
         return ContentForms(content_format == "string", content_format == "openai", placeholders)
     text = _try(render, _PROBE)
     parts = _try(render, [{"type": "text", "text": _PROBE}])
-    written = "'text'" in parts or '"text"' in parts  # the list itself, as text
+    written = "'text'" in parts or '"text"' in parts  # the template has written the list itself as text
     return ContentForms(_PROBE in text, _PROBE in parts and not written, placeholders)
 
 
 def last_text(message: Mapping[str, Any]) -> str:
-    """Return a message's text; of several parts, the last one's."""
+    """Return a message's text, or its last part that is text."""
     content = message["content"]
     if isinstance(content, list):
         return next((str(part["text"]) for part in reversed(content) if part["type"] == "text"), "")
@@ -85,22 +86,22 @@ def _try(render: Callable[[Messages], str], content: Any) -> str:
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-MOST_TOKENS = 1 << 20  # of a prompt; making Python objects of more would hold the GIL for long
+MOST_TOKENS = 1 << 20  # of a prompt; creating Python objects for more would hold the GIL too long
 PART = 1 << 20  # characters of a part of a long text
 _SPACE = "▁"  # SentencePiece's space
 
 
 class HfTokenizer:
-    """See `engines.base.Tokenizer`. `encode` runs in Rust, outside the GIL, on several threads at once.
+    """Tokenizer based on transformers; see `engines.base.Tokenizer`. `encode` runs in Rust, on several threads at once.
 
     Args:
-        model: a directory with tokenizer.json, or files that transformers can convert to one.
-        trust_remote_code: run tokenizer code that comes with the model.
-        chat_template: replaces the model's own.
-        content_format: form of a message's content, as option.chat_template_content_format has it.
+        model: a directory with tokenizer.json, or with files that transformers can convert to it.
+        trust_remote_code: whether to run tokenizer code from the model's directory.
+        chat_template: template that replaces the model's own.
+        content_format: value of option.chat_template_content_format.
 
     Raises:
-        ConfigError: the vocabulary cannot be given as bytes.
+        ConfigError: the vocabulary cannot be converted to bytes, or there is no tokenizer.json and none can be made.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class HfTokenizer:
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
         if not self._tokenizer.is_fast:
-            raise ConfigError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
+            raise ConfigError(f"the tokenizer of {model} has no fast version (tokenizer.json)")
         self._tokenizer.chat_template = chat_template or tokenizer_template(self._tokenizer.chat_template, model)
         self._fast = self._tokenizer.backend_tokenizer
         self._fast.no_truncation()
@@ -132,11 +133,11 @@ class HfTokenizer:
         return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire/chat.md).
+        """Render the chat template and encode the result, as transformers and vLLM do (docs/wire/chat.md).
 
         Raises:
-            InvalidPayload: the template fails on these messages, whatever it raises.
-            GenerationFailed: it fails on any messages.
+            InvalidPayload: the template raises an exception for these messages.
+            GenerationFailed: the template has a syntax error.
         """
         from jinja2 import TemplateSyntaxError
 
@@ -165,38 +166,44 @@ class HfTokenizer:
         return Prompt(text, self.ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode a batch of one: `encode` itself would hold the GIL, for 0.2 s with 50,000 tokens."""
+        """Encode a text as a batch of one, because `encode` would hold the GIL, for 0.2 s with 50,000 tokens."""
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of `raise_exception`, or of an error in the template, with its line."""
+    """Return the message of an error in a template, such as one from `raise_exception`, with the line in the
+    template.
+    """
     return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
 def template_line(error: BaseException) -> str:
-    """Say in which line of a chat template an error was raised; "" if that is not known."""
+    """Return the line of a chat template in which an error was raised, as words for a message; "" if it is not
+    known.
+    """
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is a text
+        if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file
             line = at.tb_lineno
         at = at.tb_next
     return "" if line is None else f" (line {line} of the template)"
 
 
 def _chat_template(tokenizer: Any) -> str:
-    """Return the template, or all of them; transformers uses the one named `tool_use` for tools."""
+    """Return the chat template. If there are several, return all; transformers uses the one named `tool_use` for
+    tools.
+    """
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return the bytes of every id, checked against the tokenizer's own decoding.
+    """Return the bytes of every id. Raise ConfigError if they do not agree with the tokenizer's own decoding.
 
-    Byte-level BPE writes a letter for each byte; SentencePiece marks spaces and spells single bytes out. In both, an
-    added token means its own text.
+    Byte-level BPE writes a letter for each byte. SentencePiece marks spaces and writes single bytes as `<0x0A>`. In
+    both, an added token represents its own text.
     """
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
@@ -210,7 +217,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     expected = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     vocabulary = Vocabulary(pieces, special)
     text = vocabulary.decode(ids)
-    if expected not in (text, text.removeprefix(" ")):  # SentencePiece removes the space that it put in front
+    if expected not in (text, text.removeprefix(" ")):  # SentencePiece removes the space that it added in front
         raise ConfigError(
             "the type of this model's tokenizer is not supported: its vocabulary cannot be converted to bytes"
         )
@@ -232,7 +239,9 @@ def sentence_piece(piece: str) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 bytes are their own letters, the others get those from 256 on."""
+    """Return GPT-2's alphabet for bytes. A printable Latin-1 byte is its own letter; other bytes become letters from
+    256 on.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -241,37 +250,39 @@ def _letters() -> dict[str, int]:
 _LETTERS = _letters()
 
 
-# -- Mistral's own tokenizer (tekken.json, or tokenizer.model.v3) and its form of chats, by mistral_common -------------
+# -- Mistral's own tokenizer (tekken.json, or tokenizer.model.v3) and chat format, through mistral_common --------------
 
 
 _FILES = ("tekken.json", "tokenizer.model.v*", "tokenizer.mm.model.v*")
 _EOS = 2
-_CALL_ID = 9  # characters; mistral_common takes no others, and vLLM keeps the last ones
+_CALL_ID = 9  # characters; mistral_common requires this length, and vLLM keeps the last ones
 
 
 def tokenizer_file(model: Path) -> Path | None:
-    """Return the file of Mistral's own tokenizer; None if the directory has none."""
+    """Return the file of Mistral's own tokenizer, or None if the directory has none."""
     found = (path for pattern in _FILES for path in reversed(model_files.visible(model, pattern)))
     return next(found, None)
 
 
 def mistral_eos_id(model: Path) -> int | None:
-    """Return the id of the EOS in tekken.json; None if there is no such file."""
+    """Return the id of the EOS token in tekken.json, or None if there is no such file."""
     file = model / "tekken.json"
     if not file.is_file():
         return None
-    marks = model_files.read_json(file).get("special_tokens") or ()  # early files leave the usual ones out
+    marks = model_files.read_json(file).get("special_tokens") or ()  # early files do not list the usual tokens
     return next((int(mark["rank"]) for mark in marks if mark["token_str"] == "</s>"), _EOS)
 
 
 class MistralTokenizer:
-    """See `engines.base.Tokenizer`. As in vLLM, special tokens in a client's text are plain text.
+    """Tokenizer based on mistral_common; see `engines.base.Tokenizer`.
+
+    As in vLLM, special tokens in a client's text are encoded as plain text.
 
     Args:
         model: a directory with a tokenizer of Mistral's own.
 
     Raises:
-        ConfigError: there is none, or mistral_common is missing or cannot read it.
+        ConfigError: the directory has no such tokenizer, or mistral_common is missing.
     """
 
     media_tokens: Mapping[str, MediaTokens] = {}
@@ -288,7 +299,7 @@ class MistralTokenizer:
             raise ConfigError(
                 "option.tokenizer_mode=mistral needs mistral_common: pip install mistral-common"
             ) from None
-        # The mode of servers: the last message may be the assistant's.
+        # This mode is meant for servers: the last message may be the assistant's.
         self._chats = Common.from_file(str(file), mode=ValidationMode.test)
         self._texts = self._chats.instruct_tokenizer.tokenizer
         ids = range(self._texts.n_words)
@@ -301,7 +312,7 @@ class MistralTokenizer:
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = Vocabulary(pieces, special)
         marks = sorted(self._vocabulary.marks)
-        # There is no template: parsers of tool calls and reasoning find the marks that the model knows.
+        # There is no template. The parsers of tool calls and reasoning find the marks that the model uses in this text.
         self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
 
     def encode(self, text: str) -> Prompt:
@@ -309,10 +320,10 @@ class MistralTokenizer:
         return Prompt(text, self._texts.encode(text, bos=True, eos=False), self._vocabulary)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Render the messages as mistral_common does.
+        """Encode the messages with mistral_common.
 
         Raises:
-            InvalidPayload: it refuses them, or a message has more than text.
+            InvalidPayload: mistral_common refuses the messages, or one of them contains more than text.
         """
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -325,7 +336,7 @@ class MistralTokenizer:
                 given, tools=[dict(tool) for tool in tools] or None, continue_final_message=continues
             )
             encoded = self._chats.encode_chat_completion(request)
-        except Exception as error:  # its own classes and pydantic's, on a client's values
+        except Exception as error:  # of its own classes or pydantic's, because of a client's values
             raise InvalidPayload(f"'messages': Mistral's tokenizer refuses them: {str(error)[:400]}") from None
         return Prompt(self._vocabulary.decode(encoded.tokens), encoded.tokens, self._vocabulary)
 
@@ -334,7 +345,7 @@ class MistralTokenizer:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in mistral_common's form: text only, short call ids, arguments as JSON."""
+    """Convert a message to mistral_common's form: text only, short call ids, arguments as JSON."""
     made = dict(message)
     if isinstance(parts := made.get("content"), list):
         if any(part["type"] != "text" for part in parts):

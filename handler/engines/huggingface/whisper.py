@@ -1,4 +1,4 @@
-"""Whisper, for all engines: the first tokens of its decoder, timestamp tokens, and the pieces of a clip."""
+"""Whisper support for all engines: the tokens of a prompt, timestamps, and the division of audio clips into pieces."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from handler.core.values import PLAIN_TEMPLATE, Adapter, Objects, TemplateOption
 from handler.engines.base import Capabilities, EngineRequest
 
 TRANSCRIBING = Capabilities(
-    frozenset({"max_new_tokens", "do_sample", "temperature"}), no_adapters="it transcribes", no_media={"audio": ""}
+    frozenset({"max_new_tokens", "do_sample", "temperature"}),
+    no_adapters="adapters are not supported for transcription",
+    no_media={"audio": ""},
 )
 
-WINDOW = 30  # seconds that Whisper hears at a time
-_SEARCHED, _QUIET = SAMPLE_RATE, SAMPLE_RATE // 10  # samples: where a clip is cut, and what is compared there
-_STEP = 0.02  # seconds from one token of a time to the next
+WINDOW = 30  # seconds of audio that Whisper processes at once
+_SEARCHED, _QUIET = (
+    SAMPLE_RATE,
+    SAMPLE_RATE // 10,
+)  # samples: range in which a clip is cut, and length of the parts that are compared
+_STEP = 0.02  # seconds between two timestamp tokens
 _GENERATION = "generation_config.json"
 
 
 class StartToken(NamedTuple):
-    """Counts a clip as one token: the one that starts its transcript."""
+    """Counts an audio clip as one token, the one that starts the transcript."""
 
     placeholder: int
     text: str = "<|startoftranscript|>"
@@ -34,12 +39,12 @@ class StartToken(NamedTuple):
 
 
 class WhisperIds(NamedTuple):
-    """Ids of the special tokens in a prompt; `languages` and `tasks` are empty if the model is English-only.
+    """Ids of special tokens. `languages` and `tasks` are empty if the model supports only English.
 
     Attributes:
-        languages: by their codes.
-        suppressed: ids that never occur in a transcript.
-        most: tokens of prompt and transcript of a piece.
+        languages: ids by language code.
+        suppressed: ids that must not occur in a transcript.
+        most: limit for the prompt and the transcript of a piece together.
     """
 
     start: int
@@ -52,37 +57,37 @@ class WhisperIds(NamedTuple):
 
     @property
     def most_previous(self) -> int:
-        """Maximum tokens of a client's prompt."""
+        """Maximum number of tokens in a client's prompt."""
         return self.most // 2 - 1
 
     def of_time(self, seconds: float) -> int:
-        """Return the id of a timestamp within a piece."""
+        """Return the id of the timestamp for a position in a piece, given in seconds."""
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
 
     def language_of(self, ids: Sequence[int]) -> str:
-        """Return the language that a prompt names; "" if it names none."""
-        asked = ids[list(ids).index(self.start) + 1 :]  # a client's prompt stands before
+        """Return the language that a prompt specifies, or "" if it specifies none."""
+        asked = ids[list(ids).index(self.start) + 1 :]  # this skips a client's prompt
         return next((name for name, id in self.languages.items() if id in asked), "")
 
     def in_language(self, ids: Sequence[int], language: str) -> list[int]:
-        """Name the language in a prompt that names none."""
+        """Add the language to a prompt that specifies none."""
         after = list(ids).index(self.start) + 1
         return [*ids[:after], self.languages[language], *ids[after:]]
 
 
 def whisper_ids(model: Path) -> WhisperIds:
-    """Read generation_config.json.
+    """Read the ids of special tokens from generation_config.json.
 
     Raises:
-        ConfigError: one of the ids is missing.
+        ConfigError: a required id is missing.
     """
     found = model_files.read_json(model / _GENERATION)
     numbers = [found.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
     start, no_timestamps = numbers
     if not isinstance(start, int) or not isinstance(no_timestamps, int):
         raise ConfigError(
-            f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: it is not a "
-            "Whisper model's"
+            f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: it does not "
+            "belong to a Whisper model"
         )
     named: dict[str, Mapping[str, int]] = {}
     for name in ("lang_to_id", "task_to_id"):
@@ -101,27 +106,27 @@ def whisper_ids(model: Path) -> WhisperIds:
 
 
 def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
-    """Return the samples of a transcription's clip, an array of float32, and the clip.
+    """Return the samples of a request's audio clip, as an array of float32, and the clip itself.
 
     Raises:
-        ValueError: there are none, or several.
+        ValueError: the request does not have exactly one audio clip.
     """
     import numpy
 
     prompt = request.read_media()
     if prompt is None or len(prompt.media) != 1:
-        raise ValueError("a transcription has one audio clip")
+        raise ValueError("a transcription needs exactly one audio clip")
     (medium,) = prompt.media
     return numpy.frombuffer(medium.data, numpy.float32), medium
 
 
 def cut(samples: Any) -> Iterator[tuple[int, int]]:
-    """Yield where the pieces of a clip begin and end, each of up to `WINDOW` seconds.
+    """Yield the start and end of each piece of a clip, in samples. A piece has at most `WINDOW` seconds.
 
-    A piece ends where the last second of its window is quietest, as with vLLM's own server.
+    A piece ends at the quietest part of the last second of its window, as in vLLM's server.
 
     Args:
-        samples: an array.
+        samples: the clip's samples as an array.
     """
     start, window = 0, WINDOW * SAMPLE_RATE
     while start + window < len(samples):
@@ -134,7 +139,7 @@ def cut(samples: Any) -> Iterator[tuple[int, int]]:
 
 
 def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
-    """Return the vocabulary with timestamp tokens as special ones; some tokenizers leave them out."""
+    """Return the vocabulary with timestamps as special tokens, which some tokenizers do not contain."""
     first, last = ids.of_time(0), ids.of_time(WINDOW)
     pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
     pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]
@@ -142,7 +147,7 @@ def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
 
 
 class NoAdapters:
-    """The part of a Whisper engine that refuses LoRA adapters."""
+    """Methods of a Whisper engine that refuse LoRA adapters."""
 
     def load_adapter(self, adapter: Adapter) -> None:
         raise ValueError("LoRA adapters are not supported with Whisper models")
@@ -152,10 +157,12 @@ class NoAdapters:
 
 
 class WhisperTokenizer:
-    """See `engines.base.Tokenizer`. Messages are a clip; the options' arguments name language, task and prompt.
+    """Tokenizer of a Whisper model; see `engines.base.Tokenizer`.
+
+    Chat messages contain only an audio clip. The arguments in TemplateOptions specify language, task and prompt.
 
     Args:
-        encode: returns the ids of a text, without special ones.
+        encode: returns the ids of a text without special tokens.
     """
 
     chat_template = ""
@@ -180,20 +187,22 @@ class WhisperTokenizer:
             return []
         if self._ids.previous is None:
             raise InvalidPayload("'prompt' is not supported: the model has no prev_sot_token_id")
-        # A token has a byte at least; the tokenizer would hold the GIL for as long as a text takes.
+        # A token has at least one byte. Very long texts are not tokenized, as this would hold the GIL too long.
         most = self._ids.most_previous
         ids = self._encode(" " + text.strip()) if len(text) <= 64 * most else [0] * len(text)
         if len(ids) > most:
-            raise InvalidPayload(f"'prompt' is too long: at most {most} tokens fit next to a transcript")
+            raise InvalidPayload(f"'prompt' is too long: at most {most} tokens fit together with a transcript")
         return [self._ids.previous, *ids]
 
     def _wanted(self, task: str = "transcribe", language: str = "", **_: Any) -> list[int]:
         known = self._ids.languages
         if not known:
             if task != "transcribe" or language not in ("", "en"):
-                raise InvalidPayload("the model knows only English: it cannot translate, and 'language' must be en")
+                raise InvalidPayload("the model supports only English: it cannot translate, and 'language' must be en")
             return []
         if language and language not in known:
             some = ", ".join(sorted(known))
-            raise InvalidParameter(f"language={language[:64]}: the model does not know it; it knows {some}")
+            raise InvalidParameter(
+                f"language={language[:64]}: the model does not support it; supported languages: {some}"
+            )
         return [*([known[language]] if language else []), self._ids.tasks[task]]

@@ -1,1 +1,1 @@
-"""A server of OpenAI's API as an engine: vLLM, Dynamo, or this handler elsewhere."""
+"""Engine that uses servers of OpenAI's API: vLLM, Dynamo, or this handler on another machine."""

@@ -1,4 +1,4 @@
-"""Reader of one answer's events: token ids, log-probabilities, its end and errors."""
+"""Reader of a response's events: token ids, log-probabilities, the finish reason and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 1 << 22  # bytes of an event
 
 
 class Event(NamedTuple):
-    """One event. `comment` is its comment lines, where Dynamo writes an error's message."""
+    """A server-sent event. `comment` has its comment lines, in which Dynamo writes an error's message."""
 
     name: bytes
     data: bytes
@@ -29,10 +29,12 @@ class Event(NamedTuple):
 
 
 class EventReader:
-    """Reads events from data in pieces of any size. An event cut off by the stream's end is dropped."""
+    """Reads events from a stream in pieces of any size. An event that is cut off by the end of the stream is
+    dropped.
+    """
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # of a line, which later pieces continue
+        self._rest = bytearray()  # beginning of a line that later pieces continue
         self._name = b""
         self._data: list[bytes] = []
         self._comments: list[bytes] = []
@@ -40,7 +42,7 @@ class EventReader:
         self._mark = _BYTE_ORDER_MARK  # with which the first line may begin
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events that end in `data`.
+        """Return the events that are complete with `data`.
 
         Raises:
             ValueError: an event has more than 4 MiB.
@@ -66,7 +68,12 @@ class EventReader:
             if not line:
                 if self._data or self._name:
                     events.append(Event(self._name, b"\n".join(self._data), b" ".join(self._comments)))
-                self._name, self._data, self._comments, self._size = b"", [], [], 0  # a comment alone keeps alive
+                self._name, self._data, self._comments, self._size = (
+                    b"",
+                    [],
+                    [],
+                    0,
+                )  # a comment without data only keeps the connection open
                 continue
             field, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
@@ -85,41 +92,44 @@ class EventReader:
 
 
 _ID = "token_id:"
-_MOST_WORDS = 4096  # bytes of an answer that are quoted, before keys are masked and the rest is cut
+_MOST_WORDS = 4096  # maximum bytes quoted from a response, before keys are masked and the text is shortened further
 _OF_THE_REQUEST = (400, 413, 422)
-"""Statuses that blame the request; other 4xx are about keys, paths and models."""
+"""Statuses that are caused by the request. Other 4xx statuses are caused by keys, paths and models."""
 _HINTS = {
-    401: "; its key is the variable OPENAI_API_KEY",
-    403: "; its key is the variable OPENAI_API_KEY",
-    404: "; its model is option.base_url_model, and its address ends with /v1",
-    405: "; its address ends with /v1",
+    401: "; set its key in the variable OPENAI_API_KEY",
+    403: "; set its key in the variable OPENAI_API_KEY",
+    404: "; check option.base_url_model, and that the address ends with /v1",
+    405: "; check that the address ends with /v1",
 }
 _FOR_NOW = (408, 425, 429)
-"""Temporary 4xx statuses."""
+"""4xx statuses of temporary failures."""
 _BUSY = (429, 503, 529)
 """Statuses of an overloaded server; 529 is Anthropic's."""
 _BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
-"""`code` or `type` in an overloaded server's error: OpenAI's and Anthropic's."""
-_MOST_WAIT = 60.0  # seconds that a client is told to wait: whatever a server says, it may have room long before
+"""Values of `code` or `type` in the error of an overloaded server: OpenAI's and Anthropic's."""
+_MOST_WAIT = 60.0  # maximum seconds that a client is told to wait; the server may have room earlier than it says
 _MOST_HEADER = 64  # characters of a Retry-After
 
 
 class EventAnswer(Answer):
-    """Reads the events of one answer."""
+    """Reads the events of one response."""
 
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
         super().__init__(request.sampling)
         self.body = body
-        self._num_prompt = 0 if request.goes_on else len(request.ids)  # tokens that may have been cached before
+        self._num_prompt = (
+            0 if request.goes_on else len(request.ids)
+        )  # number of tokens that may have been in the cache
         self._has_text = False
 
     def read(self, event: Event, part: Part) -> bool:
-        """Add an event to `part`; return whether there is something to take.
+        """Read an event and add its content to `part`. Return whether `part` can be passed on.
 
-        The end of an answer is to be held until the next event, which may have the count of tokens.
+        The end of an answer has to be held back until the next event, which may contain the token counts.
 
         Raises:
-            Refused, Failed: the event is an error, or cannot be read.
+            Refused: the event is an error that the request has caused.
+            Failed: the event is another error, or cannot be read.
         """
         if part.finish is not None:
             self._count(event, part)
@@ -133,7 +143,7 @@ class EventAnswer(Answer):
             if "error" in value:
                 raise _event_error(event.data)
             choice = next(iter(value["choices"]), None)
-            if choice is None:  # a count of tokens that comes early
+            if choice is None:  # token counts before the end
                 return False
             extra = value.get("nvext") or {}
             ids = choice.get("token_ids") or extra.get("completion_token_ids") or []
@@ -148,7 +158,7 @@ class EventAnswer(Answer):
         return bool(ids) and reason is None
 
     def _count(self, event: Event, part: Part) -> None:
-        """Read how much of the prompt was cached; no error takes away an answer that is complete."""
+        """Read how much of the prompt was cached. Errors are ignored, as the answer itself is complete."""
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
             count = orjson.loads(event.data)["usage"]["prompt_tokens_details"]["cached_tokens"]
             if type(count) is int and count > 0 and self._num_prompt:
@@ -156,7 +166,7 @@ class EventAnswer(Answer):
 
     def _take(self, ids: Sequence[int], scores: Mapping[str, Any] | None, part: Part) -> None:
         if not all(type(id) is int and id >= 0 for id in ids):
-            raise ValueError("token ids are whole numbers")
+            raise ValueError("token ids must be non-negative integers")
         # A token's text may come later than its id, and its log-probability with either.
         given = scores["token_logprobs"] if self._scored and scores else []
         logprobs = given if len(given) == len(ids) else [None] * len(ids)
@@ -165,12 +175,12 @@ class EventAnswer(Answer):
 
     def _finish(self, reason: str, stop_reason: Any, ids: Sequence[int]) -> Finish:
         if self._has_text and not self._num_ids:
-            raise Failed("sent text without token ids", "option.base_url_kind is another", lasts=True)
-        return self.finish(reason, ids[-1] if ids else stop_reason)  # the id may be left out
+            raise Failed("sent text without token ids", "option.base_url_kind is wrong", lasts=True)
+        return self.finish(reason, ids[-1] if ids else stop_reason)  # the id of the end token may be missing
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
-    """Read the alternatives to a token: names with their log-probabilities, or Dynamo's list of objects."""
+    """Read the alternatives to a token: an object with log-probabilities by name, or Dynamo's list of objects."""
     pairs = entry.items() if isinstance(entry, dict) else [(one["token"], one["logprob"]) for one in entry]
     best = sorted(((name, score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
     return [(_token_id(name), logprob) for name, logprob in best]
@@ -179,12 +189,12 @@ def _ranked(entry: Any, count: int) -> Alternatives:
 def _token_id(name: str) -> int:
     id = int(name.removeprefix(_ID))
     if id < 0:
-        raise ValueError("token ids are whole numbers")
+        raise ValueError("token ids must be non-negative integers")
     return id
 
 
 def message(data: bytes) -> str:
-    """Return the message in an error's body of any form; otherwise the body's beginning."""
+    """Return the message in the body of an error, whatever its form, or else the beginning of the body."""
     try:
         value: Any = orjson.loads(data)
     except ValueError:
@@ -196,12 +206,12 @@ def message(data: bytes) -> str:
 
 
 def _event_error(data: bytes) -> Refused | Failed:
-    """Return the error in an event of a 200 answer, by the status that it names."""
+    """Return the error that an event of a 200 response contains, with the status that the event names."""
     return status_error(status_in(data, 500), data)
 
 
 def status_in(data: bytes, default: int) -> int:
-    """Return the HTTP status that the JSON of an error names."""
+    """Return the HTTP status that is named in the JSON of an error, or `default`."""
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         value = orjson.loads(data)
         error = value.get("error") or value
@@ -213,13 +223,13 @@ def status_in(data: bytes, default: int) -> int:
 
 
 def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Refused | Failed:
-    """Return the error of a status, its body and its headers."""
+    """Return the error for the status, body and headers of a response."""
     words = message(data) or "no message"
     if status in _OF_THE_REQUEST:
         return Refused(status, words)
     if 300 <= status < 400:
         location = headers.get("location", "")[:300]
-        words = f"it redirects to {location!r}, which is not followed: write that address"
+        words = f"it redirects to {location!r}: redirects are not followed, so set that address"
     elif status in _HINTS:
         words += _HINTS[status]
     lasts = 300 <= status < 500 and status not in _FOR_NOW
@@ -228,9 +238,10 @@ def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingP
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Read a Retry-After (RFC 9110, 10.2.3) in seconds, at most `_MOST_WAIT`; 0: none, or one that cannot be read.
+    """Return the value of a Retry-After header (RFC 9110, 10.2.3) in seconds, at most `_MOST_WAIT`; 0 if missing or
+    invalid.
 
-    A date is compared with the answer's own, as the server's clock may differ from this one.
+    A date is compared with the response's own date, as the server's clock may differ from this one.
     """
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdecimal():
@@ -242,7 +253,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _date(value: str) -> float | None:
-    """Read an HTTP date of any of its three forms as seconds since the epoch; None: it is none."""
+    """Return an HTTP date in any of its three forms as seconds since the epoch, or None if it is invalid."""
     try:
         date: datetime = parsedate_to_datetime(value[:_MOST_HEADER])
         return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()

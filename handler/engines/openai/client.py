@@ -1,4 +1,6 @@
-"""HTTP client of the servers, by aiohttp: one pool of connections, no redirects, no proxies, no cookies."""
+"""HTTP client of the servers, based on aiohttp. It has one connection pool, and uses no redirects, proxies or
+cookies.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from handler.engines.openai.answer import Event, EventReader, status_error, stat
 from handler.engines.openai.kinds import KINDS
 from handler.engines.remote.servers import Failed, one_kind
 
-_MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
+_MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
@@ -26,7 +28,7 @@ _PLAIN = ("", "identity")
 
 
 class Model(NamedTuple):
-    """A server's model; `max_tokens` of prompt and answer together, where it says so."""
+    """A model of a server. `max_tokens` is the limit for prompt and answer together, or None if it is not reported."""
 
     name: str
     owner: str
@@ -38,11 +40,12 @@ class Model(NamedTuple):
 
 
 class Client:
-    """Made and used on one event loop.
+    """HTTP client that must be created and used on one event loop.
 
     Args:
-        connect_timeout: seconds that a connection may take.
-        tls: whether a server's address is https: the authorities are read then, which takes 20 ms and more.
+        connect_timeout: maximum seconds to open a connection.
+        tls: whether a server's address begins with https. Certificate authorities are then loaded, which takes 20 ms or
+            more.
     """
 
     def __init__(self, connect_timeout: float, *, tls: bool) -> None:
@@ -53,7 +56,7 @@ class Client:
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
         self._broken = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._models_timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT)
-        # Silence is the engine's to notice: a timer for each read would cost more than the read.
+        # The engine notices silence itself: a timer for each read would take more time than the read.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context() if tls else True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
@@ -71,7 +74,7 @@ class Client:
         """Return the server's models, without its adapters.
 
         Raises:
-            Failed: it names none.
+            Failed: the server does not report its models.
         """
         with self._translated():
             request = self._session.get(f"{url}/models", timeout=self._models_timeout, allow_redirects=False)
@@ -85,10 +88,13 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[Event]]]:
-        """Send a request; its answer's events come as they arrive. Leaving closes the connection of one in progress.
+        """Send a request, and yield an iterator over the events of the response as they arrive.
+
+        If the context is left before the response ends, the connection is closed.
 
         Raises:
-            Refused, Failed: also while events are read.
+            Refused: the server refuses the request.
+            Failed: the server fails, perhaps in the middle of the response.
         """
         with self._translated():
             async with await self._post(f"{url}/completions", json.dumps(body).encode()) as response:
@@ -104,7 +110,7 @@ class Client:
                 yield _read(response.content)
 
     async def _post(self, url: str, data: bytes) -> Any:
-        """Send a body. If the server closes an idle connection at that moment, another one is used."""
+        """Send a body. If the server closes an idle connection at that moment, try another connection."""
         for _ in range(_MOST_STALE):
             connection: dict[str, bool] = {}
             try:
@@ -124,7 +130,7 @@ class Client:
         except self._unreachable as error:
             raise Failed("cannot be reached", str(error.os_error)) from None
         except self._errors as error:
-            raise Failed("broke off", str(error) or type(error).__name__, broke_off=True) from None
+            raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
 
 
 def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
@@ -135,16 +141,16 @@ def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Mod
     """
     named = [model for model in models if name in (None, model.name)]
     if not models:
-        raise Failed("has no model")
+        raise Failed("serves no model")
     if not named:
-        raise Failed("has another model", f"it has {', '.join(repr(one.name) for one in models[:8])}")
+        raise Failed("serves another model", f"it serves {', '.join(repr(one.name) for one in models[:8])}")
     if kind is not None and kind not in named[0].kinds:
         raise Failed("is of another kind", f"its models are owned by {named[0].owner!r}, which is not {kind}")
     return named[0]
 
 
 def _noting_reuse() -> Any:
-    """Return a trace that notes in a request's context that its connection is reused."""
+    """Return a trace that records in a request's context whether its connection is reused."""
     import aiohttp
 
     async def note(session: object, context: Any, params: object) -> None:
@@ -169,11 +175,11 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
         try:
             yield reader.feed(data)
         except ValueError as error:
-            raise Failed("sent what is not a stream of events", str(error)) from None
+            raise Failed("sent a response that is not a stream of events", str(error)) from None
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
-    """Refuse a compressed answer, which was not requested: a small one may expand to a very large one."""
+    """Raise Failed if a response is compressed, which was not requested: a small one may expand to a very large one."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
         raise Failed("sent a compressed answer", f"Content-Encoding: {encoding[:100]}")
@@ -183,15 +189,15 @@ def _models(data: bytes) -> list[Model]:
     try:
         return [_model(one) for one in orjson.loads(data)["data"] if not one.get("parent")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Failed("does not say what it serves", f"its /models cannot be read: {error!r}") from None
+        raise Failed("does not report its models", f"its /models cannot be read: {error!r}") from None
 
 
 def _model(entry: Mapping[str, Any]) -> Model:
     name, most = entry["id"], entry.get("max_model_len") or entry.get("context_window")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
-        raise ValueError("a model's id is not a name")
+        raise ValueError("a model's id is not a valid name")
     if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(f"the model takes {most!r:.100} tokens")
+        raise ValueError(f"a model's limit is {most!r:.100} tokens")
     return Model(name, str(entry.get("owned_by"))[:_MOST_NAME], most)
 
 
@@ -207,18 +213,20 @@ def _headers() -> dict[str, str]:
 
 @functools.lru_cache
 def find_kind(urls: tuple[str, ...]) -> str:
-    """Ask all servers for their kind, by `owned_by` of their models; blocks for up to 5 s.
+    """Find out the kind of all servers from the `owned_by` of their models. This blocks for up to 5 s.
 
     Raises:
-        ConfigError: none answers, one is of an unknown kind, or their kinds differ.
+        ConfigError: no server responds, a server's kind is unknown, or the kinds differ.
     """
-    with ThreadPoolExecutor(1) as thread:  # the caller's may have a loop that runs
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
         answers = thread.submit(asyncio.run, _ask_once(urls)).result()
     reasons: list[str] = []
     kinds: dict[str, str] = {}  # by url
     for url, models in zip(urls, answers, strict=True):
         if isinstance(models, Failed):
-            ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; such addresses end with /v1"
+            ending = (
+                "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; such an address must end with /v1"
+            )
             reasons.append(f"{url}: {models}{ending}")
             continue
         of_models = [model.kinds for model in models]

@@ -1,6 +1,6 @@
-"""A server of OpenAI's API as an engine: token ids go to its /v1/completions, and token ids come back.
+"""Engine that uses servers of OpenAI's API. Token ids are sent to /v1/completions, and token ids are returned.
 
-This handler still does text, stop strings, templates and errors.
+Text, stop strings, chat templates and errors are still processed by this handler.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class UrlEngine(RemoteEngine[EventAnswer]):
     def __init__(self, config: EngineConfig) -> None:
         options = config.options.engine_options
         urls = options["base_url"]
-        kind, self._wanted_kind = options["base_url_kind"], None  # any: the operator knows better
+        kind, self._wanted_kind = options["base_url_kind"], None  # the kind that the operator sets is not checked
         if kind == "auto":
             kind = self._wanted_kind = find_kind(urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
         self._client: Client = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            self._model: str = options.get("base_url_model") or ""  # "": the first that the first server names
+            self._model: str = options.get("base_url_model") or ""  # "": the first model of the first server
             wanted = repr(self._model) if self._model else "a model"
             found, failed = self.complete(find_model(urls, self._client.models, self._fit, wanted))
             self._model = found.name
@@ -50,10 +50,11 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request)
 
     async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
-        """Read an answer to its end. After its finish_reason come the counts of tokens; the rest frees the connection.
+        """Read a response to its end, including the token counts after the finish_reason, and free the connection.
 
         Raises:
-            Refused, Failed: the server refuses the request, or fails.
+            Refused: the server refuses the request.
+            Failed: the server fails.
         """
         try:
             async with self._client.events(server.url, running.call.body) as events:
@@ -71,11 +72,11 @@ class UrlEngine(RemoteEngine[EventAnswer]):
                     raise Failed("ended its answer without a finish_reason")
         except Refused:
             if not running.call.begun:
-                await self.ask(server, again=True)  # another model than ours may refuse what ours takes
+                await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
             raise
 
     async def check(self, server: Server) -> None:
-        """Ask a server whether it serves the model, and accepts as many tokens as this one promises."""
+        """Check that a server serves the model, and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._client.models(server.url)).max_tokens)
 
     async def disconnect(self) -> None:
@@ -83,14 +84,14 @@ class UrlEngine(RemoteEngine[EventAnswer]):
 
 
 async def _new_client(connect_timeout: float, tls: bool) -> Client:
-    return Client(connect_timeout, tls=tls)  # aiohttp wants a running loop
+    return Client(connect_timeout, tls=tls)  # aiohttp needs a running event loop
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the server's capabilities; for `auto` it is asked for its kind.
+    """Return the capabilities of the servers. With `auto`, they are asked for their kind.
 
     Raises:
-        ConfigError: it does not answer, or its kind is unknown.
+        ConfigError: a server does not respond, or its kind is unknown.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

@@ -1,7 +1,7 @@
-"""Kinds of servers: what each supports, and the body of a request to it.
+"""Kinds of servers: the parameters that each supports, and the body of a request to it.
 
 Sources: vLLM's `CompletionRequest` (vllm/entrypoints/openai/completion/protocol.py, 0.33); Dynamo's
-`NvCreateCompletionRequest` (lib/llm/src/protocols/openai, 1.6), and what its front end was seen to do.
+`NvCreateCompletionRequest` (lib/llm/src/protocols/openai, 1.6), and observations of its front end.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from handler.engines.base import (
 )
 
 _MOST_BIAS = 100.0
-"""vLLM silently clips larger ones to this limit."""
+"""Largest bias that vLLM uses. It silently reduces larger ones to this limit."""
 
 _REASONS = {
-    "num_beams": "there is no beam search in a stream",
-    "typical_p": "there is no typical decoding",
+    "num_beams": "beam search cannot be streamed",
+    "typical_p": "typical decoding is not supported",
     "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
-    "bad_token_ids": "ids cannot be forbidden; a bias of -100 nearly does so",
-    "prompt_logprobs": "a stream has no log-probabilities of the prompt",
-    "return_context_logits": "there are no logits",
-    "return_generation_logits": "there are no logits",
+    "bad_token_ids": "ids cannot be forbidden; a bias of -100 has nearly the same effect",
+    "prompt_logprobs": "log-probabilities of the prompt cannot be streamed",
+    "return_context_logits": "the servers return no logits",
+    "return_generation_logits": "the servers return no logits",
 }
 """Reasons why no server supports these fields of Sampling."""
 
@@ -41,11 +41,11 @@ class Kind(NamedTuple):
     """One kind of server.
 
     Attributes:
-        owner: the beginning of its models' `owned_by`; vLLM's Rust front end has `vllm-frontend-rs`.
-        reasons: why it does not support or drops fields of Sampling, as in `Capabilities`.
+        owner: beginning of `owned_by` in its models; vLLM's Rust front end writes `vllm-frontend-rs`.
+        reasons: field of Sampling -> reason why the server does not support it.
         limits: as in `Capabilities`.
-        ask: request fields that make it return token ids.
-        ranked: its log-probabilities name tokens by their ids.
+        ask: fields of a request with which the server returns token ids.
+        ranked: whether its log-probabilities name tokens by their ids.
     """
 
     owner: str
@@ -60,8 +60,8 @@ class Kind(NamedTuple):
             SUPPORTS,
             {**_REASONS, **self.reasons},
             limits={"temperature": 2.0, **self.limits},
-            no_adapters="its adapters are loaded at option.base_url, and are models there",
-            no_media=dict.fromkeys(MEDIA, "the server at option.base_url gets tokens only"),
+            no_adapters="adapters are loaded by the server at option.base_url, which serves each as a model",
+            no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
         )
 
 
@@ -78,7 +78,7 @@ KINDS = {
     ),
     "lmi": Kind(
         "lmi-handler",
-        {"top_logprobs": "the alternatives to a token have no ids there"},
+        {"top_logprobs": "the server does not return ids of alternatives"},
         {},
         {"return_token_ids": True},
         ranked=False,
@@ -99,7 +99,7 @@ def _logprobs(sampling: Sampling, kind: str) -> dict[str, Any]:
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
     ranked = {"return_tokens_as_token_ids": True} if KINDS[kind].ranked else {}
-    return {"logprobs": sampling.top_logprobs, **ranked}  # 0: the chosen token's alone
+    return {"logprobs": sampling.top_logprobs, **ranked}  # 0: only for the chosen token
 
 
 def _bias(sampling: Sampling, kind: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _bias(sampling: Sampling, kind: str) -> dict[str, Any]:
 
 
 def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
-    """Ask for structured output: by `structured_outputs`, or for Dynamo by vLLM's older names."""
+    """Return the fields for structured output: `structured_outputs`, or vLLM's older names if the server is Dynamo."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -151,10 +151,10 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
 def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Make the body of /v1/completions; it sets neutral values too, as the server may have defaults of its own.
+    """Return the body for /v1/completions. Neutral values are also set, as the server may have other defaults.
 
     Raises:
-        ValueError: the server would not do what `sampling` says; the message says why.
+        ValueError: the server does not support a value in `sampling`; the message says why.
     """
     beside = {"model": model, "prompt": list(ids), "stream": True, "n": 1}
     counts = {"stream_options": {"include_usage": True}}

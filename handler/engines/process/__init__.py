@@ -1,1 +1,1 @@
-"""An engine in a process of its own, and the host's end of it."""
+"""Engines in processes of their own, and the host's side, which starts and controls them."""

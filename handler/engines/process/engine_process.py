@@ -1,7 +1,7 @@
-"""The engine's own process: a loop that receives commands and sends one message a step, and ends with its host.
+"""The process of an engine, which receives commands, sends one message per step, and ends with its host.
 
-An engine holds the GIL while it steps and must be killable. For engines that cost nothing the loop runs on a thread.
-The other end is `supervisor.py`.
+An engine has its own process because it holds the GIL while it steps, and must be killable. An engine that needs little
+time can run on a thread instead. The host's side is `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _REPORT_INTERVAL = 1.0  # seconds
 
 
 class ChangeAdapter(NamedTuple):
-    """Load or drop an adapter; answered by an empty Output with `finish`, and `error` where it failed."""
+    """Command to load or drop an adapter. It is answered by an Output without tokens, which has `error` if it
+    failed.
+    """
 
     key: int
     adapter: Adapter
@@ -49,19 +51,19 @@ class ChangeAdapter(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Forget a request."""
+    """Command to end a request without further output."""
 
     key: int
 
 
 class Ready(NamedTuple):
-    """The engine is loaded."""
+    """Message that the engine is loaded."""
 
     info: EngineInfo
 
 
 class Failed(NamedTuple):
-    """The engine raised while it loaded or stepped; the loop ends after this. A ConfigError has no `trace`."""
+    """Message that the engine raised an exception while it loaded or stepped. `trace` is empty for a ConfigError."""
 
     reason: str
     trace: str
@@ -79,7 +81,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
     try:
         _load_and_step(load, channel)
     except ChannelClosed:
-        pass  # the host has ended, or has given this engine up
+        pass  # the host has ended, or has given up this engine
     finally:
         channel.close()
 
@@ -112,7 +114,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         answers: list[Output] = []
         commands: list[Any] | None = None
         if receive or not active:
-            # Wait only while there is nothing to do; between steps take the commands that are there.
+            # Wait only while there is nothing to do. Between steps, read only commands that have arrived.
             commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
         while commands is not None:
             for command in commands:
@@ -135,7 +137,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
             if not answers:
                 continue  # no step was made, so none is reported
             step = Step([], [], [], [])
-        receive = receive or not (step.keys or step.others)  # it did not wait, and may never
+        receive = receive or not (step.keys or step.others)  # an empty step did not wait, and the engine may never wait
         step.others.extend(answers)
         for output in step.others:
             if output.finish is not None:
@@ -147,7 +149,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends an engine's statistics: at the start, now and then while it works, and when it has nothing left to do."""
+    """Sends an engine's statistics at the start, regularly while it works, and when it has nothing left to do."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None
@@ -167,7 +169,7 @@ class _Reporter:
 
 
 def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | None:
-    """Run a command; returns its answer, or None if outputs will follow."""
+    """Run a command. Return its answer, or None if outputs will follow."""
     try:
         if isinstance(command, EngineRequest):
             engine.add(command)
@@ -183,7 +185,7 @@ def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | N
 
 
 def main(fd: str) -> None:
-    """Read the Spec from the host's socket, then run the loop. The host handles signals to the terminal's group."""
+    """Read the Spec from the host's socket, then run the loop. Signals to the process group are left to the host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()

@@ -1,4 +1,6 @@
-"""Messages on a byte stream between our own processes: four bytes of length, then a pickle."""
+"""Messages on a byte stream between the handler's own processes. A message is its length in four bytes, then a
+pickle.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ class ChannelClosed(Exception):
 
 
 def wait(channel: socket.socket, *, writable: bool = False, timeout: float | None = None) -> bool:
-    """Wait until `channel` can be read or written; False after `timeout` seconds, None being no limit.
+    """Wait until `channel` is readable or writable. Return False after `timeout` seconds; None means no timeout.
 
-    `select.select` cannot name file descriptors above 1023, which a server with many clients has.
+    `select.select` cannot be used because it does not support file descriptors above 1023, which a busy server has.
     """
     poll = select.poll()
     poll.register(channel, select.POLLOUT if writable else select.POLLIN)
@@ -35,12 +37,12 @@ def send(channel: socket.socket, message: Any) -> None:
 
 
 def send_all(channel: socket.socket, data: bytes | memoryview) -> None:
-    """Send all of `data`, waiting for room.
+    """Send all of `data`, waiting until the channel accepts it.
 
     Raises:
         ChannelClosed: the other end is closed.
     """
-    while (size := send_some(channel, data)) < len(data):  # nearly always there is room
+    while (size := send_some(channel, data)) < len(data):  # nearly always, everything is sent at once
         data = memoryview(data)[size:]
         wait(channel, writable=True)
 
@@ -65,16 +67,16 @@ def encode(message: Any) -> bytes:
 
 
 class MessageReader:
-    """Collects bytes in any pieces into whole messages; a message that the sender's death cuts off never appears."""
+    """Assembles messages from bytes that arrive in pieces. A message is dropped if its sender dies while sending it."""
 
     def __init__(self) -> None:
         # One buffer for all calls: allocating it each time would cost more than everything else here.
         self._buffer = memoryview(bytearray(1 << 18))
         self._rest = bytearray()  # of an incomplete message
-        self._needed = 0  # least bytes that complete it
+        self._needed = 0  # minimum number of bytes that complete it
 
     def receive(self, channel: socket.socket, flags: int = 0) -> list[Any] | None:
-        """Read once and return the messages that are complete; None if the call would have to wait.
+        """Read once, and return the messages that are complete. Return None if nothing can be read without waiting.
 
         Raises:
             ChannelClosed: the other end is closed.
@@ -101,7 +103,7 @@ class MessageReader:
         messages = []
         start, size = 0, len(data)
         self._needed = _LENGTH.size
-        view = memoryview(data)  # its slices are no copies
+        view = memoryview(data)  # slicing it copies nothing
         while size - start >= _LENGTH.size:
             end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
             if size < end:
@@ -114,7 +116,7 @@ class MessageReader:
 
 
 class Messages:
-    """The messages of a channel, one at a time; waits as long as the channel's own timeout allows."""
+    """Reads the messages of a channel one by one. The channel's own timeout limits how long it waits."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -125,7 +127,7 @@ class Messages:
         """Return the next message.
 
         Raises:
-            ChannelClosed: there will be none, or none in time.
+            ChannelClosed: the other end is closed, or no message arrives in time.
         """
         while not self._queue:
             self._queue = self._reader.receive(self._channel) or []

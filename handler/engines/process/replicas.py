@@ -1,4 +1,6 @@
-"""Several engines as one for the batcher; one that fails loses only its own requests."""
+"""Several replicas of an engine, which the batcher uses like one engine. A replica that fails loses only its own
+requests.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,22 @@ from handler.engines.process.supervisor import EngineSupervisor, Soon, State, no
 log = logging.getLogger("handler.engine")
 
 _MOST_PROMPTS = 1024
-_MOST_CHARACTERS = 1 << 24  # of all prompts that are remembered
+_MOST_CHARACTERS = 1 << 24  # of all remembered prompts
 _MOST_SESSIONS = 10_000
-_TOLERANCE = 4  # the part of the slots by which a conversation's replica may be busier: a fourth
+_TOLERANCE = 4  # a conversation's replica may be busier by a fourth of the slots
 
 _OPEN_THOUGHT = re.compile(r"(?:<think>|</think>|\s)+$")
-"""How a chat template may begin an answer; it leaves that out of later turns."""
-_LONGEST_THOUGHT = 64  # characters that may match
+"""Matches what a chat template may write at the beginning of an answer, but leaves out in later turns."""
+_LONGEST_THOUGHT = 64  # maximum characters of a match
 
 
 class Load(NamedTuple):
-    """The work that a replica has with a request.
+    """The work of a replica.
 
     Attributes:
-        replica: its number.
-        num_sequences: those that it computes.
-        num_tokens: upper bound of tokens to come, with those of a prompt that it has not begun.
+        replica: number of the replica.
+        num_sequences: number of sequences that it computes.
+        num_tokens: upper bound of the tokens that it still has to compute, including prompts that it has not begun.
     """
 
     replica: int
@@ -47,14 +49,14 @@ class Load(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """The beginning of a conversation's later turns: adapter, digests of images, text."""
+    """What later turns of a conversation begin with: adapter, digests of images, and text."""
 
     adapter: int
     media: tuple[str, ...]
     text: str
 
     def continues(self, earlier: _Beginning) -> bool:
-        """Return whether this begins with an earlier one."""
+        """Return whether this begins with an earlier beginning."""
         return (
             self.adapter == earlier.adapter
             and self.text.startswith(earlier.text)
@@ -63,17 +65,18 @@ class _Beginning(NamedTuple):
 
 
 class Router:
-    """Chooses, and remembers what it has chosen.
+    """Chooses a replica for each request, by these rules:
 
     1. A session stays on its replica.
-    2. A prompt that begins with an earlier one goes where the longest such prompt went, as its KV cache may be there:
-       it is a conversation's next turn. It moves if that replica runs more sequences than the idlest one, by over a
-       fourth of the slots. A text to embed or to compare has no next turn.
-    3. All others go where the fewest tokens are to come; among equals, to the one chosen longest ago.
+    2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
+       longest such prompt, whose KV cache may contain that. It moves if that replica has more sequences than the least
+       busy one, by over a fourth of the slots. Texts to embed or to compare have no next turn.
+    3. Any other request goes to the replica with the fewest tokens to compute, and among equals to the one that was
+       chosen longest ago.
 
     Args:
-        slots: sequences that a replica computes at once.
-        follows_prompts: rule 2 holds.
+        slots: number of sequences that a replica computes at the same time.
+        follows_prompts: whether rule 2 applies.
     """
 
     def __init__(self, slots: int, *, follows_prompts: bool = True) -> None:
@@ -86,13 +89,13 @@ class Router:
         self._num_chosen = 0
 
     def choose(self, request: Request, prompt: Prompt, loads: Sequence[Load]) -> int:
-        """Return the number of one of the replicas.
+        """Return the number of the replica for a request.
 
         Args:
-            loads: those of the replicas that take the request; at least one.
+            loads: work of the replicas that can accept the request; at least one.
         """
         start = _beginning(prompt) if self._follows_prompts and request.pooling is None else ""
-        key = None  # all begin with nothing
+        key = None  # every prompt begins with an empty text
         if start:
             digests = prompt.media.digests if prompt.media else ()
             key = _Beginning(request.adapter.id if request.adapter else 0, digests, start)
@@ -137,7 +140,9 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return the beginning of the conversation's later turns; for a prompt without text its ids, as characters."""
+    """Return what the later turns of a conversation begin with. If the prompt has no text, its ids become
+    characters.
+    """
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_LONGEST_THOUGHT] + _OPEN_THOUGHT.sub("", text[-_LONGEST_THOUGHT:])
 
@@ -145,15 +150,15 @@ def _beginning(prompt: Prompt) -> str:
 # -- one engine of several: its supervisor, its work and its figures ---------------------------------------------------
 
 
-_MAX_SILENCE = 1.0  # seconds that a replica may owe a step and still get requests
+_MAX_SILENCE = 1.0  # seconds without a step after which a replica with requests gets no more of them
 
 
 class ReplicaReport(NamedTuple):
-    """The figures of one replica, since the server's start.
+    """Figures of one replica since the server's start.
 
     Attributes:
-        num_active: requests of the engine: sequences and beam searches.
-        statistics: the engine's own report; None while it has made none.
+        num_active: number of running engine requests, which are sequences and beam searches.
+        statistics: the engine's own statistics, or None until it reports any.
     """
 
     number: int
@@ -166,12 +171,12 @@ class ReplicaReport(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A sequence in an engine.
+    """A sequence that is sent to an engine.
 
     Attributes:
-        origin: the client's request and its prompt; None for a later part of one.
-        began: the number of the engine's steps before it.
-        moved_from: the replica that had it before; None if it is the first one.
+        origin: the client's request and its prompt, or None for a later part of a request.
+        began: number of the engine's steps before the sequence.
+        moved_from: replica that had the sequence before, or None.
     """
 
     request: EngineRequest
@@ -182,19 +187,19 @@ class Work(NamedTuple):
     moved_from: Replica | None = None
 
     def to_come(self, num_steps: int) -> int:
-        """Return an upper bound of the tokens still to compute, of the prompt too before its first step."""
+        """Return an upper bound of the tokens still to compute, including the prompt before the first step."""
         done = num_steps - self.began
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
 
 @dataclass(eq=False)
 class Replica:
-    """One engine.
+    """One engine and its sequences.
 
     Attributes:
-        work: its sequences, by key.
-        fresh: the keys of the sequences without any output yet.
-        left: the keys of the sequences that moved away while it was silent; later output for them is ignored.
+        work: sequences by key.
+        fresh: keys of the sequences that have no output yet.
+        left: keys of the sequences that moved away while the engine was silent. Their later output is ignored.
     """
 
     number: int
@@ -210,7 +215,7 @@ class Replica:
     def add(
         self, request: EngineRequest, origin: tuple[Request, Prompt] | None, moved_from: Replica | None = None
     ) -> None:
-        """Send a sequence to its engine."""
+        """Send a sequence to the engine."""
         most = 0 if isinstance(request.parameters, Pooling) else request.parameters.max_new_tokens
         self.work[request.key] = Work(request, origin, len(request.ids), most, self.num_steps, moved_from)
         self.fresh.add(request.key)
@@ -239,7 +244,7 @@ class Replica:
         return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int, slots: int) -> bool:
-        """Return whether it has room, and has not been silent for long: in a long step, or hung."""
+        """Return whether the replica has room, and is not silent because of a long step or a hang."""
         has_room = not self.work or len(self.work) + num_sequences <= slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 
@@ -264,7 +269,7 @@ def _without(step: Step, keys: set[int]) -> Step:
 
 @dataclass
 class _Change:
-    """Loading or dropping an adapter, until all replicas have answered."""
+    """A change of an adapter (load or drop), until all replicas have answered."""
 
     adapter: Adapter
     drop: bool
@@ -273,26 +278,26 @@ class _Change:
     detail: str = ""
 
     def fail(self, error: str | None, detail: str) -> None:
-        """Note a replica's error; the first one counts."""
+        """Record a replica's error. Only the first error is kept."""
         if self.error is None:
             self.error, self.detail = error, detail
 
 
 class ReplicaSet:
-    """Engines of one model, with the interface of one `EngineSupervisor` for the batcher and the host.
+    """Several engines with the same model, used by the batcher and the host like one `EngineSupervisor`.
 
-    The set is ready for the first time when all its engines are; later as long as one is. An engine that cannot be
-    loaded at first closes the set. Of one that fails later, or falls silent, the sequences of which nothing has come
-    yet move to another one, once each. A failure ends all others of it with an error.
+    At first, the set is ready when all engines are; later, as long as one engine is. If an engine cannot be loaded at
+    first, the set is closed. If an engine fails or falls silent later, its sequences without output move to other
+    engines, each sequence at most once. After a failure, the engine's other sequences end with an error.
 
     Args:
-        engines: started.
-        slots: sequences that each computes at once.
-        follows_prompts: a conversation stays on its replica.
-        patience: seconds without a step after which a replica counts as silent.
+        engines: supervisors of the engines, which have been started.
+        slots: number of sequences that each engine computes at the same time.
+        follows_prompts: whether a conversation stays on its replica.
+        patience: seconds without a step after which a replica is considered silent.
     """
 
-    statistics = None  # each has its own, in `reports`
+    statistics = None  # each replica has its own, in `reports`
 
     def __init__(
         self, engines: Sequence[EngineSupervisor], slots: int, *, follows_prompts: bool = True, patience: float = 15.0
@@ -301,22 +306,24 @@ class ReplicaSet:
         self._slots, self._patience = slots, patience
         self._router = Router(slots, follows_prompts=follows_prompts)
         self._chosen = self._replicas[0]
-        self._origin: tuple[Request, Prompt] | None = None  # for which it was chosen
+        self._origin: tuple[Request, Prompt] | None = None  # for which the replica was chosen
         self._by_key: dict[int, Replica] = {}
-        self._moving: dict[int, tuple[Work, Replica, Output]] = {}  # lost by a replica, with its error; oldest first
-        self._ended: dict[int, Replica] = {}  # in the last step
+        self._moving: dict[
+            int, tuple[Work, Replica, Output]
+        ] = {}  # sequences of failed replicas, with the replica and the error; oldest first
+        self._ended: dict[int, Replica] = {}  # sequences that ended in the last step
         self._changes: dict[int, _Change] = {}  # by key
-        # Loaded, by id. One that is given up while no replica is ready is in nobody's hands then.
+        # Loaded adapters by id. An adapter that is dropped while no replica is ready disappears by itself.
         self._adapters = weakref.WeakValueDictionary[int, Adapter]()
         self._own_keys = itertools.count(-1, -1)
         self._selector = selectors.DefaultSelector()
         self._watch: Callable[[int | None], None] = lambda fd: None
         self._on_change: Callable[[State], None] = lambda state: None
         self._soon: Soon = now
-        self._opened = False  # all have been ready
+        self._opened = False  # whether all engines have been ready
         self._last_state = State.LOADING
         self._to_restart: list[Replica] = []
-        self._restarts = -1  # when the last one was to restart
+        self._restarts = -1  # number of restarts when the last one was requested
         for replica in self._replicas:
             replica.engine.attach(
                 watch=partial(self._watch_channel, replica),
@@ -331,7 +338,7 @@ class ReplicaSet:
         return self.state is State.READY
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Choose the replica for a request, whose sequences `add` brings next. False: it has to wait."""
+        """Choose the replica for a request whose sequences `add` will send. Return False if the request has to wait."""
         loads = self._loads(request.sampling.num_sequences)
         if not loads or not self.ready or self._moving:
             return False
@@ -341,7 +348,7 @@ class ReplicaSet:
         return True
 
     def continues(self, key: int) -> bool:
-        """Choose the replica that has the request, and so the part's beginning. False: it is lost."""
+        """Choose the replica that has computed the request so far. Return False if that replica has failed."""
         replica = self._by_key.get(key) or self._ended.get(key)
         if replica is None or not replica.engine.ready:
             return False
@@ -360,7 +367,9 @@ class ReplicaSet:
             replica.engine.cancel(key)
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        """Have all ready replicas load or drop an adapter; the others learn of it when they are ready."""
+        """Have all ready replicas load or drop an adapter. The other replicas load the adapters when they become
+        ready.
+        """
         ready = [replica for replica in self._replicas if replica.engine.ready]
         self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
         if drop:
@@ -371,9 +380,10 @@ class ReplicaSet:
             replica.engine.change_adapter(key, adapter, drop=drop)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
-        """Return all replicas' steps, waiting up to `timeout` seconds for one; also check timers and restart.
+        """Return the steps of all replicas, waiting up to `timeout` seconds for one. Also check timers and restart
+        engines.
 
-        The sequences of a replica that died, hung or raised move to another one, or end with an error.
+        If a replica dies, hangs or raises an exception, its sequences move to other replicas or end with an error.
         """
         if timeout > 0:
             self._selector.select(timeout)
@@ -402,8 +412,8 @@ class ReplicaSet:
         """Connect an event loop.
 
         Args:
-            watch: called with the file descriptor that is readable when `step` should be called; with None before it
-                is closed.
+            watch: called with a file descriptor. `step` should be called when it is readable. Called with None before
+                the descriptor is closed.
             on_change: called with the state, now and after every change.
             soon: as in `EngineSupervisor.attach`.
         """
@@ -421,7 +431,9 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as none of its requests is in flight, replicas one at a time. Thread-safe."""
+        """Restart a replica as soon as none of its requests is running. Only one replica restarts at a time.
+        Thread-safe.
+        """
         self._to_restart.append(self._replicas[replica])
 
     @property
@@ -459,7 +471,7 @@ class ReplicaSet:
     # -- one replica ---------------------------------------------------------------------------------------------
 
     def _read(self, replica: Replica, step: Step) -> Step:
-        """Read a replica's step; return the batcher's part of it."""
+        """Process a step of a replica, and return the part of it that is for the batcher."""
         step = replica.read(step)
         replica.num_steps += bool(step.keys)
         replica.num_tokens += len(step.keys)
@@ -484,11 +496,11 @@ class ReplicaSet:
         return step._replace(others=others)
 
     def _end_requests(self, replica: Replica, failure: GenerationFailed) -> Iterator[Output]:
-        """End or move a lost replica's sequences; end its part in changes of adapters."""
+        """Move or end the sequences of a replica that has failed, and no longer wait for it in changes of adapters."""
         reason = f"replica {replica.number}: {failure.message}"
         lost = list(replica.work)
         moving = {key for key in lost if key in replica.fresh and replica.work[key].moved_from is None}
-        log.error("replica %d is lost with %d sequences; %d can move", replica.number, len(lost), len(moving))
+        log.error("replica %d failed with %d sequences; %d of them can move", replica.number, len(lost), len(moving))
         for key in lost:
             del self._by_key[key]
             work = replica.drop(key)
@@ -505,7 +517,7 @@ class ReplicaSet:
             yield from self._answer(key, change)
 
     def _relieve(self, replica: Replica) -> None:
-        """Move requests that a silent replica has not begun, as far as others have room."""
+        """Move sequences that a silent replica has not begun to other replicas that have room."""
         for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
             if (other := self._choose(replica.work[key], replica)) is None:
                 return
@@ -516,7 +528,7 @@ class ReplicaSet:
             self._give(work, replica, other)
 
     def _move(self) -> Iterator[Output]:
-        """Give lost sequences to replicas that have room; end them where no replica is ready."""
+        """Give the sequences of failed replicas to replicas that have room. End them if no replica is ready."""
         for key, (work, lost, error) in list(self._moving.items()):
             if not self.ready:
                 del self._moving[key]
@@ -533,7 +545,11 @@ class ReplicaSet:
         replica.add(work.request, work.origin, earlier)
 
     def _choose(self, work: Work, silent: Replica | None = None) -> Replica | None:
-        """Return the replica for a sequence that moves, perhaps from a silent one; None while none has room."""
+        """Return the replica for a sequence that moves away, or None if no replica has room.
+
+        Args:
+            silent: the sequence's replica, if it is silent. It is not chosen.
+        """
         loads = [load for load in self._loads(1) if silent is None or load.replica != silent.number]
         if not loads:
             return None
@@ -545,7 +561,7 @@ class ReplicaSet:
         return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]
 
     def _answer(self, key: int, change: _Change) -> Iterator[Output]:
-        """Answer a change that all replicas have answered. One of them refused a load: none keeps the adapter."""
+        """Answer a change once all replicas have answered it. If one of them cannot load the adapter, all drop it."""
         if change.waiting:
             return
         del self._changes[key]
@@ -565,7 +581,9 @@ class ReplicaSet:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _changed(self, replica: Replica, state: State) -> None:
-        """Give a replica that is ready the adapters, which a new engine does not have."""
+        """Process a change of a replica's state. A replica that becomes ready loads all adapters, which its engine
+        does not have.
+        """
         if state is State.READY:
             if replica.engine.restarts:
                 log.info("replica %d is ready again", replica.number)

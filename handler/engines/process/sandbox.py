@@ -1,6 +1,7 @@
-"""Sandbox for work on untrusted input: the host's end of a process that is started on demand, and again when it ends.
+"""Sandbox for work on untrusted input, in a process that is started on demand and restarted when it ends.
 
-It compiles clients' schemas and grammars, parses large bodies and decodes images. The other end is `main`.
+It compiles clients' schemas and grammars, parses large bodies and decodes images. `Sandbox` is used by the host, and
+`main` runs in the process.
 """
 
 from __future__ import annotations
@@ -29,20 +30,24 @@ log = logging.getLogger("handler.trials")
 
 _MAIN = "handler.engines.process.sandbox:main"
 _LOAD_SECONDS = 240.0
-_PAUSE = 30.0  # seconds between a start that failed and the next
-_FORK_SECONDS = 20.0  # to begin a job, beside the job's own limit
+_PAUSE = 30.0  # seconds between a failed start and the next one
+_FORK_SECONDS = 20.0  # for the beginning of a job, in addition to the job's limit
 _EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the exit is visible
 _STOPPING = "the server is stopping"
 Spent = Callable[[float], object]
 _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
-"""Exceptions that pickle raises for a function that cannot be sent."""
+"""Exceptions that pickle raises if it cannot encode a function."""
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
-"""Gets a job's subject and data, and yields results for the host; an exception is sent there too."""
+"""Type of a function that receives a job's subject and data, and yields results for the host. Exceptions are also
+sent.
+"""
 
 
 class Prepared(NamedTuple):
-    """Work with a preparation that each fork repeats, as it loses threads. The limits do not count the preparation."""
+    """Work with a preparation that is repeated in each fork, because a fork loses threads. No limits apply to the
+    preparation.
+    """
 
     work: Work
     prepare: Callable[[], object]
@@ -52,10 +57,10 @@ class Limits(NamedTuple):
     """Limits of one job.
 
     Attributes:
-        seconds: of CPU time.
-        memory: bytes, beyond the loaded process.
-        patience: seconds by the clock.
-        nice: added to the process's niceness, so that token generation goes first.
+        seconds: CPU time in seconds.
+        memory: bytes in addition to those of the loaded process.
+        patience: elapsed time in seconds.
+        nice: number added to the process's niceness, so that token generation has priority.
     """
 
     seconds: float
@@ -65,7 +70,7 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One piece of work; `size` raw bytes of data follow it."""
+    """A piece of work. In the channel it is followed by `size` bytes of data."""
 
     subject: Any
     limits: Limits
@@ -73,31 +78,31 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The process is ready for jobs; with a `reason` it is not, and ends."""
+    """Message that the process is ready for jobs. If it has a `reason`, loading failed and the process ends."""
 
     reason: str = ""
     trace: str = ""
 
 
 class Begun(NamedTuple):
-    """A job runs; if neither `Done` nor `Raised` follows, it has exceeded its limits."""
+    """Message that a job is running. If neither `Done` nor `Raised` follows, the job has exceeded its limits."""
 
 
 class Done(NamedTuple):
-    """A job has ended after `seconds` of CPU time; all its results have been sent."""
+    """Message that a job has ended after `seconds` of CPU time. All of its results have been sent."""
 
     seconds: float
 
 
 class Raised(NamedTuple):
-    """A job ended with an exception, after `seconds` of CPU time."""
+    """Message that a job ended with an exception after `seconds` of CPU time."""
 
     error: Exception
     seconds: float
 
 
 class OutOfMemory(NamedTuple):
-    """A job exceeded its memory limit."""
+    """Message that a job exceeded its memory limit."""
 
 
 class NotRun(Exception):
@@ -105,7 +110,7 @@ class NotRun(Exception):
 
 
 class TooBusy(NotRun):
-    """The job did not end in its limit by the clock, as other work had the processors."""
+    """The job exceeded its limit of elapsed time because other work used the processors."""
 
 
 class _ProcessLost(NotRun):
@@ -113,7 +118,7 @@ class _ProcessLost(NotRun):
 
 
 class LimitExceeded(Exception):
-    """The job exceeded its limits, or crashed the copy of the process that ran it."""
+    """The job exceeded its limits, or crashed the process that ran it."""
 
 
 class MemoryLimitExceeded(LimitExceeded):
@@ -133,13 +138,14 @@ class Purpose(NamedTuple):
 
 
 class Sandbox:
-    """Runs one job a call; several threads may call at the same time.
+    """Runs one job per call. Several threads may call it at the same time.
 
-    The process ends with the thread that starts it (PR_SET_PDEATHSIG): call from threads that stay.
+    The process ends when the thread that started it ends (PR_SET_PDEATHSIG), so it must be called from threads that
+    last.
 
     Args:
-        make: returns the function that does the work; it is pickled, and called in the process.
-        purpose: for messages.
+        make: returns the function that does the work. It is pickled, and called in the process.
+        purpose: words for messages.
     """
 
     def __init__(self, make: Callable[[], Work | Prepared], purpose: Purpose) -> None:
@@ -154,16 +160,16 @@ class Sandbox:
         self._closed = False
 
     def run(self, job: Job, data: bytes | memoryview = b"", spent: Spent = lambda seconds: None) -> list[Any]:
-        """Run a job; return its results.
+        """Run a job and return its results.
 
         Args:
             data: `job.size` bytes.
-            spent: gets the seconds of CPU time that the job took, all that it may take where it was stopped.
+            spent: called with the CPU seconds that the job used, or with its limit if it was stopped.
 
         Raises:
             LimitExceeded: the job was stopped.
             NotRun: the process cannot be started, or the machine is too busy.
-            Exception: the job's own.
+            Exception: any exception that the job itself raised.
         """
         try:
             return self._run(job, data, spent)
@@ -171,20 +177,20 @@ class Sandbox:
             return self._run(job, data, spent)  # once more, in a new process
 
     def start(self) -> None:
-        """Start the process where it does not run, and wait until it is loaded.
+        """Start the process if it is not running, and wait until it is loaded.
 
         Raises:
-            NotRun: it cannot be started.
+            NotRun: the process cannot be started.
         """
         with self._lock:
             self._ensure_started()
 
     def close(self) -> None:
-        """End the process and its jobs: it exits when its socket closes, or when this process ends."""
+        """End the process and its jobs. The process exits when its socket closes, or when this process ends."""
         self._closed = True
-        # Without the lock, which a thread holds for as long as the process takes to load.
+        # The lock is not used, because another thread holds it while the process loads.
         if (control := self._control) is not None:
-            with contextlib.suppress(OSError):  # a thread has closed it
+            with contextlib.suppress(OSError):  # another thread has closed it
                 control.shutdown(socket.SHUT_RDWR)
         threading.Thread(target=self._reap, name="trials-reaper", daemon=True).start()
 
@@ -209,7 +215,7 @@ class Sandbox:
                 raise
             except _ProcessLost:
                 with self._lock:
-                    if self._process is process:  # else a new one has been started
+                    if self._process is process:  # otherwise a new one has been started
                         self._kill()
                 raise
 
@@ -220,7 +226,7 @@ class Sandbox:
                 try:
                     socket.send_fds(control, [b"\0"], [theirs.fileno()])
                     return process
-                except OSError:  # it has died since the last job
+                except OSError:  # the process has died since the last job
                     self._kill()
         raise NotRun(f"{self._name} is not running")
 
@@ -231,8 +237,8 @@ class Sandbox:
             send(channel, job)
             first = messages.next()
         except ChannelClosed:
-            raise _ProcessLost(f"{self._name} does not answer") from None
-        assert isinstance(first, Begun), "the first message of a job"
+            raise _ProcessLost(f"{self._name} does not respond") from None
+        assert isinstance(first, Begun), "a job's first message is Begun"
         began = time.monotonic()
         channel.settimeout(job.limits.patience)
         try:
@@ -245,7 +251,7 @@ class Sandbox:
     # -- the process ---------------------------------------------------------------------------------------------
 
     def _ensure_started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start the process if it does not run; called with the lock held."""
+        """Start the process if it is not running. The caller must hold the lock."""
         if self._closed:
             raise NotRun(_STOPPING)
         if self._control is not None and self._process is not None:
@@ -340,12 +346,15 @@ def _results(channel: socket.socket, messages: Messages, data: bytes | memoryvie
         results.append(message)
 
 
-# -- process of the sandbox: it runs each job in a fork of itself, within limits ---------------------------------------
-# A fork takes milliseconds where loading takes seconds, and its end frees all memory. The host's end is `Sandbox`.
+# -- process of the sandbox, which runs each job in a fork of itself, within limits ------------------------------------
+# A fork takes milliseconds while loading takes seconds, and its end frees all memory. The host's side is `Sandbox`.
 
 
 def main(fd: str) -> None:
-    """Call the function in the first message for the work; each further message of one byte carries a job's socket."""
+    """Make the work with the function in the first message. Then run a job for each further message.
+
+    Such a message is a single byte, sent together with the job's socket.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
@@ -433,7 +442,9 @@ def _receive(channel: socket.socket, size: int) -> memoryview:
 
 
 def _silence() -> None:
-    """Close stdout and stderr: libraries write clients' text there, which must not be logged."""
+    """Redirect stdout and stderr to /dev/null, because libraries write clients' texts there, which must not be
+    logged.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -453,13 +464,13 @@ def _apply(limits: Limits) -> None:
 
 
 def _prefer_for_oom_kill() -> None:
-    """Have the kernel kill this process before the engine when the machine runs out of memory."""
+    """Make the kernel kill this process rather than the engine when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def status_bytes(field: str) -> int:
-    """Read an amount of this process's memory from /proc/self/status, in bytes."""
+    """Return a field of /proc/self/status that describes this process's memory, in bytes."""
     with open("/proc/self/status", encoding="ascii") as status:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields[field].split()[0]) << 10

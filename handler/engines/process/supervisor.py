@@ -1,6 +1,6 @@
-"""Supervisor of an engine: starts it, sends commands, detects a crash or hang, and restarts it.
+"""Supervisor of an engine: starts it, sends commands, detects crashes and hangs, and restarts it.
 
-Calls do not block unless they are given a timeout: the host may be an event loop.
+Only calls with a timeout block, as the host may be an event loop.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ log = logging.getLogger("handler.engine")
 
 @dataclass(frozen=True)
 class Place:
-    """What an engine's process gets in addition to its host's environment.
+    """Environment and CPU cores of an engine's process.
 
     Attributes:
-        environ: variables that replace the host's.
-        cores: to which the process and its threads are kept; empty: the host's.
+        environ: variables that replace those of the host.
+        cores: cores to which the process and its threads are pinned; if empty, those of the host.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -50,10 +50,10 @@ ANYWHERE = Place()
 
 
 def on_devices(devices: Sequence[str], count: int) -> list[Place]:
-    """Give each of `count` processes as many devices.
+    """Divide devices equally among `count` processes.
 
     Args:
-        devices: indices or UUIDs, as CUDA_VISIBLE_DEVICES names them; at least `count`.
+        devices: indices or UUIDs, as in CUDA_VISIBLE_DEVICES; at least `count`.
     """
     each = len(devices) // count
     parts = (devices[index * each : (index + 1) * each] for index in range(count))
@@ -61,10 +61,11 @@ def on_devices(devices: Sequence[str], count: int) -> list[Place]:
 
 
 def on_cores(cores: Collection[int], count: int) -> list[Place]:
-    """Divide the cores among `count` processes, neighbours together; with fewer cores than processes some share one.
+    """Divide cores among `count` processes, so that each gets neighbouring cores. If there are too few, some are
+    shared.
 
     Args:
-        cores: empty if processes cannot be kept to cores.
+        cores: numbers of the cores; empty if processes cannot be pinned to cores.
     """
     order = sorted(cores)
     if not order:
@@ -82,7 +83,7 @@ _MAIN = "handler.engines.process.engine_process:main"
 
 
 class EngineInstance:
-    """One start of an engine: a channel, and the process or thread at its other end."""
+    """One run of an engine: a channel, and the process or thread at its other end."""
 
     def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
@@ -99,10 +100,10 @@ class EngineInstance:
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **place.environ},
-                    start_new_session=True,  # for `supervisor.py`, which ends the session with the engine
+                    start_new_session=True,  # the session is ended with the engine: see `end_with_this_process`
                 )
                 on_failure.pop_all()
-            if place.cores:  # before it has the Spec: until then it has one thread, which later ones take after
+            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first one
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, place.cores)
             self.put(spec)
@@ -118,15 +119,15 @@ class EngineInstance:
         return self._process.pid if self._process else None
 
     def put(self, command: Any) -> bool:
-        """Keep a command for the next `flush`; return whether it is the first one."""
+        """Store a command for the next `flush`. Return whether it is the first one."""
         is_first = not self._unsent
         self._unsent += encode(command)
         return is_first
 
     def flush(self) -> None:
-        """Send the commands without waiting: a thread sends those that the channel has no room for.
+        """Send the stored commands without waiting. If the channel has no room for them, a thread sends the rest.
 
-        An engine in a long step reads nothing. One that has ended reads nothing more; `step` will notice.
+        An engine does not read during a long step. If the engine has ended, `step` will notice it.
         """
         if not self._unsent:
             return
@@ -141,13 +142,15 @@ class EngineInstance:
             self._late.put(data)
 
     def _send_late(self) -> None:
-        with contextlib.suppress(ChannelClosed, ValueError):  # closed, by its end or by ours
+        with contextlib.suppress(ChannelClosed, ValueError):  # closed by either side
             while (data := self._late.get()) is not None:
                 send_all(self.channel, data)
                 self._num_late_sent += 1
 
     def stop(self, grace: float = 0.0) -> None:
-        """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is ignored."""
+        """Close the channel, wait up to `grace` seconds, then kill the process. A hung thread keeps running, but is
+        ignored.
+        """
         self._late.put(None)
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)
@@ -161,7 +164,7 @@ class EngineInstance:
             threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
 
     def exit_reason(self) -> str:
-        """Say how it ended, for the log and the clients."""
+        """Return how the engine's process or thread ended, for the log and for clients."""
         if self._process is None:
             return "its thread ended"
         try:
@@ -176,7 +179,7 @@ _MAX_BACKOFF = 30.0
 
 
 class State(str, Enum):
-    """State of the engine; RESTARTING means that it was ready before."""
+    """State of the engine. RESTARTING means that it was ready before."""
 
     LOADING = "loading"
     READY = "ready"
@@ -185,29 +188,30 @@ class State(str, Enum):
 
 
 Soon = Callable[[Callable[[], None]], object]
-"""Schedules a callback."""
+"""Type of a function that schedules a callback."""
 
 
 def now(callback: Callable[[], None]) -> None:
-    """Call it now, where no event loop runs."""
+    """Call a callback at once. Used if no event loop runs."""
     callback()
 
 
 class EngineSupervisor:
-    """An engine in a process or thread, restarted when it fails.
+    """Runs an engine in a process or on a thread, and restarts it when it fails.
 
-    `step` returns the engine's steps. It raises `GenerationFailed` once for each failure, which loses every request in
-    flight. Restarts come after growing pauses; until the engine is ready `ready` is False and `add` is not allowed.
+    `step` returns the engine's steps. After each failure it raises `GenerationFailed` once, and all running requests
+    are lost. The engine is restarted after a pause that grows with each failure. Until it is ready, `ready` is False
+    and `add` must not be called.
 
     Args:
-        spec: the engine and its configuration.
-        isolated: run it in a process of its own, else on a thread.
-        timeout: seconds without a step after which an engine with requests counts as hung.
-        load_timeout: seconds that loading may take.
-        place: of the process.
+        spec: name and configuration of the engine.
+        isolated: whether to run the engine in a process of its own instead of a thread.
+        timeout: seconds without a step after which an engine that has requests is considered hung.
+        load_timeout: maximum seconds for loading the engine.
+        place: environment and cores of the process.
     """
 
-    reports = ()  # those of replicas, which one engine does not have
+    reports = ()  # only several replicas have reports
 
     def __init__(
         self,
@@ -230,13 +234,13 @@ class EngineSupervisor:
         self._reader = MessageReader()
         self._active: set[int] = set()
         self._num_failures = 0  # in a row
-        self._silence = Silence()  # since the last message, the start, or the first command after a rest
+        self._silence = Silence()  # since the last message, the start, or the first command after an idle time
         self._start_at = 0.0
         self._expects_step = False
         self._failure: str | None = None  # the engine's own last message
         self._restart_wanted = False
         self.info: EngineInfo | None = None
-        self.statistics: EngineStatistics | None = None  # None: it has reported none since its start
+        self.statistics: EngineStatistics | None = None  # None: the engine has not reported any since its start
         self.restarts = 0
         self.reason = ""
         self.state = State.LOADING
@@ -268,10 +272,10 @@ class EngineSupervisor:
             self._send(Cancel(key))
 
     def step(self, timeout: float = 0.0) -> list[Step]:
-        """Return the engine's steps, waiting up to `timeout` seconds for one; also check timers and restart.
+        """Return the engine's steps, waiting up to `timeout` seconds for one. Also check timers and restart the engine.
 
         Raises:
-            GenerationFailed: the engine died, hung or raised; every request in flight is lost.
+            GenerationFailed: the engine died, hung or raised an exception, and all running requests are lost.
         """
         if self._instance is None:
             self._wait_for_start(timeout)
@@ -305,17 +309,17 @@ class EngineSupervisor:
         self._expects_step = bool(self._active)
         if self._failure is not None and not steps:
             self._fail(self._failure)
-        if self._restart_wanted and not steps:  # what ended may be the first part of a request
+        if self._restart_wanted and not steps:  # another part of the same request may follow
             self._restart_if_idle()
         return steps
 
     @property
     def replica_restarts(self) -> Sequence[int]:
-        """`restarts`, for the only replica."""
+        """Number of restarts of each replica. There is only one."""
         return (self.restarts,)
 
     def restart_when_idle(self, replica: int = 0) -> None:
-        """Restart the engine as soon as no request is in flight; others wait while it loads. Thread-safe."""
+        """Restart the engine as soon as no request is running. New requests wait while it loads. Thread-safe."""
         self._restart_wanted = True
 
     def close(self, grace: float = 2.0) -> None:
@@ -332,10 +336,10 @@ class EngineSupervisor:
         """Connect an event loop.
 
         Args:
-            watch: called with the file descriptor that is readable when `step` should be called: now and at every
-                start; with None before it is closed.
-            on_change: called with the state: now, after every change, and for every engine failure.
-            soon: has a callback called when the loop has served those who wait: their commands are sent together.
+            watch: called with a file descriptor, now and at every start. `step` should be called when it is readable.
+                Called with None before the descriptor is closed.
+            on_change: called with the state, now and after every change and every failure of the engine.
+            soon: schedules a callback after those that are ready to run, so that commands are sent together.
         """
         self._watch, self._on_change, self._soon = watch, on_change, soon
         if self._instance is not None:
@@ -344,18 +348,18 @@ class EngineSupervisor:
 
     @property
     def silence(self) -> float:
-        """Seconds since its last message, while it owes a step."""
+        """Seconds since the engine's last message, or 0 if no step is expected."""
         return self._silence.seconds if self._expects_step else 0.0
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine, where it has a process."""
+        """Process id of the engine, or None if it runs on a thread."""
         return self._instance.pid if self._instance is not None else None
 
     # -- starts and failures -------------------------------------------------------------------------------------
 
     def _send(self, command: Any) -> None:
-        """Send a command and start the hang timer: the engine answers every command by a step."""
+        """Send a command and start the hang timer, as the engine answers every command with a step."""
         if self._instance is not None:
             if not self._expects_step:
                 self._expects_step = True
@@ -368,7 +372,7 @@ class EngineSupervisor:
             self._instance.flush()
 
     def _note(self, message: Any) -> None:
-        """Record the engine's messages other than steps."""
+        """Process a message of the engine that is not a step."""
         if isinstance(message, EngineStatistics):
             self.statistics = message
         elif isinstance(message, Ready):
@@ -412,7 +416,7 @@ class EngineSupervisor:
     def _restart_if_idle(self) -> None:
         if self._active or not self.ready or self._instance is None or self._failure is not None:
             return
-        log.info("no request is in flight: restarting the engine, as it keeps memory that it does not free")
+        log.info("no request is running: restarting the engine, because it keeps memory that it does not free")
         self._watch(None)
         self._instance.stop()
         self._instance = None
@@ -421,7 +425,7 @@ class EngineSupervisor:
         self._change(State.RESTARTING)
 
     def _fail(self, reason: str) -> NoReturn:
-        """Give up this instance and schedule the next; raises the error of the requests in flight."""
+        """Give up this instance, schedule the next one, and raise the error of all running requests."""
         assert self._instance is not None
         self._watch(None)
         self._instance.stop()
@@ -435,9 +439,9 @@ class EngineSupervisor:
         pause = min(_BACKOFF * 2**self._num_failures, _MAX_BACKOFF)
         self._num_failures += 1
         self._start_at = time.monotonic() + pause
-        was_ready = self.info is not None  # else the host ends: its first engine cannot be loaded
+        was_ready = self.info is not None  # otherwise the host ends, as its first engine cannot be loaded
         self.restarts += was_ready
-        log.error("engine lost: %s%s", reason, f"; starting it again in {pause:g} s" if was_ready else "")
+        log.error("engine lost: %s%s", reason, f"; restarting it in {pause:g} s" if was_ready else "")
         self._change(State.RESTARTING if was_ready else State.CLOSED)
 
     def _change(self, state: State) -> None:
@@ -448,10 +452,11 @@ class EngineSupervisor:
 # -- process group of an engine: the engine and the processes that it starts end together ------------------------------
 
 
-# Linux signals its parent's death to the watcher, which blocks all other signals: the one that ends the engine may go
-# to its whole group. It kills by session, which the engine's process leads: Open MPI 5 gives each MPI worker a process
-# group of its own, but not a session. It spares Python's resource trackers, which free the shared memory of killed
-# processes and then end by themselves. It makes several passes, as processes may be starting others.
+# Linux signals its parent's death to the watcher. All other signals are blocked, as the signal that ends the engine may
+# be sent to its whole group. The watcher kills all processes of the session that the engine's process leads, because
+# Open MPI 5 gives each MPI worker a process group of its own, but not a session. It spares Python's resource trackers,
+# which free the shared memory of killed processes and then end by themselves. It makes several passes, as processes
+# may be starting others.
 _WATCHER = """
 import ctypes, os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
@@ -472,18 +477,18 @@ for _ in range(20):
 
 
 def end_with_this_process() -> None:
-    """End this process's session when this process ends, killed or not.
+    """End all processes of this process's session when this process ends, even if it is killed.
 
-    An engine that is killed cannot stop its own workers, and they keep the GPU memory that the next engine needs.
-    Without effect unless this process leads its session, as `supervisor.py` arranges: another session would also have
-    foreign processes.
+    An engine that is killed cannot stop its own workers, which would keep the GPU memory that the next engine needs.
+    This has no effect unless this process leads its session, as `supervisor.py` arranges. Another session might contain
+    processes that do not belong to the engine.
     """
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
         subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid())], stdin=subprocess.DEVNULL)
 
 
 def end_with_children() -> Callable[[], None]:
-    """End this process when one of its `multiprocessing` children ends: an engine may wait for it for ever.
+    """End this process when one of its `multiprocessing` children ends, because the engine might wait for it forever.
 
     Returns:
         A function that stops the watch.
@@ -494,8 +499,8 @@ def end_with_children() -> Callable[[], None]:
 def end_with_descendants(command: str) -> Callable[[], None]:
     """End this process when a descendant whose command line contains `command` ends.
 
-    MPI workers are not children of this process: a daemon of Open MPI starts them. Other descendants, as a worker's
-    compiler, may end at any time.
+    MPI workers are not children of this process, because a daemon of Open MPI starts them. Other descendants, such as a
+    worker's compiler, may end at any time.
 
     Returns:
         A function that stops the watch.
@@ -509,7 +514,11 @@ def end_with_descendants(command: str) -> Callable[[], None]:
 
 
 def end_with_process(pid: int, name: str) -> Callable[[], None]:
-    """End this process when a child of it ends.
+    """End this process when one of its children ends.
+
+    Args:
+        pid: process id of the child.
+        name: name of the child in the log.
 
     Returns:
         A function that stops the watch.
@@ -519,14 +528,21 @@ def end_with_process(pid: int, name: str) -> Callable[[], None]:
 
 
 def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
-    """Watch processes, given as names by file descriptors that become readable when the process ends."""
+    """End this process when one of several processes ends.
+
+    Args:
+        processes: names of the processes, by file descriptors that become readable when the process ends.
+
+    Returns:
+        A function that stops the watch.
+    """
     closing = threading.Event()
 
     def watch() -> None:
         ended = multiprocessing.connection.wait(list(processes))
         if not closing.is_set():
             names = ", ".join(processes[fd] for fd in ended if isinstance(fd, int))
-            print(f"the engine's own process {names} ended", file=sys.stderr, flush=True)
+            print(f"the engine's process {names} has ended", file=sys.stderr, flush=True)
             os._exit(1)
 
     if processes:
@@ -535,7 +551,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
 
 
 def _open(pid: int) -> int | None:
-    """Open a descriptor of the process; None if the system forbids it.
+    """Open a file descriptor of a process. Return None if the system does not allow it.
 
     Raises:
         ProcessLookupError: the process has ended.
@@ -545,16 +561,16 @@ def _open(pid: int) -> int | None:
     except ProcessLookupError:
         raise
     except OSError as error:  # a kernel before 5.3, or a container that forbids it
-        print(f"the engine's own process {pid} is not watched: {error}", file=sys.stderr, flush=True)
+        print(f"the engine's process {pid} is not watched: {error}", file=sys.stderr, flush=True)
         return None
 
 
 def descendants(parent: int) -> Iterator[int]:
-    """Yield the ids of the processes that a process and its children have started."""
+    """Yield the ids of all processes that a process and its children have started."""
     children: dict[int, list[int]] = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # pid (command) state ppid ...; a command may hold anything.
+            # pid (command) state ppid ...; the command may contain anything.
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(pid)
     parents = [parent]

@@ -1,1 +1,1 @@
-"""Engines that are remote servers: the choice of a server for each request, and failover."""
+"""Engines that are remote servers: choice of a server for each request, and failover."""

@@ -1,4 +1,4 @@
-"""An engine whose work is done by remote servers. All requests share one event loop, which runs in `step`."""
+"""Base class of engines that use remote servers. All requests share one event loop, which runs inside `step`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Silence, Step
 from handler.engines.remote.servers import Failed, Part, Refused, Server, choose
 
-_IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
-_ATTEMPTS = 3  # of one server; further ones have one each
-_MOST_BROKEN = 2  # servers whose connections may end under one request: it may be the reason
+_IDLE = 0.05  # seconds after which a step returns an empty result, as the supervisor considers silence a hang
+_ATTEMPTS = 3  # at one server; each further server adds one
+_MOST_BROKEN = 2  # servers that may close the connection during one request, as the request may be the cause
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
-_ASK_AGAIN = 1.0  # seconds between questions what a server serves, of those who were refused there
-_LINGER = 1.0  # seconds in which a stream has to end after its finish_reason
-TLS_CLOSE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
+_ASK_AGAIN = 1.0  # minimum seconds between two checks of a server after refused requests
+_LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
+TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
 
 
@@ -33,7 +33,7 @@ class Call(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Return whether a token has come: then no other server may be asked."""
+        """Return whether a token has arrived. Then the request cannot be sent to another server any more."""
 
 
 C = TypeVar("C", bound=Call)
@@ -42,13 +42,13 @@ T = TypeVar("T")
 
 @dataclass
 class Running(Generic[C]):
-    """A request at a server.
+    """A request that was sent to a server.
 
     Attributes:
-        silence: since the last token, or the start.
-        silent: it was given up for its silence.
-        held: the end of its answer, until its counts of tokens have come.
-        ended: its caller has everything; the rest is read to free its connection.
+        silence: time since the last token, or since the start.
+        silent: whether the request was given up because of silence.
+        held: end of the answer, which is held back until its token counts arrive.
+        ended: whether the caller has the whole answer. The rest is only read to free the connection.
     """
 
     key: int
@@ -61,12 +61,12 @@ class Running(Generic[C]):
 
 
 class RemoteEngine(ABC, Generic[C]):
-    """See `engines.base.Engine`. A subclass knows the servers' protocol.
+    """See `engines.base.Engine`. Subclasses implement the protocol of the servers.
 
     Args:
-        kind: the servers' name in messages to clients.
+        kind: name of the servers in messages to clients.
         max_silence: seconds without a token after which a request fails.
-        close_seconds: time for connections to close.
+        close_seconds: seconds to wait for connections to close.
     """
 
     def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
@@ -77,34 +77,35 @@ class RemoteEngine(ABC, Generic[C]):
         self._servers = [Server(url) for url in urls]
         self._secrets = (*secrets(), *_names(urls))
         self._running: dict[int, Running[C]] = {}
-        self._parts: dict[int, Part] = {}  # by key; what came since the last step
+        self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
         self._interrupted = False
-        self._listen_at = 0.0  # the time of the next look for silent servers
+        self._listen_at = 0.0  # time of the next search for silent servers
 
-    # -- of a protocol ---------------------------------------------------------------------------------------------
+    # -- the protocol ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def new_call(self, request: EngineRequest) -> C:
-        """Translate a request.
+        """Convert a request to the protocol.
 
         Raises:
-            ValueError: no server supports what it asks for.
+            ValueError: the servers do not support the request.
         """
 
     @abstractmethod
     async def stream(self, server: Server, running: Running[C]) -> None:
-        """Read an answer to its end, and give all of it to `take`.
+        """Read an answer to its end, and pass all of it to `take`.
 
         Raises:
-            Refused, Failed: the server refuses the request, or fails.
+            Refused: the server refuses the request.
+            Failed: the server fails.
         """
 
     @abstractmethod
     async def check(self, server: Server) -> None:
-        """Ask a server whether it serves the model.
+        """Check that a server serves the model.
 
         Raises:
-            Failed: it does not.
+            Failed: the server does not serve the model.
         """
 
     @abstractmethod
@@ -112,7 +113,7 @@ class RemoteEngine(ABC, Generic[C]):
         """Close all connections."""
 
     def take(self, server: Server, running: Running[C], part: Part) -> None:
-        """Keep a part of an answer for the next step."""
+        """Store a part of an answer for the next step."""
         running.silence.begin()
         running.ended = part.finish is not None
         self._parts[running.key] = part
@@ -120,13 +121,13 @@ class RemoteEngine(ABC, Generic[C]):
         self._loop.stop()
 
     def hold(self, running: Running[C], part: Part) -> None:
-        """Keep an answer's end for what belongs to it and comes at once; `_LINGER` is the most that it waits."""
+        """Hold back the end of an answer until its token counts arrive, for at most `_LINGER` seconds."""
         running.silence.begin()
         running.held = part
         self._parts.pop(running.key, None)
 
     def release(self, server: Server, running: Running[C]) -> None:
-        """Give the next step the end that is held, if there is one."""
+        """Pass the end of an answer to the next step if it was held back."""
         if running.held is not None and not running.ended:
             self.take(server, running, running.held)
 
@@ -136,20 +137,20 @@ class RemoteEngine(ABC, Generic[C]):
         return True
 
     def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:
-        """Describe the engine by what its servers said at the start.
+        """Set the facts of the engine to what the servers reported at startup.
 
         Args:
-            name: the engine's.
-            max_tokens: of prompt and answer together, at the servers; None if they do not say so.
-            failed: by address, why servers get no requests for now.
+            name: name of the engine.
+            max_tokens: the servers' limit for prompt and answer together; None if they do not report it.
+            failed: errors of the servers that get no requests for now, by address.
 
         Raises:
-            ConfigError: nothing says how many tokens a request may have.
+            ConfigError: the limit is unknown.
         """
         urls = [server.url for server in self._servers]
         limits = [limit for limit in (max_tokens, config.options.max_model_len) if limit]
         if not limits:
-            raise ConfigError(f"{urls[0]} does not say how many tokens it takes: set option.max_model_len")
+            raise ConfigError(f"{urls[0]} does not report its maximum number of tokens: set option.max_model_len")
         self.info = EngineInfo(name, self._kind, ", ".join(urls), "remote", min(limits))
         for server in self._servers:
             if (error := failed.get(server.url)) is not None:
@@ -158,17 +159,17 @@ class RemoteEngine(ABC, Generic[C]):
                 server.known = True
 
     def check_max_tokens(self, most: int | None) -> None:
-        """Raise Failed where a server takes fewer tokens than this one promises."""
+        """Raise Failed if a server accepts fewer tokens than this engine."""
         if most is not None and most < self.info.max_total_tokens:
-            detail = f"it takes {most} tokens, but took {self.info.max_total_tokens} at startup"
-            raise Failed("takes fewer tokens than the others", f"{detail}: start again to use it")
+            detail = f"it accepts {most} tokens, but accepted {self.info.max_total_tokens} at startup"
+            raise Failed("accepts fewer tokens than the others", f"{detail}: restart this handler to use it")
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
         call = self.new_call(request)
         if all(running.ended for running in self._running.values()):
-            for _ in range(_SPINS):  # while the loop rested, servers may have closed connections
+            for _ in range(_SPINS):  # servers may have closed connections while the loop was not running
                 self._run_once()
         key = request.key
         most = request.parameters.max_new_tokens if isinstance(request.parameters, Sampling) else 0
@@ -177,7 +178,7 @@ class RemoteEngine(ABC, Generic[C]):
         task.add_done_callback(lambda _: self._forget(running))
 
     def _forget(self, running: Running[C]) -> None:
-        if self._running.get(running.key) is running:  # a later request may have its key
+        if self._running.get(running.key) is running:  # a later request may have the same key
             del self._running[running.key]
 
     def cancel(self, key: int) -> None:
@@ -186,7 +187,7 @@ class RemoteEngine(ABC, Generic[C]):
         if running is None:
             return
         running.task.cancel()
-        for _ in range(_SPINS):  # nothing else runs the loop where this was the last request
+        for _ in range(_SPINS):  # nothing else runs the loop if this was the last request
             self._run_once()
             if running.task.done():
                 break
@@ -217,7 +218,7 @@ class RemoteEngine(ABC, Generic[C]):
         logprobs: list[float | None] = []
         others: list[Output] = []
         for key, part in parts.items():
-            if _is_plain(part):  # nearly every one
+            if _is_plain(part):  # nearly all parts
                 keys.append(key)
                 ids.append(part.ids[0])
                 logprobs.append(part.logprobs[0])
@@ -230,7 +231,7 @@ class RemoteEngine(ABC, Generic[C]):
         return Step(keys, ids, logprobs, others)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("its adapters are loaded at option.base_url")
+        raise ValueError("adapters are loaded by the server at option.base_url")
 
     def drop_adapter(self, adapter: Adapter) -> None:
         pass
@@ -248,11 +249,11 @@ class RemoteEngine(ABC, Generic[C]):
     # -- on the loop ---------------------------------------------------------------------------------------------
 
     async def _serve(self, key: int, num_tokens: int) -> None:
-        """Get the answer from one server; after a failure before the first token, from another."""
+        """Get an answer from a server. After a failure before the first token, try another server."""
         running = self._running[key]
         tries: Counter[Server] = Counter()
         broken: set[Server] = set()
-        busy: dict[Server, Failed] = {}  # those that had no room when they were last asked
+        busy: dict[Server, Failed] = {}  # servers that were busy at the last attempt
         for attempt in range(len(self._servers) + _ATTEMPTS - 1, 0, -1):
             server = self._choose(tries, busy)
             if tries[server]:
@@ -289,8 +290,8 @@ class RemoteEngine(ABC, Generic[C]):
                 silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)", silent=True)
                 self.leave_out(server, silent)
                 self._fail(running, server, silent)
-            except Exception as error:  # a fault of ours ends this request only
-                self._fail(running, server, Failed("sent something that this server cannot read", repr(error)))
+            except Exception as error:  # a bug here ends this request only
+                self._fail(running, server, Failed("sent a response that cannot be processed", repr(error)))
             else:
                 server.answered()
             finally:
@@ -300,10 +301,10 @@ class RemoteEngine(ABC, Generic[C]):
     # -- servers -------------------------------------------------------------------------------------------------
 
     def _choose(self, tries: Counter[Server], busy: Mapping[Server, Failed]) -> Server:
-        """Choose a server for a request; those whose pause is over are asked meanwhile what they serve.
+        """Choose a server for a request. Meanwhile, servers whose pause is over are asked for their model.
 
         Args:
-            busy: those that had no room for it.
+            busy: servers that were too busy for this request.
         """
         now = self._loop.time()
         for server in self._servers:
@@ -312,10 +313,13 @@ class RemoteEngine(ABC, Generic[C]):
         return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
 
     async def ask(self, server: Server, *, again: bool = False) -> None:
-        """Make sure that a server serves the model; ask it where it has failed since it last said so.
+        """Make sure that a server serves the model, by asking it if it has failed since it last confirmed this.
+
+        Args:
+            again: ask the server even if it has not failed.
 
         Raises:
-            Failed: it does not.
+            Failed: the server does not serve the model.
         """
         if server.known and not (again and self._loop.time() - server.asked_at > _ASK_AGAIN):
             return
@@ -324,13 +328,13 @@ class RemoteEngine(ABC, Generic[C]):
             raise error
 
     def _question(self, server: Server) -> asyncio.Task[Failed | None]:
-        """Return the question that is under way, or a new one."""
+        """Return the check of a server that is under way, or start one."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking
 
     async def _check(self, server: Server) -> Failed | None:
-        """Ask a server; return why it cannot serve."""
+        """Check a server. Return the reason why it cannot serve, or None if it can."""
         try:
             await self.check(server)
         except Failed as error:
@@ -340,7 +344,7 @@ class RemoteEngine(ABC, Generic[C]):
         return None
 
     def leave_out(self, server: Server, error: Failed) -> None:
-        """Give a server no requests for a while."""
+        """Send a server no requests for a while after a failure."""
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
@@ -348,14 +352,14 @@ class RemoteEngine(ABC, Generic[C]):
     # -- the ends of requests ------------------------------------------------------------------------------------
 
     def _refuse(self, running: Running[C], server: Server, error: Refused) -> None:
-        """End a request that the server refuses, with the server's message if the client has no token yet."""
+        """End a request that the server refuses. The client gets the server's message unless the answer has begun."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
         words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[Server, Failed]) -> None:
-        """End a request for which no server has room; it may be retried when the first of them allows it."""
+        """End a request because all servers are busy. It may be retried as soon as one of them allows it."""
         server, error = next(reversed(busy.items()))
         detail = log_words(f"{server.url} {error}", secrets())
         waits = [one.retry_after for one in busy.values() if one.retry_after]
@@ -370,7 +374,7 @@ class RemoteEngine(ABC, Generic[C]):
     def _end(
         self, running: Running[C], error: str, detail: str, *, refused: bool = False, retry_after: float | None = None
     ) -> None:
-        """End a request with an error; one that has ended needs none."""
+        """End a request with an error, unless it has already ended."""
         if not running.ended:
             running.ended = True
             part = self._parts.setdefault(running.key, Part())
@@ -384,12 +388,12 @@ class RemoteEngine(ABC, Generic[C]):
         self._loop.stop()
 
     def _run_once(self) -> None:
-        """Do what is ready now."""
+        """Run one iteration of the event loop."""
         self._loop.call_soon(self._loop.stop)
         self._loop.run_forever()
 
     def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the loop until `work` is done."""
+        """Run the event loop until `work` is done, and return its result."""
         task = self._loop.create_task(work)
         task.add_done_callback(lambda _: self._loop.stop())
         while not task.done():  # an earlier stop may still be due
@@ -398,12 +402,14 @@ class RemoteEngine(ABC, Generic[C]):
 
 
 def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
-    """Return whether a request may be tried at a server: not one that has asked to be left alone for a while."""
+    """Return whether a request may be sent to a server, that is, unless the server asked for a pause because it is
+    busy.
+    """
     return server not in busy or not busy[server].retry_after
 
 
 def _is_plain(part: Part) -> bool:
-    """Return whether nothing came but one token."""
+    """Return whether exactly one token has arrived and nothing else."""
     return len(part.ids) == 1 and not any((part.tops, part.finish, part.error, part.prompt_logprobs, part.extras))
 
 
@@ -435,7 +441,7 @@ def _error(key: int, part: Part) -> Output:
 
 
 def _names(urls: Sequence[str]) -> list[str]:
-    """Return the servers' names that may appear in messages, except plain words, which could mean anything."""
+    """Return the servers' host names to hide in messages, except for plain words, which could mean anything."""
     hosts = [urlsplit(url) for url in urls]
     names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
     return [*(host.netloc for host in hosts), *names]

@@ -1,4 +1,4 @@
-"""Servers of `option.base_url`: their settings, their errors, reading their answers, and choosing one."""
+"""Servers of `option.base_url`: their options and errors, reading of their answers, and the choice of a server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
 
 class Setting(NamedTuple):
-    """The options of an engine with servers elsewhere, as they are known before it is loaded.
+    """Options of an engine that uses remote servers. They are checked before the engine is loaded.
 
     Attributes:
-        engine: its name.
-        example: of a server's address.
+        engine: name of the engine.
+        example: example of a server's address.
     """
 
     engine: str
@@ -40,13 +40,13 @@ class Setting(NamedTuple):
         problems.check()
 
     def prepare(self, model_id: str | None, config: EngineConfig) -> Path:
-        """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
+        """Return the directory of `option.model_id`, from which the tokenizer, chat template and config are read.
 
         Raises:
-            ConfigError: there is none, or it has no tokenizer.
+            ConfigError: the directory does not exist, or has no tokenizer.
         """
         if model_id is None or not Path(model_id).is_dir():
-            given = "" if model_id is None else f"; {model_id!r} is none"
+            given = "" if model_id is None else f"; {model_id!r} is neither"
             raise ConfigError(
                 f"the engine {self.engine} needs option.model_id, the model's directory or hub name{given}"
             )
@@ -57,40 +57,42 @@ class Setting(NamedTuple):
         """Return the servers' addresses.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: option.base_url is not set.
         """
         urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
         if not urls:
             key = "option.base_url"
-            raise ConfigError(Problem("", key, f"the engine {self.engine} needs {key}, as -o {key}={self.example}"))
+            raise ConfigError(
+                Problem("", key, f"the engine {self.engine} needs {key}, for example -o {key}={self.example}")
+            )
         return urls
 
 
 class Refused(Exception):
-    """The server finds fault with the request, so that no other would take it.
+    """The server refuses the request because of its content, so other servers would refuse it too.
 
     Attributes:
-        status: an HTTP status, or a gRPC status by name.
-        words: the server's own.
+        status: an HTTP status, or the name of a gRPC status.
+        words: the server's message.
     """
 
     def __init__(self, status: int | str, words: str) -> None:
-        super().__init__(f"refused it with {status}")
+        super().__init__(f"refused the request with {status}")
         self.status, self.words = status, words
 
 
 class Failed(Exception):
-    """The server failed, or cannot serve: another may, or the same one later.
+    """The server failed or cannot serve. Another server may succeed, or the same server later.
 
     Attributes:
-        plain: what happened, in words for a client.
-        detail: what the log adds to that: the server's words, and what the operator should change.
-        lasts: it stays so until the operator changes something.
-        broke_off: the connection ended under the request, which may be the reason.
-        busy: it is overloaded, and recovers by itself.
-        silent: it did not answer in the time that it had.
-        ill: it reports that it is unhealthy, or cannot be trusted.
-        retry_after: seconds for which the server wants to be left alone; 0 if it does not say so.
+        plain: what happened, as a verb phrase for clients that follows "the server".
+        detail: details for the log: the server's message, or what the operator should change.
+        lasts: whether the failure lasts until the operator changes something.
+        broke_off: whether the connection was closed during the request, which may be the cause.
+        busy: whether the server is overloaded and will recover by itself.
+        silent: whether the server did not respond in time.
+        ill: whether the server says that it is unhealthy, or cannot be trusted.
+        retry_after: seconds that the server asked clients to wait; 0 if it did not.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Failed(Exception):
 
 @dataclass
 class Part:
-    """The part of an answer since the last step; the first one may have the prompt's scores."""
+    """The part of an answer that arrived since the last step. The first part may contain the prompt's
+    log-probabilities.
+    """
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -139,16 +143,16 @@ class Answer:
 
     @property
     def begun(self) -> bool:
-        """Return whether a token has come: then no other server may be asked."""
+        """Return whether a token has arrived. Then the request cannot be sent to another server any more."""
         return self._num_ids > 0
 
     def take(
         self, part: Part, ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Alternatives]
     ) -> None:
-        """Add tokens to `part`, with their log-probabilities and alternatives where these were asked for.
+        """Add tokens to `part`, with their log-probabilities and alternatives if the request asked for them.
 
         Raises:
-            Failed: there are too many.
+            Failed: there are more tokens than the request allows.
             ValueError: a log-probability or an alternative is missing, or is not a number.
         """
         if self._num_ids + len(ids) > self._most:
@@ -165,41 +169,45 @@ class Answer:
             part.tops += tops
 
     def finish(self, reason: str, last: Any) -> Finish:
-        """Return the finish reason that the server's reason and the last id mean.
+        """Return the finish reason that corresponds to the server's reason and the last token id.
 
         Raises:
-            Failed: the server gave an unknown reason.
+            Failed: the server's reason is unknown.
         """
         match reason:
             case "length":
                 return Finish.LENGTH
             case "stop":
                 return Finish.STOP if last in self._stops else Finish.EOS
-        raise Failed("ended the request for a reason of its own", f"finish_reason={str(reason)[:100]!r}")
+        raise Failed("ended the request for an unknown reason", f"finish_reason={str(reason)[:100]!r}")
 
 
 def score(value: Any) -> float:
-    """Check a log-probability: in other servers' JSON it may be a string, or not finite."""
+    """Return a log-probability as a float. In the JSON of other servers it may be a string or not finite.
+
+    Raises:
+        ValueError: the log-probability is not a finite number.
+    """
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError("a log-probability is not a number")
     return float(value)
 
 
-_PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds that a server is left out; doubled by each failure in a row
+_PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests for a server that failed; doubled by each failure in a row
 
 
 class Server:
-    """One server.
+    """A remote server.
 
-    After a failure it is left out for a pause. Then it is asked what it serves, and gets one request. The first token
-    of that brings it back.
+    After a failure it gets no requests for a while. Then it is asked for its model, and gets a single request. When the
+    first token of that arrives, the server gets requests as before.
 
     Attributes:
-        outstanding: tokens of its requests, those of the prompts and the longest answers.
-        known: it has said that it serves the model, and has not failed since.
-        asked_at: the time when it last said so.
-        asking: the question that is under way; its result is the reason why the server cannot serve.
-        num_failures: how often it was left out since its last whole answer.
+        outstanding: number of tokens in its running requests, counting prompts and maximum answers.
+        known: whether it has confirmed that it serves the model, and has not failed since.
+        asked_at: time of the last confirmation.
+        asking: task that asks the server; its result is the reason why the server cannot serve.
+        num_failures: number of pauses since its last complete answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -213,10 +221,10 @@ class Server:
         self._out_until = 0.0
 
     def failed(self, now: float, retry_after: float = 0.0) -> float:
-        """Leave it out for a while; return for how long, or 0 if it was out already: all its requests fail then.
+        """Begin a pause after a failure, and return its seconds. Return 0 if a pause is under way already.
 
         Args:
-            retry_after: seconds for which it wants to be left alone.
+            retry_after: seconds that the server asked clients to wait.
         """
         if self.is_out(now):
             return 0.0
@@ -227,32 +235,32 @@ class Server:
         return pause
 
     def begun(self) -> None:
-        """Note a first token."""
+        """Record that a first token has arrived."""
         self._on_trial = False
 
     def answered(self) -> None:
-        """Note a whole answer: what failed before no longer counts."""
+        """Record a complete answer, after which earlier failures no longer count."""
         self.num_failures, self._out_until = 0, 0.0
 
     def is_out(self, now: float) -> bool:
         return now < self._out_until
 
     def serves(self, now: float) -> bool:
-        """Return whether it gets requests while others do."""
+        """Return whether the server should be preferred to servers that have failed."""
         return self.known and not self.is_out(now) and not (self._on_trial and self.outstanding)
 
 
 def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Server:
-    """Return the server with the least outstanding tokens; one that is left out only if all are.
+    """Return the server with the fewest outstanding tokens. A server in a pause is chosen only if all are in one.
 
     Args:
-        tries: those of this request; a server that it has not tried comes first.
+        tries: number of attempts of this request by server. Servers without attempts come first.
     """
     return min(servers, key=lambda server: (not server.serves(now), tries[server], server.outstanding))
 
 
 class Model(Protocol):
-    """A server's description of its model; `max_tokens` is None if it does not report one."""
+    """A server's description of its model. `max_tokens` is None if it is not reported."""
 
     @property
     def max_tokens(self) -> int | None: ...
@@ -261,26 +269,29 @@ class Model(Protocol):
 
 
 def one_kind(found: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
-    """Return the kind that all servers share, for option.base_url_kind=auto.
+    """Return the kind that all servers have in common, for option.base_url_kind=auto.
 
     Args:
-        reasons: why others' kinds are not known.
-        kinds: all that there are.
+        found: kinds by address.
+        reasons: why the kinds of the other servers are unknown.
+        kinds: all kinds that exist.
 
     Raises:
-        ConfigError: none is known, or there are several.
+        ConfigError: no kind is known, or the kinds differ.
     """
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in found.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if found else "a server must be running, and say what it is"
-    remedy = "Leave out those of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    problem = "the servers are of different kinds" if found else "a server must be running and report its kind"
+    remedy = (
+        "Remove the servers of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    )
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
 
 
 A = TypeVar("A")
 M = TypeVar("M", bound=Model)
-_POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
+_POLL_INTERVAL = 0.5  # seconds between two checks of a server that is not ready
 _LOG_INTERVAL = 10.0  # seconds between messages about it
 
 
@@ -291,19 +302,20 @@ async def find_model(
     wanted: str,
     setting: str = "option.base_url=",
 ) -> tuple[M, Mapping[str, Failed]]:
-    """Ask all servers for their models until one has a model that fits.
+    """Ask all servers for their models until one of them has a suitable model.
 
     Args:
-        ask: gets a server's answer.
-        fit: reads it, and raises Failed unless the model is that of the servers before (None: there are none).
-        wanted: what the log says is awaited.
-        setting: the text before an address in messages.
+        ask: returns a server's response.
+        fit: reads a response, and raises Failed if the model differs from that of the servers before (None for the
+            first).
+        wanted: name of the awaited model in the log.
+        setting: text before an address in messages.
 
     Returns:
-        The model, with the smallest `max_tokens` of any server; by address, why other servers are unusable.
+        The model, with the smallest `max_tokens` of any server; and the errors of the other servers, by address.
 
     Raises:
-        ConfigError: none will ever serve.
+        ConfigError: no server will ever have a suitable model.
     """
     logged_at = time.monotonic()
     while True:

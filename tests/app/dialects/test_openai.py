@@ -362,7 +362,7 @@ def test_a_prompt_that_is_too_long_for_the_tokenizer_is_called_by_the_routes_nam
     ):
         refused = error(exact_server.post(body, path), 400)
         assert (refused["code"], refused["param"]) == ("context_length_exceeded", field)
-        assert "the model takes at most 8191" in refused["message"]
+        assert "the model accepts at most 8191" in refused["message"]
 
 
 def test_what_each_chunk_repeats_and_how_many_there_are_is_bounded(echo_server: LiveServer) -> None:

@@ -194,8 +194,8 @@ def test_a_dead_worker_is_the_engines_end(model: Path, capfd: pytest.CaptureFixt
         assert second != first
     wait_for_nobody(second)
     said = capfd.readouterr().err
-    assert "the engine's own process mpi4py (pid " in said
-    assert said.count("the engine's own process") == 1, "its orderly close is no death"
+    assert "the engine's process mpi4py (pid " in said
+    assert said.count("the engine's process") == 1, "its orderly close is no death"
 
 
 def test_open_mpi_5_starts_as_root_and_nothing_is_told_of_the_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def seen(found: Loaded, key: int) -> list[int]:
 
 
 def test_an_image_is_seen_alone_and_in_company(each: Loaded) -> None:
-    assert each.capabilities.no_media == {"image": "", "audio": "the model takes no audio clips"}
+    assert each.capabilities.no_media == {"image": "", "audio": "the model accepts no audio clips"}
     asked = [(RED,), (BLUE,), (RED, BLUE), (BLUE, RED), ()]
     alone = [seen(each, each.look(QUESTION, *images)) for images in asked]
     assert len({tuple(ids) for ids in alone}) == len(asked)  # which images, and in which order
@@ -138,7 +138,7 @@ def test_a_prompt_of_ids_that_no_text_has_is_refused(now: Loaded) -> None:
     assert now.one(whole).finish
     letters = [id for letter in "the" for id in now.tokenizer.encode(letter).ids]
     assert letters != now.tokenizer.encode("the").ids
-    with pytest.raises(ValueError, match="no text has exactly this prompt's tokens"):
+    with pytest.raises(ValueError, match="no text has exactly the tokens of this prompt"):
         now.add(letters)
 
 
@@ -189,7 +189,7 @@ def test_a_chat_over_http_counts_an_images_tokens(vision: Path) -> None:
         ("1.1.0", {}, False, ""),
         ("1.2.1", {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}, True, "no model_type"),
         ("1.2.1", {"model_type": "gemma3"}, True, "images are not supported for model_type gemma3"),
-        ("1.2.1", {"model_type": "llama", "vision_config": None}, True, "the model takes text only"),
+        ("1.2.1", {"model_type": "llama", "vision_config": None}, True, "the model accepts text only"),
     ],
 )
 def test_what_takes_no_images_says_why(

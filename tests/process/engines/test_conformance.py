@@ -565,7 +565,7 @@ def test_length_penalty_and_early_stopping_reach_the_beam_search(driver: Driver)
 
 @pytest.mark.parametrize("driver", [OPENVINO], indirect=True)
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(driver: Driver) -> None:
-    with pytest.raises(PromptTooLong, match=r"at least \d+ tokens; the model takes at most 8191"):
+    with pytest.raises(PromptTooLong, match=r"at least \d+ tokens; the model accepts at most 8191"):
         driver.tokenizer.encode("word " * 9000)
 
 

@@ -211,7 +211,7 @@ class TestEachContract:
         server.model[name] = "another"
         server.start()
         result = ask(found, key=2)
-        assert result == failed(error=f"the {kind} server has another model")
+        assert result == failed(error=f"the {kind} server serves another model")
         assert len(server.received) == 1, "the other model was not asked"
         server.model[name] = type(server).usual_model[name]
         wait_for(lambda: ask(found, key=3) == ANSWER, PATIENCE, "it is left out for ever")
@@ -271,9 +271,9 @@ NO_END = "ended its answer without a last message"
         (lambda server: [server.chunk("", None, [])], NO_END),
         (lambda server: [server.chunk("", None, [1 << 20])], "sent an id outside the vocabulary"),
         (lambda server: [server.chunk("", None, [5] * 9)], "sent more tokens than max_tokens=8"),
-        (lambda server: [server.complete("", None, [], "abort")], "ended the request for a reason of its own"),
-        (lambda server: [server.complete("", None, [], "error")], "ended the request for a reason of its own"),
-        (lambda server: [b"\x0a" + b"\xff" * 3 + b"\x02" + b"x" * (5 << 20)], "sent too large a message"),
+        (lambda server: [server.complete("", None, [], "abort")], "ended the request for an unknown reason"),
+        (lambda server: [server.complete("", None, [], "error")], "ended the request for an unknown reason"),
+        (lambda server: [b"\x0a" + b"\xff" * 3 + b"\x02" + b"x" * (5 << 20)], "sent a message that is too large"),
         (lambda server: [Status(grpc.StatusCode.INTERNAL, "down")], "answered INTERNAL"),
         (lambda server: [Status(grpc.StatusCode.CANCELLED, "down")], "answered CANCELLED"),
         (lambda server: [Status(grpc.StatusCode.DATA_LOSS, "down")], "answered DATA_LOSS"),
@@ -581,9 +581,9 @@ def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> 
 @in_one_test(
     ("change", "words"),
     [
-        ({"vocab_size": 7}, "has another tokenizer: it has 7 ids"),
-        ({"eos_token_ids": [77]}, "has another tokenizer: its answers end with [77]"),
-        ({"is_generation": False}, "has a model that computes embeddings"),
+        ({"vocab_size": 7}, "uses another tokenizer: it has 7 ids"),
+        ({"eos_token_ids": [77]}, "uses another tokenizer: its answers end with [77]"),
+        ({"is_generation": False}, "serves a model that computes embeddings"),
     ],
 )
 def test_a_model_that_is_not_ours_is_refused_at_the_start(model: Path, change: dict[str, Any], words: str) -> None:
@@ -598,14 +598,14 @@ def test_a_model_that_is_not_ours_is_refused_at_the_start(model: Path, change: d
 def test_a_negative_context_is_none(model: Path, kind: str) -> None:
     with listening(kind) as server:
         server.model |= {"max_seq_len" if kind == "trtllm" else "max_context_length": -5}
-        with pytest.raises(ConfigError, match="does not say how many tokens it takes"), engine(model, server):
+        with pytest.raises(ConfigError, match="does not report its maximum number of tokens"), engine(model, server):
             pass
 
 
 def test_another_tokenizer_of_tensorrt_llm_is_refused_at_the_start(model: Path) -> None:
     with listening("trtllm") as server:
         server.model["vocab_size"] = 7
-        with pytest.raises(ConfigError, match="has another tokenizer"), engine(model, server):
+        with pytest.raises(ConfigError, match="uses another tokenizer"), engine(model, server):
             pass
 
 
@@ -636,7 +636,7 @@ def test_another_contract_is_refused_at_the_start(model: Path) -> None:
 def test_tls_where_there_is_none_is_refused_at_the_start(model: Path) -> None:
     with listening() as server:
         url = server.url.replace("grpc:", "grpcs:")
-        with pytest.raises(ConfigError, match="speaks another protocol"), engine(model, url):
+        with pytest.raises(ConfigError, match="uses another protocol"), engine(model, url):
             pass
 
 
@@ -653,7 +653,7 @@ def test_a_server_of_another_protocol_is_refused_at_the_start(model: Path) -> No
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         url = f"grpc://127.0.0.1:{web.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="speaks another protocol"), engine(model, url):
+        with pytest.raises(ConfigError, match="uses another protocol"), engine(model, url):
             pass
         web.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE)
@@ -687,11 +687,11 @@ def test_the_least_context_counts(model: Path) -> None:
 
 def test_what_a_contract_cannot_do_is_refused() -> None:
     large = EngineRequest(1, [1] * 200_000, Sampling(prompt_logprobs=True))
-    with pytest.raises(ValueError, match="prompt_logprobs: those of 200000 tokens"):
+    with pytest.raises(ValueError, match="prompt_logprobs: the values of 200000 tokens"):
         GrpcCall(CONTRACTS["vllm"], large, 460, frozenset())
-    with pytest.raises(ValueError, match="min_new_tokens and stop_token_ids together"):
+    with pytest.raises(ValueError, match="min_new_tokens and stop_token_ids cannot be combined"):
         CONTRACTS["trtllm"].request("", [1], Sampling(min_new_tokens=2, stop_token_ids=(9,)))
-    with pytest.raises(ValueError, match="there is no structural_tag"):
+    with pytest.raises(ValueError, match="structural_tag is not supported"):
         CONTRACTS["trtllm"].request("", [1], Sampling(structured_output=StructuredOutput("structural_tag", "{}")))
 
 

@@ -107,7 +107,7 @@ def test_vectors_are_as_the_client_wants_them(model: Path, kind: str) -> None:
             [one / half for one in vector(IDS)[:2]], abs=1e-6
         )
         assert embedded(ask(found, Pooling("embed", normalize=None))) == NORMALIZED, "what the server does"
-        with pytest.raises(ValueError, match="normalize=false: the server's vectors have length 1"):
+        with pytest.raises(ValueError, match="normalize=false is not supported: the server normalizes its vectors"):
             ask(found, Pooling("embed", normalize=False))
     with serving(kind) as server:
         server.normalizes = False
@@ -162,7 +162,7 @@ def test_what_the_server_refuses_is_the_clients_own_fault(model: Path) -> None:
 
 
 def test_a_model_for_something_else_is_named_at_the_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(is_generation=True) as server, pytest.raises(ConfigError, match="has a model that generates text"):
+    with serving(is_generation=True) as server, pytest.raises(ConfigError, match="serves a model that generates text"):
         engines.load("grpc", config(model, server))
     with serving() as server:
         monkeypatch.setattr(server, "embedding", lambda _: Status(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
@@ -181,7 +181,7 @@ def test_a_server_that_pools_in_another_way_is_refused_at_the_start(tmp_path: Pa
     model = write_model(tmp_path / kind / mode, "bert", mode)
     with (
         serving(kind) as server,
-        pytest.raises(ConfigError, match=f"pooling by {mode}, which no server of {kind} supports"),
+        pytest.raises(ConfigError, match=f"{mode} pooling, which {kind} servers do not support"),
     ):
         engines.load("grpc", config(model, server, kind=kind))
 
@@ -189,10 +189,20 @@ def test_a_server_that_pools_in_another_way_is_refused_at_the_start(tmp_path: Pa
 @in_one_test(
     ("task", "kind", "pooling", "words"),
     [
-        (Task.RERANK, "vllm", "auto", "the model is for rerank, and no gRPC contract has scores or classes"),
-        (Task.CLASSIFICATION, "auto", "auto", "no gRPC contract has scores or classes"),
+        (
+            Task.RERANK,
+            "vllm",
+            "auto",
+            "the model is for rerank, but no gRPC contract supports scores or classification",
+        ),
+        (Task.CLASSIFICATION, "auto", "auto", "no gRPC contract supports scores or classification"),
         (Task.EMBEDDING, "trtllm", "auto", "TensorRT-LLM's gRPC server does not implement Embed"),
-        (Task.EMBEDDING, "vllm", "cls", "option.pooling=cls: the server pools as its model's files say"),
+        (
+            Task.EMBEDDING,
+            "vllm",
+            "cls",
+            "option.pooling=cls: the server always uses the pooling that the model's files specify",
+        ),
     ],
 )
 def test_what_no_server_does_is_refused_before_the_start(

@@ -249,11 +249,11 @@ def test_vllm_itself_is_started(hf_demo: Path, monkeypatch: pytest.MonkeyPatch) 
     ("options", "words"),
     [
         ({"base_url": ("grpc://x:1",)}, "option.engine_python starts a server, and option.base_url names another"),
-        ({"base_url_kind": "auto"}, "needs option.base_url_kind, the server to start: vllm, sglang, trtllm"),
+        ({"base_url_kind": "auto"}, "needs option.base_url_kind, the kind of server to start: vllm, sglang, trtllm"),
         ({"engine_python": "/no/such/python"}, "option.engine_python=/no/such/python is not a program"),
         ({"engine_python": None, "engine_flags": ("--x",)}, "option.engine_flags needs option.engine_python"),
-        ({"isolation": "thread"}, "option.engine_python needs a process that ends with its server, no thread"),
-        ({"base_url_kind": "trtllm"}, "option.dtype=bf16: the server of trtllm has no flag for it"),
+        ({"isolation": "thread"}, "option.engine_python cannot be combined with option.engine_isolation=thread"),
+        ({"base_url_kind": "trtllm"}, "option.dtype=bf16: the trtllm server has no flag for it"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

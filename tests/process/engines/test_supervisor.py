@@ -238,7 +238,7 @@ def test_a_death_ends_this_process_unless_it_was_called_off(kind: str, name: str
         command = [sys.executable, "-c", _PROGRAM, kind, when]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (status, said), done.stderr
-        assert (f"the engine's own process {name}" in done.stderr) == (when == "running"), done.stderr
+        assert (f"the engine's process {name}" in done.stderr) == (when == "running"), done.stderr
 
 
 # -- a small BERT behind the real server: many requests at once, and the death of the engine ---------------------------

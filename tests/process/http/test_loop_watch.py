@@ -51,7 +51,7 @@ def test_sigterm_ends_a_server_whose_loop_stands_still(kind: str, tmp_path: Path
         began = time.monotonic()
         assert server.wait(PATIENCE) == -signal.SIGABRT
         assert time.monotonic() - began < 25
-        wait_for(lambda: "a signal to stop waits" in server.log, 5, "the log does not say why")
+        wait_for(lambda: "a stop signal is pending" in server.log, 5, "the log does not say why")
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

@@ -205,11 +205,11 @@ def test_an_entry_point_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "wanted"),
     [
-        (PLAIN, "", "handle answers alone: no engine is loaded"),
+        (PLAIN, "", "handle answers all requests; no engine is loaded"),
         (f"@input_formatter\ndef read(i):\n    pass\n{PLAIN}", "",
-         "handle answers alone: no engine is loaded; input_formatter read (not called, because handle is)"),
+         "handle answers all requests; no engine is loaded; input_formatter read (not called, because handle is)"),
         (f"@a.output_formatter\ndef write(i):\n    pass\n{PLAIN}", VLLM,
-         "handle is tried first; what it answers with None goes to the engine; output_formatter write"),
+         "handle is called first; requests for which it returns None go to the engine; output_formatter write"),
         (PLAIN, "option.entryPoint=handler.entry\n",
          "handle is not called, because option.entryPoint is handler.entry"),
         (THEIRS, "", "no handle and no formatters"),

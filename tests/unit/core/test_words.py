@@ -123,9 +123,9 @@ def test_an_exception_of_an_engine_is_for_the_log() -> None:
 
 
 def test_a_refusal_in_the_log_does_not_quote_the_client() -> None:
-    error = RefusedByEngine("'my secret prompt' is too long", "http://a/v1 refused it with 400")
+    error = RefusedByEngine("'my secret prompt' is too long", "http://a/v1 refused the request with 400")
     assert error.message == "the engine refused the request: 'my secret prompt' is too long"
-    assert error.public == "the engine refused the request (http://a/v1 refused it with 400)"
+    assert error.public == "the engine refused the request (http://a/v1 refused the request with 400)"
 
 
 @pytest.mark.parametrize(

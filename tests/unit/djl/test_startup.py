@@ -247,7 +247,7 @@ def test_what_awss_vllm_image_would_run_is_refused(
         prepare({"model_dir": str(tmp_path), "llm_engine": "echo", **mode}, version)
     told = [problem.message for problem in caught.value.problems]
     assert len(told) == 2
-    assert "CUSTOM_PRE_PROCESS=pre.py:run: write an @input_formatter" in told[0]
+    assert "CUSTOM_PRE_PROCESS=pre.py:run: write a function with @input_formatter" in told[0]
     assert "model.py, line 1: custom_sagemaker_ping_handler belongs to AWS's vLLM image" in told[1]
 
 

@@ -144,9 +144,9 @@ def test_a_hub_that_cannot_be_reached_is_named_without_the_librarys_words(
 
 
 ANSWERS = [
-    ("revision/", (200, b"<html>Log in</html>"), r"HF_ENDPOINT does not answer as a hub does: JSONDecodeError\("),
-    ("revision/", (200, b"[]"), "HF_ENDPOINT does not answer as a hub does: TypeError"),
-    ("revision/", (200, b"{}"), "HF_ENDPOINT does not answer as a hub does: KeyError"),
+    ("revision/", (200, b"<html>Log in</html>"), r"HF_ENDPOINT does not respond like a hub: JSONDecodeError\("),
+    ("revision/", (200, b"[]"), "HF_ENDPOINT does not respond like a hub: TypeError"),
+    ("revision/", (200, b"{}"), "HF_ENDPOINT does not respond like a hub: KeyError"),
     (f"resolve/{COMMIT}/model.safetensors", (403, b""), "403 Forbidden"),
     (
         "revision/",
@@ -238,7 +238,7 @@ def test_weights_of_torch_are_for_the_converter(
 def test_a_download_that_dies_is_an_error(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     dies = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     monkeypatch.setattr(child_processes, "python", lambda *_: dies)
-    with pytest.raises(ConfigError, match="someone/model was not fetched: the process that fetches ended with -9"):
+    with pytest.raises(ConfigError, match="someone/model was not fetched: the download process exited with status -9"):
         fetch("vllm", "someone/model")
 
 

@@ -123,7 +123,7 @@ def test_tensors_are_checked_before_they_are_read(tmp_path: Path) -> None:
 
     check_weights(tmp_path, decoder)
     assert told(**{name: tensors[name].T}) == f"{file}: {name} has the shape [64, 96], but by config.json [96, 64]"
-    assert told(**{name: None}) == f"{tmp_path}: its safetensors have no tensor {name}"
+    assert told(**{name: None}) == f"{tmp_path}: its safetensors files have no tensor {name}"
     bias = "model.layers.0.self_attn.q_proj.bias"
     assert told(**{bias: tensors[name][0]}) == f"{tmp_path}: a llama of this config.json has no {bias}"
     write_safetensors(file, {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": tensors[name][0]})
@@ -135,7 +135,7 @@ def test_tensors_are_checked_before_they_are_read(tmp_path: Path) -> None:
     [
         (
             {"dtype": "F32", "shape": [320, 64], "data_offsets": [0, 8]},
-            r"8 bytes, F32 \[320, 64\] would have 81,920",
+            r"8 bytes, but F32 \[320, 64\] needs 81,920",
         ),
         (
             {"dtype": "F32", "shape": [2, -1], "data_offsets": [0, 8]},

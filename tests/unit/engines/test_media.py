@@ -75,17 +75,17 @@ def test_tokens_of_audio(config: dict[str, Any], placeholder: int, samples: int,
 
 
 def test_what_takes_no_images_says_why(tmp_path: Path) -> None:
-    assert no_images(write(tmp_path, {"model_type": "llama"})) == "the model takes text only"
+    assert no_images(write(tmp_path, {"model_type": "llama"})) == "the model accepts text only"
     assert "model_type gemma3 " in no_images(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
     assert "pixtral" in no_images(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
     qwen = read_image_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
     assert not isinstance(qwen, str)
-    assert no_media(None) == dict.fromkeys(MEDIA, "the model takes text only")
+    assert no_media(None) == dict.fromkeys(MEDIA, "the model accepts text only")
     assert no_media(write(tmp_path, {"model_type": "qwen2_vl"})) == {
         "image": "",
-        "audio": "the model takes no audio clips",
+        "audio": "the model accepts no audio clips",
     }
-    with pytest.raises(ValueError, match="over 200 times"):
+    with pytest.raises(ValueError, match="more than 200 times"):
         qwen.count((201, 1))
 
 
@@ -108,7 +108,7 @@ def wide(*widths: int) -> list[Medium]:
 def test_placeholders_are_repeated_and_joined_again() -> None:
     assert expand([1, 9, 2, 9, 9], {"image": [3, 1, 2]}, WIDE) == [1, 9, 9, 9, 2, 9, 9, 9]
     assert collapse([1, 9, 9, 9, 2, 9, 9, 9], wide(3, 1, 2), WIDE) == [1, 9, 2, 9, 9]
-    with pytest.raises(ValueError, match="makes 2 placeholders for 1 images"):
+    with pytest.raises(ValueError, match="writes 2 placeholders for 1 images"):
         expand([9, 9], {"image": [1]}, WIDE)
     for ids, width in (([9, 9, 1], 3), ([9, 9], 1), ([1], 1)):
         with pytest.raises(ValueError, match="the number of placeholders in the prompt differs"):

@@ -74,7 +74,7 @@ def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
         (SHARD, empty, r"model-1\.safetensors is an empty file"),
         (SHARD, lambda data: data + b"x", r"model-1\.safetensors is broken: it has"),
         (SHARD, lambda data: struct.pack("<Q", 4) + b"junk", r"safetensors is broken: its header"),
-        (SHARD, gone, r"model-1\.safetensors is missing; model\.safetensors\.index\.json names it"),
+        (SHARD, gone, r"model-1\.safetensors is missing, but model\.safetensors\.index\.json lists it"),
         ("model.safetensors.index.json", lambda data: b"[]", r"index\.json is not a JSON object"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) ->
     with path.open("r+b") as file:
         file.write(struct.pack("<Q", 1 << 36))
         file.truncate(1 << 37)  # sparse
-    with pytest.raises(ConfigError, match=r"is broken: it says that its header has 68,719,476,736 bytes"):
+    with pytest.raises(ConfigError, match=r"is broken: it gives the length of its header as 68,719,476,736 bytes"):
         check_checkpoint(tmp_path)
 
 

@@ -340,7 +340,7 @@ def test_parts_are_counted_as_far_as_they_fit() -> None:
     check_tokens("a" * 250, "inputs", 250, 100, count)
     assert counted == [100, 100, 50]
     counted.clear()
-    with pytest.raises(PromptTooLong, match="'messages' has at least 252 tokens; the model takes at most 250"):
+    with pytest.raises(PromptTooLong, match="'messages' has at least 252 tokens; the model accepts at most 250"):
         check_tokens("a" * 100_000, "messages", 250, 100, count)
     assert counted == [100, 100, 100], "84 of each are certain, whatever the cuts have added"
 
@@ -419,7 +419,7 @@ def test_echo_reads_a_prompt_that_truncate_may_shorten(monkeypatch: pytest.Monke
     monkeypatch.setattr(echo, "_MOST_WORDS", 100)
     tokenizer = EchoTokenizer(context=10)
     assert len(tokenizer.encode("a " * 100).ids) == 100
-    with pytest.raises(PromptTooLong, match="'inputs' has at least 101 tokens; the model takes at most 9"):
+    with pytest.raises(PromptTooLong, match="'inputs' has at least 101 tokens; the model accepts at most 9"):
         tokenizer.encode("a " * 102)
     with pytest.raises(PromptTooLong, match="'messages' has"):
         tokenizer.encode_chat([{"role": "user", "content": "a " * 102}])

@@ -217,10 +217,10 @@ OF_THE_REQUEST = {
 }
 LOCATION = "Location: http://elsewhere/\r\n"
 OF_THE_OPERATOR = {
-    "401": (status(401, "who?"), "answered 401", "who?; its key is the variable OPENAI_API_KEY"),
+    "401": (status(401, "who?"), "answered 401", "who?; set its key in the variable OPENAI_API_KEY"),
     "403": (status(403, NO), "answered 403", "OPENAI_API_KEY"),
     "404": (status(404, NO), "answered 404", "option.base_url_model"),
-    "405": (status(405, NO), "answered 405", "its address ends with /v1"),
+    "405": (status(405, NO), "answered 405", "check that the address ends with /v1"),
     "a redirect": (status(307, "", LOCATION), "answered 307", "redirects to 'http://elsewhere/'"),
     "text without ids": (HEAD + event(text="Hi", finish="stop"), "sent text without token ids", "base_url_kind"),
     "a status of an event": (HEAD + UNDER_200.replace(b"400", b"404"), "answered 404", "no such thing"),
@@ -233,7 +233,7 @@ def test_a_request_that_the_server_refuses_ends_with_its_words_alone(answer: byt
     with listening((answer,)) as server, engine(server) as found:
         result = one(found)
         assert result == failed(error="to the client: no such thing")
-        assert result.error.log == f"{server.url} refused it with {code}"
+        assert result.error.log == f"{server.url} refused the request with {code}"
         assert len(server.received) == 1, "it is not tried again"
         assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
 
@@ -241,8 +241,8 @@ def test_a_request_that_the_server_refuses_ends_with_its_words_alone(answer: byt
 def test_after_the_first_token_a_refusal_is_a_failure() -> None:
     with listening((HEAD, FIVE, UNDER_200)) as server, engine(server) as found:
         result = one(found)
-        log = f"{server.url} refused it with 400: no such thing"
-        assert result == failed(5, error="the vllm server refused it with 400")
+        log = f"{server.url} refused the request with 400: no such thing"
+        assert result == failed(5, error="the vllm server refused the request with 400")
         assert result.error.log == log
 
 
@@ -276,14 +276,14 @@ FAILED = {
     "an error event after a ping": (HEAD + b": ping\n\nevent: error\n: worker lost\n\n", "answered 500", "worker lost"),
     "a page": (PAGE, "answered 200 without events", "text/html: Hi!"),
     "compressed": (HEAD[:-2] + b"Content-Encoding: gzip\r\n\r\nx", "sent a compressed answer", "gzip"),
-    "nothing": (b"", "broke off", ""),
-    "no HTTP": (b"SSH-2.0\r\n\r\n", "broke off", ""),
-    "headers without end": (HEAD[:-2] + b"X: y\r\n" * 2000, "broke off", ""),
-    "a header without end": (HEAD[:-2] + b"X: " + b"y" * 100_000, "broke off", ""),
+    "nothing": (b"", "closed the connection", ""),
+    "no HTTP": (b"SSH-2.0\r\n\r\n", "closed the connection", ""),
+    "headers without end": (HEAD[:-2] + b"X: y\r\n" * 2000, "closed the connection", ""),
+    "a header without end": (HEAD[:-2] + b"X: " + b"y" * 100_000, "closed the connection", ""),
     "an end": (HEAD, NO_END, ""),
     "an early end": (HEAD + DONE, NO_END, ""),
-    "half a chunk": (CHUNKED + b"50\r\ndata: ", "broke off", ""),
-    "a chunk of a wrong size": (CHUNKED + b"zz\r\ndata: ", "broke off", ""),
+    "half a chunk": (CHUNKED + b"50\r\ndata: ", "closed the connection", ""),
+    "a chunk of a wrong size": (CHUNKED + b"zz\r\ndata: ", "closed the connection", ""),
     "no JSON": (HEAD + b"data: {\n\n", UNREADABLE, ""),
     "no choices": (HEAD + b'data: {"id": 1}\n\n', UNREADABLE, ""),
     "nested": (HEAD + b"data: " + b"[" * 100_000 + b"\n\n", UNREADABLE, ""),
@@ -291,7 +291,7 @@ FAILED = {
     "wrong ids": (HEAD + event().replace(b"[]", b'["a"]', 1), UNREADABLE, ""),
     "negative ids": (HEAD + event().replace(b"[]", b"[-1]", 1), UNREADABLE, ""),
     "no number": (HEAD + event().replace(b"[]", b"[NaN]", 1), UNREADABLE, ""),
-    "another reason": (HEAD + event(finish="abort"), "ended the request for a reason of its own", "abort"),
+    "another reason": (HEAD + event(finish="abort"), "ended the request for an unknown reason", "abort"),
 }  # fmt: skip
 
 
@@ -511,7 +511,7 @@ def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
         ConfigError, match=r"base_url_kind=auto: a server must be running.*: http.*/v1: cannot be reached"
     ):
         find_kind((server.url,))
-    with pytest.raises(ConfigError, match="such addresses end with /v1"):
+    with pytest.raises(ConfigError, match="such an address must end with /v1"):
         find_kind((server.url.removesuffix("/v1"),))
 
 
@@ -638,12 +638,12 @@ def test_a_key_that_is_missing_there_is_no_fault_of_the_client(behind: Server, f
     answer = front.post(CHAT, "/v1/chat/completions")
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "request failed in the engine: the vllm server answered 401"
-    assert f"{behind.url} answered 401: who?; its key is the variable OPENAI_API_KEY" in front.log
+    assert f"{behind.url} answered 401: who?; set its key in the variable OPENAI_API_KEY" in front.log
 
 
 def test_in_a_stream_that_has_begun_it_is_the_last_event(behind: Server, front: AppServer) -> None:
     behind.scripts[:] = [(HEAD, event(5), b'data: {"error": {"message": "no such thing", "code": 400}}\n\n')]
     answer = front.post({**CHAT, "stream": True}, "/v1/chat/completions")
     assert answer.status_code == 200
-    assert "the vllm server refused it with 400" in answer.text
-    assert "refused it with 400: no such thing" in front.log
+    assert "the vllm server refused the request with 400" in answer.text
+    assert "refused the request with 400: no such thing" in front.log

@@ -118,7 +118,7 @@ def test_at_the_start_all_are_asked_and_the_least_context_counts(capfd: pytest.C
                 assert one(found, key=key) == WHOLE
             assert (len(other.received), len(locked.received)) == (0, 0)
     said = capfd.readouterr().err
-    assert f"{other.url} gets no requests for 1 s: it has another model: it has 'another'" in said
+    assert f"{other.url} gets no requests for 1 s: it serves another model: it serves 'another'" in said
     assert f"{locked.url} gets no requests for 1 s: it answered 401" in said
 
 
@@ -279,7 +279,7 @@ def test_a_request_that_kills_its_servers_is_moved_once() -> None:
         listening() as third,
         engine(first, second, third) as found,
     ):
-        assert one(found)[::2] == ([], "the vllm server broke off")
+        assert one(found)[::2] == ([], "the vllm server closed the connection")
         assert (len(first.received), len(second.received), len(third.received)) == (1, 1, 0)
 
 
