@@ -80,7 +80,8 @@ def check_directory(directory: Path, names: Sequence[str]) -> None:
 def context_of(directory: Path) -> object:
     """Read the context length, in tokens, from config.json."""
     config = model_files.read_text_config(directory)
-    return config.get("max_position_embeddings") or config.get("n_positions")
+    length = config.get("max_position_embeddings")
+    return config.get("n_positions") if length is None else length
 
 
 def prefers_f32(directory: Path) -> bool:

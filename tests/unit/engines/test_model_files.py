@@ -177,6 +177,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
             r"config\.json: max_position_embeddings must be a whole",
         ),
         ("config.json", b'{"max_position_embeddings": -1}', r"max_position_embeddings must be a whole"),
+        ("config.json", b'{"max_position_embeddings": 0}', r"max_position_embeddings must be a whole"),
         ("config.json", b'{"text_config": 5}', r"config\.json: text_config must be an object"),
     ],
 )
