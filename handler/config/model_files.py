@@ -177,7 +177,7 @@ def model_below(directory: Path) -> Path | None:
 
 
 def _gguf_of(directory: Path) -> Path | None:
-    """Return a directory's GGUF model, or None if there is none. The headers tell models from other GGUF files.
+    """Return a directory's GGUF model, or None if there is none. The headers show which GGUF files are models.
 
     Raises:
         ConfigError: If the directory contains several models or a model in several parts.

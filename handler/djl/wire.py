@@ -492,10 +492,8 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:
-    """Return the headers of a response. The dialect's own headers are kept only for errors and sessions.
-
-    A request about a session is one that has no request for the engine.
-    """
+    """Return the headers of a response. The API's own headers are kept only for errors and requests about sessions."""
+    # A request about a session has nothing for the engine.
     passes = task.error is not None or task.parsed is None or not task.parsed.requests
     own = task.dialect_headers() if passes else ()
     return {

@@ -247,7 +247,11 @@ def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[...,
 
 
 def import_once(path: Path) -> ModuleType:
-    """Return the module of a user's file, and import it if it has not been imported, as `import_file` does."""
+    """Return the module of a user's file, and import the file if that has not been done.
+
+    Raises:
+        ConfigError: If the file cannot be imported. The message names the file and line.
+    """
     return _find_imported(path) or import_file(path)
 
 
@@ -354,7 +358,7 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
 
 
 def _unpacks_three(path: Path) -> bool:
-    """Return whether a file unpacks three values from `get_next_token`, as in LMI up to 0.31 and LMI's documents."""
+    """Return whether a file unpacks three values from `get_next_token`, which returned three in LMI up to 0.31."""
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)

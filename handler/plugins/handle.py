@@ -74,7 +74,11 @@ class Answer(NamedTuple):
 
 
 class PassOn(NamedTuple):
-    """A result that passes the request to the engine, with `body` in place of the request's body unless it is None."""
+    """A result that passes the request to the engine.
+
+    Attributes:
+        body: The body for the engine, or None for the request's own body.
+    """
 
     body: bytes | None = None
 

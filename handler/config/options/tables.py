@@ -380,7 +380,7 @@ def policy(text: str) -> str:
 
 
 def integers(text: str) -> list[int]:
-    """Parse `[4096, 256]` or `4096,256`."""
+    """Parse a list of positive integers, such as `[4096, 256]` or `4096,256`."""
     rule = "must be whole numbers of at least 1, separated by commas"
     try:
         values = json.loads(text if text.startswith("[") else f"[{text}]")
