@@ -195,7 +195,7 @@ class ApiKeys:
         return bool(owner) or (method, scope["path"]) in self._open
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
-        """Send an error response instead of the route's. Return False if no route has this path, which is no secret."""
+        """Send an error response in place of the route's. If no route has this path, send nothing and return False."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
         if route is None:
             return False

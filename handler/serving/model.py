@@ -409,7 +409,7 @@ class ServedAdapters:
         return bool(self._at_start)
 
     async def load_at_start(self) -> None:
-        """Register the adapters for startup.
+        """Register the adapters that are next to the model.
 
         Raises:
             ConfigError: an adapter cannot be used.

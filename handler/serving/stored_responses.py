@@ -516,6 +516,6 @@ def configured_store(config: Config) -> ResponseStore | None:
         )
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
-        told = f"responses cannot be stored there: {why}; must be off, memory or a directory"
+        told = f"responses cannot be stored in this directory: {why}; must be off, memory or a directory"
         raise ConfigError(config.problem("option.responses_store", place, told)) from None
     return ResponseStore(database)

@@ -576,7 +576,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler of what `_Pickler` has pickled, which inserts the parts again."""
+    """The counterpart of `_Pickler`, which inserts the strings and lists from the parts."""
 
     def __init__(self, data: bytes, parts: list[list[tuple[int, Any]]]) -> None:
         super().__init__(io.BytesIO(data))

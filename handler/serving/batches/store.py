@@ -421,5 +421,5 @@ def configured_batches(config: Config) -> BatchStore | None:
         return BatchStore(Path(place).absolute(), config)
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
-        told = f"files cannot be stored there: {why}; must be off or a directory"
+        told = f"files cannot be stored in this directory: {why}; must be off or a directory"
         raise ConfigError(config.problem("option.batches_store", place, told)) from None

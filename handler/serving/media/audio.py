@@ -116,19 +116,20 @@ def _wav_size(data: bytes) -> tuple[int, int, int]:
     raise InvalidPayload("the audio is broken: its header declares no samples")
 
 
-def _length(named: int, there: int, frame: int) -> int:
+def _length(declared: int, available: int, frame: int) -> int:
     """Return the number of samples per channel in a WAV.
 
     Args:
-        named: bytes of samples that the header declares.
-        there: bytes that follow the header.
+        declared: bytes of samples that the header declares.
+        available: bytes that follow the header.
         frame: bytes of one sample in all channels.
     """
     if not frame:
         raise InvalidPayload("the audio is broken: its header does not say how its samples are encoded")
-    if named > there and named < _STREAMED:
-        raise InvalidPayload(f"the audio is broken: its header declares {named} bytes of samples, but {there} follow")
-    return min(named, there) // frame
+    if available < declared < _STREAMED:
+        broken = f"its header declares {declared} bytes of samples, but {available} follow"
+        raise InvalidPayload(f"the audio is broken: {broken}")
+    return min(declared, available) // frame
 
 
 def _rules(config: Config) -> FileRules:

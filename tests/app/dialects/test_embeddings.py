@@ -94,7 +94,7 @@ def test_by_the_custom_attributes_too(servers: dict[str, LiveServer], vectors: l
     assert servers["text-embedding"].post({"inputs": ECHO_TEXTS[0]}, headers=headers).json() == vectors[:1]
     headers = {"x-amzn-sagemaker-custom-attributes": "route=/v1/chat/completions"}
     refused = servers["text-embedding"].post({"messages": []}, headers=headers)
-    assert "these are: /invocations" in refused.text
+    assert "available routes: /invocations" in refused.text
     assert "/v1/embeddings" in refused.text
 
 

@@ -395,7 +395,8 @@ def _directory(directory: Path) -> None:
 )
 def test_a_place_that_cannot_be_used_stops_the_start(tmp_path: Path, spoil: Any, why: str) -> None:
     spoil(tmp_path)
-    with pytest.raises(ConfigError, match=rf"option\.responses_store=.*: responses cannot be stored there: .*{why}"):
+    told = rf"option\.responses_store=.*: responses cannot be stored in this directory: .*{why}"
+    with pytest.raises(ConfigError, match=told):
         configured_store(Config(responses_store=str(tmp_path)))
 
 
