@@ -1,1 +1,1 @@
-"""A conformance kit for LLM containers: `lmi conform` tests what a server's public contracts promise."""
+"""Conformance tests for LLM containers: `lmi conform` tests a server against its public contracts."""

@@ -1,4 +1,4 @@
-"""The command line of `lmi conform`. It imports the rules only when it runs, so that `lmi serve` starts fast."""
+"""Command line of `lmi conform`. The rules are imported only when it runs, so that `lmi serve` starts fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule
-passes, fails (the report says what was sent and received), or is not asked (the report says why).
+passes, fails (the report shows the request and the answer), or is not asked (the report says why).
 Results go to standard error, and a report in Markdown to standard output at the end. LMI_API_KEY
 is the server's key. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing could run."""
 _EXAMPLE = """examples:
@@ -37,42 +37,46 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLE,
         formatter_class=KeptLines,
     )
-    parser.add_argument("url", nargs="?", help="the server, such as http://host:port")
+    parser.add_argument("url", nargs="?", help="the URL of the server, such as http://host:port")
     parser.add_argument(
         "--profile",
         action="append",
         choices=PROFILES,
         metavar="NAME",
-        help="the contract: sagemaker (the platform's), or an API's: lmi-0.28, lmi-0.38, tgi, openai, anthropic, "
+        help="a contract to test: sagemaker (the platform), or an API: lmi-0.28, lmi-0.38, tgi, openai, anthropic, "
         "triton; repeatable (default: sagemaker)",
     )
     parser.add_argument(
-        "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"
+        "--model",
+        default="",
+        metavar="NAME",
+        help="the model name in requests (default: the first model that the server lists)",
     )
     parser.add_argument(
         "--adapter",
         default="",
         metavar="NAME=DIRECTORY",
-        help="a LoRA adapter and its directory on the server; needed for the rules about adapters",
+        help="a LoRA adapter and its directory on the server; required for the rules about adapters",
     )
     parser.add_argument(
         "--metrics",
         type=_path,
         default="/metrics",
         metavar="PATH",
-        help="the path of its metrics, as in SageMaker's MetricsEndpointPath (default: %(default)s)",
+        help="the path of the server's metrics, as in SageMaker's MetricsEndpointPath (default: %(default)s)",
     )
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
         "--command",
         metavar="COMMAND",
-        help="the command that starts the server at URL, and ends on SIGTERM; needed for the rules about start "
-        "and stop",
+        help="the command that starts the server at URL, and exits on SIGTERM; required for the rules about startup "
+        "and shutdown",
     )
     end.add_argument(
         "--container",
         metavar="NAME",
-        help="the running container at URL (docker or podman), which ends on SIGTERM; needed for the rules about stop",
+        help="the running container at URL (docker or podman), which exits on SIGTERM; required for the rules about "
+        "shutdown",
     )
     parser.add_argument(
         "--ready",
@@ -90,7 +94,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
     add_repeatable(parser, "--rule", "rule", "RULE", "run only this rule (stream.chunked) or group (stream)")
-    add_repeatable(parser, "--skip", "skip", "RULE", "leave out this rule or group")
+    add_repeatable(parser, "--skip", "skip", "RULE", "skip this rule or group")
     report = parser.add_argument_group("report")
     report.add_argument("--title", metavar="TEXT", help="the server's name in the report (default: its URL)")
     report.add_argument(
@@ -138,7 +142,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     from proof.conform.run import Plan
     from proof.conform.server import Asking, Limits
 
-    _ = Target(arguments.url, 0).address  # it may be none
+    _ = Target(arguments.url, 0).address  # raises ConfigError for an invalid URL
     if arguments.adapter and not all(arguments.adapter.partition("=")[::2]):
         raise ConfigError(f"lmi conform: --adapter {arguments.adapter}: write it as NAME=DIRECTORY")
     asking = Asking(

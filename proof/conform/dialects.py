@@ -1,4 +1,4 @@
-"""Requests for text in each profile, and where its answers have the text."""
+"""Requests for generated text in each profile's API, and the location of the text in its answers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way to request text.
+    """An API's way to request generated text.
 
     Attributes:
-        name: for messages.
-        path, stream_path: may contain `{model}`.
-        body: returns the request's JSON for a prompt, a number of tokens, and stream or not; greedy.
-        prompt: the required field.
-        tokens: path of keys to the token limit.
-        temperature: path of keys to the temperature.
-        content_type: of its streams.
-        endless: fields of a long stream, so that no end token ends it.
-        refuses_in_stream: whether a bad parameter of a stream gets status 200 and an event with the error, as in TGI.
+        name: Name in messages.
+        path, stream_path: Routes; they may contain `{model}`.
+        body: Returns a greedy request's body for a prompt, a number of tokens, and whether to stream.
+        prompt: Name of the field with the prompt.
+        tokens: Path of keys to the token limit.
+        temperature: Path of keys to the temperature.
+        content_type: Content type of a stream.
+        endless: Fields that keep an end token from ending a stream early.
+        refuses_in_stream: Whether a stream with a bad parameter gets status 200 and an error event, as in TGI.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Dialect:
 
 
 def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
-    """Return the body with another value at the path `keys`."""
+    """Return a copy of the body with `value` at the path `keys`."""
     first, *rest = keys
     return {**body, first: change(body.get(first, {}), tuple(rest), value) if rest else value}
 
 
 def merge(body: Body, more: Mapping[str, Any]) -> Body:
-    """Return the body with more fields; objects are merged."""
+    """Return a copy of the body with the fields of `more`; nested objects are merged."""
     joined = dict(body)
     for name, value in more.items():
         inner = joined.get(name)
@@ -99,18 +99,18 @@ TRITON = Dialect(
     _MAX, _TEMPERATURE, _EVENTS, {},
 )  # fmt: skip
 AT_INVOCATIONS = (
-    replace(LMI, content_type=""),  # LMI's lines, or the events of a mode that is like TGI
+    replace(LMI, content_type=""),  # JSON lines as in LMI, or events where the server is compatible with TGI
     Dialect("a chat", _CALLS, _CALLS, _chat, "messages", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
     Dialect("a completion", _CALLS, _CALLS, _completion, "prompt", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
 )
-"""Dialects that `/invocations` may accept; the first that is answered is used."""
+"""Dialects that `/invocations` may accept; the first one that the server answers is used."""
 
 OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "anthropic": MESSAGES, "triton": TRITON}
 PROFILES = ("sagemaker", *OF_PROFILE)
 
 
 def text_of(value: Any) -> str | None:
-    """Return a whole answer's text, in any dialect; None if it has none."""
+    """Return the text of a whole answer in any dialect, or None if there is no text in it."""
     if isinstance(value, list) and value:
         value = value[0]
     match value:
@@ -126,7 +126,7 @@ def text_of(value: Any) -> str | None:
 
 
 def piece_of(event: Any) -> str:
-    """Return the text of one event of a stream, in any dialect; empty if it has none."""
+    """Return the text of one event of a stream in any dialect, or "" if there is no text in it."""
     match event:
         case {"token": {"special": True}} | {"token": {"special_token": True}}:
             return ""

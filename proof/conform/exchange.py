@@ -1,4 +1,4 @@
-"""Requests to the server under test, and their answers, with each byte's time."""
+"""Requests to the server under test, and its answers with their arrival times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ _SHOWN = 240
 
 
 class Recorder(BodyReader, AnswerReader):
-    """Keeps an answer, and when a stream's lines or events arrived."""
+    """Reader that records an answer, and the arrival times of a stream's lines or events."""
 
     max_bytes: ClassVar[int] = 8 << 20
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        if self.headers.get("content-type", "").startswith(_STREAMS):  # others may be long without a line
+        if self.headers.get("content-type", "").startswith(
+            _STREAMS
+        ):  # other bodies may be long and without line breaks
             AnswerReader.on_body(self, body)
 
 
@@ -33,11 +35,11 @@ class Answer:
     """The answer to one request.
 
     Attributes:
-        asked: the request in a line, for a report; keys are left out.
-        failure: why the answer is not whole: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB`, `refused`; empty:
-            it is whole.
-        pieces: seconds from the request's first byte to each part of the body.
-        arrivals: the same for the lines or events of a stream.
+        asked: The request on one line for a report, without API keys.
+        failure: Reason why the answer is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
+            `refused`; "" if it is complete.
+        pieces: Seconds from the start of the request to each part of the body.
+        arrivals: Seconds from the start of the request to each line or event of a stream.
     """
 
     asked: str
@@ -55,12 +57,12 @@ class Answer:
 
     @property
     def is_uncut(self) -> bool:
-        """Return whether it is provably whole: one that ends with its connection may have been cut off."""
+        """Return whether the answer is certainly complete; one that ends by closing the connection may be cut off."""
         return not self.failure and client.tells_its_end(self.headers)
 
     @property
     def refused(self) -> bool:
-        """Return whether the server blamed the client."""
+        """Return whether the server refused the request as invalid, with a status of 400 to 499."""
         return 400 <= self.status < 500 and not self.failure
 
     @property
@@ -73,7 +75,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """The body as JSON; None if it is not JSON."""
+        """Body as JSON, or None if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -81,12 +83,12 @@ class Answer:
 
     @property
     def object(self) -> dict[str, Any]:
-        """The body as a JSON object; empty if it is not one."""
+        """Body as a JSON object, or {} if it is not a JSON object."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The JSON objects of a stream: its lines, or its events' data, without `[DONE]`. Other lines are left out."""
+        """JSON objects of a stream, from its lines or its events' data. Other lines, such as `[DONE]`, are left out."""
         found = []
         for line in self.text.split("\n"):
             try:
@@ -99,7 +101,7 @@ class Answer:
 
     @property
     def got(self) -> str:
-        """The answer in a line, for a report."""
+        """Answer on one line, for a report."""
         if self.failure and not self.status:
             return f"{self.failure} after {self.seconds:.1f} s"
         end = f"; then {self.failure} after {self.seconds:.1f} s" if self.failure else ""
@@ -107,14 +109,14 @@ class Answer:
 
 
 class Connection(client.Connection[Recorder]):
-    """One connection for one request."""
+    """Connection that is used for a single request."""
 
     def __init__(self) -> None:
         super().__init__(Recorder)
         self._news = asyncio.Event()
 
     async def send(self, request: bytes, asked: str, timeout: float) -> Answer:
-        """Send the request and wait for its answer; a failure is an answer as well."""
+        """Send the request and return its answer. A failed exchange is returned as an answer with `failure` set."""
         start = time.monotonic()
         failure = await self.exchange(request, timeout)
         end, reader = time.monotonic(), self.reader
@@ -130,7 +132,7 @@ class Connection(client.Connection[Recorder]):
         )
 
     async def begun(self, events: int, timeout: float) -> bool:
-        """Wait for a number of events; return whether they arrived within `timeout` seconds."""
+        """Wait until `events` events have arrived; return False if they have not after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while len(self.reader.arrivals) < events and not self.closed:
             self._news.clear()
@@ -150,12 +152,16 @@ class Connection(client.Connection[Recorder]):
 
 
 async def connect(url: str, timeout: float) -> Connection:
-    """Open a connection; raises as `opened`."""
+    """Open a connection.
+
+    Raises:
+        OSError, asyncio.TimeoutError: The connection failed.
+    """
     return await client.opened(Connection, client.address(url), timeout)
 
 
 def shown(data: bytes | str) -> str:
-    """Return the beginning of a body on one line."""
+    """Return the first characters of a body on one line, for a report."""
     text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
     text = text.replace("\r", "\\r").replace("\n", "\\n")
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(data)} in all)"

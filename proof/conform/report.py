@@ -1,4 +1,4 @@
-"""Results as Markdown and as JSON; several reports side by side."""
+"""Reports of results in Markdown and JSON, and comparison of several reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERDICTS = ("passed", "failed", "not asked")
 
 
 def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any]:
-    """Return the report as JSON's values."""
+    """Return the report as a JSON object."""
     return {
         "conform": __version__,
         "title": title,
@@ -45,7 +45,7 @@ def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Return the report as Markdown: counts, failures with request and answer, then all rules."""
+    """Return the report as Markdown: counts, failures with their requests and answers, and all rules."""
     results = report["results"]
     lines = [f"# Conformance of {_plain(report['title'])}", ""]
     lines += [f"Asked by lmi-handler {report['conform']} at {report['time']}.", ""]
@@ -69,18 +69,18 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def line(result: Result) -> str:
-    """Return one result for a terminal."""
+    """Return a result as one line for a terminal."""
     told = f"  {result.wanted}" if result.wanted else ""
     return _printable(f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{told}")
 
 
 def total(results: Sequence[Result]) -> str:
-    """Return the counts in a line."""
+    """Return the number of results of each verdict, on one line."""
     return ", ".join(f"{sum(result.verdict == verdict for result in results)} {verdict}" for verdict in VERDICTS)
 
 
 def rules_table(profiles: Iterable[str] = PROFILES) -> str:
-    """Return all rules as Markdown, with their sources."""
+    """Return the rules of the profiles as a Markdown table, with links to their sources."""
     wanted = set(profiles)
     lines = ["| rule, and its source | requirement | profiles |", "|---|---|---|"]
     for rule in RULES.values():
@@ -96,7 +96,11 @@ def _link(text: str, url: str) -> str:
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read reports in JSON."""
+    """Read reports that were saved as JSON.
+
+    Raises:
+        ConfigError: A file cannot be read, or is not a report.
+    """
     reports = []
     for path in paths:
         try:
@@ -113,7 +117,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def compare(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reports side by side as Markdown: counts, then each rule that failed somewhere."""
+    """Return a Markdown comparison of reports: their counts, and the rules that failed in at least one of them."""
     titles = [_plain(report["title"]) for report in reports]
     found = [
         {(result["profile"], result["rule"]): result["result"] for result in report["results"]} for report in reports
@@ -137,10 +141,10 @@ def compare(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape foreign text, so that it does not break Markdown's tables."""
+    """Escape text from elsewhere so that it cannot break a Markdown table."""
     return _printable(text).replace("|", "\\|").replace("`", "'")
 
 
 def _printable(text: str) -> str:
-    """Remove control characters, and those that UTF-8 cannot encode."""
+    """Replace unprintable characters, and those that UTF-8 cannot encode, with spaces."""
     return "".join(char if char.isprintable() else " " for char in text)

@@ -1,4 +1,4 @@
-"""The table of rules: each with its check, its source, and the profiles that it applies to."""
+"""Table of the rules, each with its check, its source and the profiles that it applies to."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LMI = ("lmi-0.28", "lmi-0.38")
 
 
 class Source(NamedTuple):
-    """A public document; or ourselves if there is none, with an empty `url`."""
+    """Public document that states a rule; `url` is empty for this project's own rules."""
 
     title: str
     url: str
 
 
 class Failed(Exception):
-    """The server breaks the rule.
+    """Failure of a rule.
 
     Attributes:
-        wanted: the rule's requirement.
-        asked, got: the request and its answer; empty: there was none.
+        wanted: The expected answer.
+        asked, got: The request and the answer, or "" if there was no request.
     """
 
     def __init__(self, wanted: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
@@ -39,7 +39,7 @@ class Failed(Exception):
 
 
 class NotAsked(Exception):
-    """The rule cannot be checked on this server; the message says why."""
+    """Rule that cannot be checked on this server; the message says why."""
 
 
 Check = Callable[["Server"], Awaitable[None]]
@@ -47,13 +47,13 @@ Check = Callable[["Server"], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One promise.
+    """Requirement of a contract, and its check.
 
     Attributes:
-        id: its name in reports: a group, a dot, a name.
-        sentence: the requirement.
-        last: it ends the server, so it is checked after all others.
-        check: returns if the server keeps the rule, otherwise raises `Failed` or `NotAsked`.
+        id: Name in reports, such as `stream.chunked`: a group, a dot and a name.
+        sentence: The requirement in one sentence.
+        last: Whether the check stops the server, so that it must run after all others.
+        check: Returns if the server meets the requirement, otherwise raises `Failed` or `NotAsked`.
     """
 
     id: str
@@ -65,13 +65,13 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""All rules by id, in the order in which they are checked."""
+"""Rules by id, in the order in which they are checked."""
 
 
 def rule(
     id: str, sentence: str, source: Source, profiles: Iterable[str] = PROFILES, *, last: bool = False
 ) -> Callable[[Check], Check]:
-    """Add the function to the table."""
+    """Register the decorated function as the check of a rule."""
 
     def add(check: Check) -> Check:
         assert id not in RULES, id
@@ -82,19 +82,19 @@ def rule(
 
 
 def expect(holds: object, wanted: str, answer: Answer) -> None:
-    """Raise `Failed` unless `holds` is true."""
+    """Raise `Failed` if `holds` is false."""
     if not holds:
         raise Failed(wanted, answer)
 
 
 def expect_answer(answer: Answer) -> Answer:
-    """Return the answer if it is a whole one with status 200."""
+    """Return the answer, or raise `Failed` if it is not a complete answer with status 200."""
     expect(answer.ok, "a whole answer with status 200", answer)
     return answer
 
 
 async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
-    """Ask for the details of an answer, as LMI's and TGI's clients do; return the answer and its details."""
+    """Request an answer with `details`, as clients of LMI and TGI do; return the answer and its details."""
     answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
     details = answer.object.get("details")
     expect(isinstance(details, dict), "details", answer)
@@ -106,7 +106,7 @@ async def greedy(server: Server, tokens: int) -> Answer:
     """Return a greedy answer.
 
     Raises:
-        NotAsked: a second one has a different text.
+        NotAsked: A second answer to the same request has a different text.
     """
     answer, again = [expect_answer(await server.generate(tokens=tokens)) for _ in range(2)]
     if text_of(answer.value) != text_of(again.value):
@@ -115,15 +115,15 @@ async def greedy(server: Server, tokens: int) -> Answer:
 
 
 async def stop_word(server: Server) -> tuple[str, str]:
-    """Return the text of a greedy answer, and its third word, for use as a stop word.
+    """Return the text of a greedy answer, and its third word, to be used as a stop sequence.
 
     Raises:
-        NotAsked: it has too few words, the word is also among the first two, or two greedy answers differ.
+        NotAsked: The answer has too few words, its third word also occurs before, or two greedy answers differ.
     """
     text = text_of((await greedy(server, 16)).value) or ""
     words = text.split()
     if len(words) < 4 or words[2] in "".join(words[:2]):
-        skip(f"no word of {text!r} can stop it")
+        skip(f"no word of the answer {text!r} can be used as a stop sequence")
     return text, words[2]
 
 

@@ -1,4 +1,4 @@
-"""Check the rules, one after another, and keep each result."""
+"""Run of the rules, one after another."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from proof.conform.server import Asking, Lifetime, Server
 __all__ = ["Plan", "Result", "rules", "run"]
 
 _RULE = 300.0
-"""Time limit of one rule in seconds. `--slow` has ten times as many."""
+"""Time limit of one rule in seconds; `--slow` multiplies it by ten."""
 
 _UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Exceptions from reading an answer of the wrong structure, such as a list instead of an object."""
+"""Exceptions that a check may raise for an answer of the wrong structure, such as a list instead of an object."""
 
 
 Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
@@ -31,9 +31,9 @@ class Plan:
     """The arguments of `lmi conform`.
 
     Attributes:
-        only: ids of rules or groups to check; empty: all of the profiles.
-        left_out: ids of rules or groups to skip.
-        ready: seconds within which a command must be ready.
+        only: Ids of rules or groups to check; if empty, all rules of the profiles are checked.
+        left_out: Ids of rules or groups to skip.
+        ready: Time limit in seconds for the server to become ready.
     """
 
     asking: Asking
@@ -45,11 +45,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one rule in one profile.
+    """Result of one rule in one profile.
 
     Attributes:
-        wanted: the requirement of a broken rule; why a rule was skipped.
-        asked, got: the request that broke it, and its answer.
+        wanted: The expected answer if the rule failed, or the reason if it was not asked.
+        asked, got: The request and the answer of a failed rule.
     """
 
     rule: Rule
@@ -65,16 +65,16 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
     """Check all rules of the plan.
 
     Args:
-        tell: called with each result as it comes.
+        tell: Called with each result as soon as it is known.
 
     Raises:
-        ConfigError: there is no server, or none that could be started.
+        ConfigError: No server answers, or it could not be started.
     """
     return asyncio.run(_run(plan, lifetime, tell))
 
 
 def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
-    """Return the plan's rules, each with its profile; those that end the server come last."""
+    """Return the plan's rules, each with its profile; rules that stop the server come last."""
     pairs = [
         (rule, profile)
         for profile in plan.profiles
@@ -85,7 +85,7 @@ def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
 
 
 def named(rule: Rule, names: Sequence[str]) -> bool:
-    """Return whether a rule's id or group is among the names."""
+    """Return whether `names` contains a rule's id or its group."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 
@@ -124,22 +124,22 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
         return Result(rule, server.profile, verdict, wanted, asked, got, time.monotonic() - start)
 
     if named(rule, plan.left_out):
-        return result("not asked", "left out by --skip")
+        return result("not asked", "skipped by --skip")
     limit = _RULE * (10 if plan.asking.slow else 1)
     check = asyncio.ensure_future(rule.check(server))
     try:
         done, _ = await asyncio.wait([check], timeout=limit)
         if not done:
-            return result("not asked", f"it did not end within {limit:g} s")
+            return result("not asked", f"the check did not end within {limit:g} s")
         check.result()
     except NotAsked as why:
         return result("not asked", str(why))
     except Failed as failed:
         return result("failed", failed.wanted, failed.asked, failed.got)
     except (OSError, asyncio.TimeoutError) as error:
-        return result("failed", "a connection", "", str(error) or "no connection in time")
+        return result("failed", "a connection", "", str(error) or "connection timeout")
     except _UNREADABLE as error:
-        broken = Failed(f"an answer of its API's form ({type(error).__name__}: {error})", server.last)
+        broken = Failed(f"an answer in the API's format ({type(error).__name__}: {error})", server.last)
         return result("failed", broken.wanted, broken.asked, broken.got)
     finally:
         check.cancel()

@@ -1,4 +1,4 @@
-"""One profile's view of a server, which rules ask, and its process or container, which they start and stop."""
+"""Server under test: requests in one profile's dialect, and the start and stop of its process or container."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _FAREWELL = 10.0
 
 @dataclass
 class Start:
-    """Observations of a start.
+    """Observations while the server started.
 
     Attributes:
-        first: the first request, sent after /ping answered 200.
-        early: a request sent while /ping reported that it is not ready; None: the port was closed until it was.
+        first: Answer to the first request after /ping had answered 200.
+        early: Answer to a request while /ping reported that the server was not ready, or None if the port was closed
+            until then.
     """
 
     first: Answer
@@ -47,9 +48,9 @@ class Stop:
     """Observations after SIGTERM.
 
     Attributes:
-        running: the stream that was running.
-        later: answers to requests sent after the signal.
-        seconds: until the process ended; None: it did not.
+        running: Answer of the stream that was running.
+        later: Answers to requests that were sent after the signal.
+        seconds: Seconds from the signal to the end of the process, or None if it did not end.
     """
 
     running: Answer
@@ -58,11 +59,11 @@ class Stop:
 
 
 class Lifetime(ABC):
-    """A server that can be stopped as SageMaker does.
+    """Process or container of a server, which can be stopped as SageMaker does.
 
     Attributes:
-        ours: whether `start` starts it.
-        started, stopped: what was observed, once it was.
+        ours: Whether `start` starts the server; otherwise it must be running already.
+        started, stopped: Observations, or None before the server was started or stopped.
     """
 
     ours = False
@@ -71,11 +72,11 @@ class Lifetime(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it if it is ours to start; otherwise check that it runs."""
+        """Start the server, or check that it is running if `ours` is false."""
 
     @abstractmethod
     async def has_ended(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the server has ended."""
 
     @abstractmethod
     async def terminate(self) -> None:
@@ -83,15 +84,15 @@ class Lifetime(ABC):
 
     @abstractmethod
     async def wait(self, seconds: float) -> bool:
-        """Return whether it has ended in time."""
+        """Wait until the server has ended; return False if it has not after `seconds`."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """End what was started here."""
+        """Kill the server if `start` started it."""
 
 
 class Command(Lifetime):
-    """A server that a command of ours starts, in a process group of its own."""
+    """Server that is started by a command, in its own process group."""
 
     ours = True
 
@@ -120,7 +121,7 @@ class Command(Lifetime):
         assert self._process is not None
         self._told = True
         if not await self.has_ended():
-            self._process.terminate()  # its first process alone, as Docker does
+            self._process.terminate()  # only the first process of the group, as Docker does
 
     async def wait(self, seconds: float) -> bool:
         assert self._process is not None
@@ -129,29 +130,29 @@ class Command(Lifetime):
         return await self.has_ended()
 
     async def kill(self) -> None:
-        """End it; `docker run` ends its container only at SIGTERM, so that comes first."""
+        """End the process group. SIGTERM comes first, because `docker run` stops its container only then."""
         if self._process is None:
             return
         if not self._told:
             await self.terminate()
             await self.wait(_FAREWELL)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its children too
+            os.killpg(self._process.pid, signal.SIGKILL)  # also its children
         await self._process.wait()
 
 
 class Container(Lifetime):
-    """A running container, by name or id: docker's, otherwise podman's."""
+    """Running container of Docker or Podman, by name or id."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._engine = ""
 
     async def start(self) -> None:
-        """Find out whether docker or podman has the container.
+        """Check that Docker or Podman is running the container.
 
         Raises:
-            ConfigError: neither has it, or it is not running.
+            ConfigError: Neither of them has the container, or it is not running.
         """
         told = []
         for engine in filter(shutil.which, _ENGINES):
@@ -161,13 +162,13 @@ class Container(Lifetime):
                 break
             told.append(f"{engine}: {words}")
         else:
-            why = "; ".join(told) or f"it needs {' or '.join(_ENGINES)}"
+            why = "; ".join(told) or f"{' or '.join(_ENGINES)} is required"
             raise ConfigError(f"lmi conform: --container {self._name}: {why}")
         if words != "true":
-            raise ConfigError(f"lmi conform: --container {self._name}: it is not running; start it first")
+            raise ConfigError(f"lmi conform: --container {self._name}: the container is not running; start it first")
 
     async def has_ended(self) -> bool:
-        """Return whether it has ended; a removed one has, too."""
+        """Return whether the container has ended or was removed."""
         status, words = await _call(self._engine, *_INSPECT, self._name)
         return status != 0 or words != "true"
 
@@ -183,11 +184,11 @@ class Container(Lifetime):
         return ended
 
     async def kill(self) -> None:
-        """Do nothing: it was not started here."""
+        """Do nothing, because the container was not started here."""
 
 
 async def _call(*words: str) -> tuple[int, str]:
-    """Run a program; return its status, and what it wrote or else the last line of its errors."""
+    """Run a program; return its status, and the last line of its output, or of its errors if it failed."""
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -199,26 +200,26 @@ async def _call(*words: str) -> tuple[int, str]:
 
 PROMPT = "one two three four five six seven eight"
 _LONGEST = 4096
-"""Tokens of the longest stream that is asked for."""
+"""Maximum tokens of a stream that a rule requests."""
 
 _SHORTEST = 0.5
-"""Minimum seconds of an answer that a rule observes while it runs."""
+"""Minimum duration in seconds of an answer that a rule observes while it is generated."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits of a server, in seconds.
+    """Limits for a server, in seconds.
 
     Attributes:
-        answer: for an answer to a rule's request.
-        whole: SageMaker's, for a whole answer.
-        ping: SageMaker's, for /ping.
-        connect: SageMaker's, until a connection is accepted.
-        stop: SageMaker's, from SIGTERM to SIGKILL.
-        abandoned: after a disconnect, until the engine has stopped.
-        patience: until abandoned answers have ended, if the engine computes them to the end.
-        long: length of a stream that must not end by itself.
-        payload: SageMaker's largest body, in bytes.
+        answer: Time limit of an answer to a rule's request.
+        whole: SageMaker's limit for an answer that is not streamed.
+        ping: SageMaker's limit for /ping.
+        connect: SageMaker's limit for accepting a connection.
+        stop: SageMaker's time from SIGTERM to SIGKILL.
+        abandoned: Time after a disconnect within which the engine must stop.
+        patience: Time to wait for abandoned answers that the engine generates to their end.
+        long: Duration of a stream that must not end by itself.
+        payload: SageMaker's maximum body size, in bytes.
     """
 
     answer: float = 60.0
@@ -234,14 +235,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Asking:
-    """The arguments of `lmi conform`.
+    """Arguments of `lmi conform` that concern requests.
 
     Attributes:
-        key: the API key; empty: the server has none.
-        model: the model's name in requests; empty: it is looked up.
-        adapter: NAME=DIRECTORY of a LoRA adapter, as the server sees it; empty: none.
-        metrics: the path of its metrics.
-        slow: whether to check rules that take minutes.
+        key: API key, or "" if the server needs no key.
+        model: Model name in requests, or "" to look it up.
+        adapter: NAME=DIRECTORY of a LoRA adapter on the server's machine, or "".
+        metrics: Path of the server's metrics.
+        slow: Whether to check rules that take minutes.
     """
 
     url: str
@@ -254,10 +255,10 @@ class Asking:
 
 
 class Server:
-    """The server under test, in the dialect of one profile.
+    """Server under test, in the dialect of one profile.
 
     Attributes:
-        last: the last answer to `ask`; None: there was none.
+        last: The last answer to `ask`, or None before the first one.
     """
 
     def __init__(self, asking: Asking, profile: str, lifetime: Lifetime | None = None) -> None:
@@ -284,12 +285,12 @@ class Server:
         timeout: float | None = None,
         keyed: bool = True,
     ) -> Answer:
-        """Send one request on a connection of its own.
+        """Send one request on a new connection.
 
         Args:
-            body: an object is sent as JSON, bytes as they are.
-            headers: added to content-type, authorization and x-api-key, or replacing them.
-            keyed: whether to send the key.
+            body: An object to be sent as JSON, or bytes to be sent unchanged.
+            headers: Headers that are added to content-type, authorization and x-api-key, or replace them.
+            keyed: Whether to send the API key.
         """
         request, asked = self._request(method, path, body, headers or {}, keyed)
         timeout = timeout or self.limits.answer
@@ -297,7 +298,7 @@ class Server:
         try:
             connection = await connect(self.asking.url, timeout)
         except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
-            reason = "no connection in time" if isinstance(error, asyncio.TimeoutError) else "refused"
+            reason = "connection timeout" if isinstance(error, asyncio.TimeoutError) else "refused"
             return Answer(asked, failure=reason, seconds=time.monotonic() - start)
         try:
             self.last = await connection.send(request, asked, timeout)
@@ -318,10 +319,10 @@ class Server:
     async def asking_for(
         self, path: str, body: Body, timeout: float | None = None
     ) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
-        """Send a request, and yield its connection and the task that waits for its answer; close it at the end.
+        """Send a request; yield its connection, which is closed at the end, and the task that waits for its answer.
 
         Args:
-            timeout: seconds for the answer, by default those of a long one.
+            timeout: Time limit of the answer in seconds; the default is that of a long stream.
         """
         request, asked = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)
@@ -353,13 +354,13 @@ class Server:
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
     async def dialect(self) -> Dialect:
-        """Return the server's dialect; at `/invocations` the first that it answers.
+        """Return the profile's dialect; for SageMaker, the first one that the server answers at `/invocations`.
 
         Raises:
-            NotAsked: there is none.
-            Failed: the key is not accepted.
+            NotAsked: The server answers none of the dialects.
+            Failed: The server does not accept the API key.
         """
-        async with self._looking_up:  # requests at once need it too
+        async with self._looking_up:  # concurrent requests need it too
             if self._dialect is None:
                 self._dialect = await self._find_dialect()
         return self._dialect
@@ -375,7 +376,7 @@ class Server:
         skip("/invocations answers neither inputs, nor messages, nor prompt")
 
     async def model(self) -> str:
-        """Return the name that requests use: the given one, otherwise the first that the server lists."""
+        """Return the model name in requests: the given one, or the first one that the server lists."""
         if not self._model:
             for method, path in (("GET", "/v1/models"), ("POST", "/v2/repository/index")):
                 match (await self.ask(method, path, {} if method == "POST" else None)).value:
@@ -393,7 +394,7 @@ class Server:
         return await self.named(merge(dialect.body(prompt, tokens, stream), more or {}))
 
     async def named(self, body: Body) -> Body:
-        """Return the body with the model's name, if the dialect has one."""
+        """Return the body with the model name, if the dialect's requests contain one."""
         return {**body, "model": await self.model()} if body.get("model") == "{model}" else body
 
     async def path(self, *, stream: bool = False) -> str:
@@ -412,19 +413,21 @@ class Server:
         more: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Ask for text.
+        """Request generated text.
 
         Args:
-            more: fields to merge into the body.
+            more: Fields to merge into the body.
         """
         body = await self.body(prompt, tokens, stream=stream, more=more)
         return await self.post(await self.path(stream=stream), body, headers=headers)
 
     async def long_stream(self, seconds: float) -> tuple[Body, float]:
-        """Return the request of a stream of about `seconds`, and its real length: the context may be small.
+        """Return the body of a request whose stream takes about `seconds`, and the expected seconds.
+
+        The stream may be shorter, because the model's context may be small.
 
         Raises:
-            NotAsked: the longest one is too short.
+            NotAsked: The longest possible stream is too short.
         """
         rate = await self._tokens_per_second()
         dialect = await self.dialect()
@@ -432,13 +435,13 @@ class Server:
         while tokens / rate >= _SHORTEST:
             for more in (dialect.endless, {}):
                 body = await self.body(tokens=tokens, stream=True, more=more)
-                if await self._takes(body):
+                if await self._accepts(body):
                     return body, tokens / rate
             tokens //= 2
-        skip(f"at {rate:.0f} tokens a second no answer lasts {_SHORTEST} s")
+        skip(f"at {rate:.0f} tokens/s, no answer takes {_SHORTEST} s")
 
-    async def _takes(self, body: Body) -> bool:
-        """Return whether the server begins to answer."""
+    async def _accepts(self, body: Body) -> bool:
+        """Return whether the server accepts the request and starts a stream."""
         async with self.asking_for(await self.path(stream=True), body) as (connection, task):
             await connection.begun(2, self.limits.answer)
             return not task.done() or (task.result().ok and "error" not in task.result().object)
@@ -447,12 +450,12 @@ class Server:
         if not self._rate:
             answer = await self.generate(tokens=64, stream=True)
             if answer.failure == "timeout":
-                skip(f"64 tokens, which would show the speed, took over {self.limits.answer:g} s (--timeout)")
+                skip(f"64 tokens, generated to measure the speed, took more than {self.limits.answer:g} s (--timeout)")
             if not answer.ok or not (tokens := sum(map(bool, map(piece_of, answer.events)))):
                 raise Failed("a stream with text", answer)
             self._rate = max(tokens / max(answer.seconds, 1e-3), 0.1)
         return self._rate
 
     def of_profile(self, profile: str) -> Server:
-        """Return the same server in another profile's dialect."""
+        """Return this server in another profile's dialect."""
         return Server(replace(self.asking, model=self._model), profile, self.lifetime)

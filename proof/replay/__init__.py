@@ -1,1 +1,1 @@
-"""`lmi replay`: recorded requests, sent again and compared, or compared with recorded answers."""
+"""`lmi replay`: sends recorded requests to a server, and compares its answers with recorded or other live ones."""

@@ -1,4 +1,4 @@
-"""The command line of `lmi replay`. It imports the run only when it runs, so that `lmi serve` starts fast."""
+"""Command line of `lmi replay`. The run is imported only when it runs, so that `lmi serve` starts fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handler.core.command_line import KeptLines, add_repeatable, positive
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
 recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text,
-shape (fields and types), framing, status, lost. Volatile values, such as ids, are found by asking one side again.
+shape (fields and types), framing, status, lost. Volatile values, such as ids, are found by sending requests twice.
 
 TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, a `lmi serve` that is started
 with these arguments and stopped at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
         "--noise",
         type=_target,
         metavar="TARGET",
-        help="the server to ask again instead of the reference, such as an identical server",
+        help="the server that receives requests twice instead of the reference, such as an identical server",
     )
     for side in ("to", "against", "noise"):
         parser.add_argument(
@@ -69,14 +69,14 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=600.0,
         metavar="S",
-        help="seconds to wait for an answer (default: %(default)s)",
+        help="maximum seconds for one answer (default: %(default)s)",
     )
     pace.add_argument(
         "--patience",
         type=positive,
         default=120.0,
         metavar="S",
-        help="seconds to retry a request of a busy server: 429, 503, throttled (default: %(default)s)",
+        help="maximum seconds to retry a request while the server is busy: 429, 503, throttled (default: %(default)s)",
     )
     compare = parser.add_argument_group("comparison")
     compare.add_argument(
@@ -92,7 +92,7 @@ def add_parser(commands: Any) -> None:
         help="treat all requests as decoded greedily, and compare all texts",
     )
     known = (
-        "a known difference, by its name in the report, such as 'value $.system_fingerprint': it is counted, but does "
+        "a known difference, by its name in the report, such as 'value $.system_fingerprint'; it is counted, but does "
         "not affect the class"
     )
     add_repeatable(compare, "--expect", "expect", "DIFFERENCE", known)
@@ -102,7 +102,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="CLASS=PERCENT",
-        help="maximum share of the requests that may have a class; repeatable (default: tie=100, others 0)",
+        help="maximum percentage of requests in a class; repeatable (default: tie=100, others 0)",
     )
     report = parser.add_argument_group("report")
     report.add_argument(

@@ -1,4 +1,4 @@
-"""Compare two answers to one request, as far as its traits allow: findings, and from them the request's class."""
+"""Comparison of two answers to one request: findings, and the class of the request that follows from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from proof.replay.structure import event_names, indexes, links, misplaced, spans
 
 
 class Class(str, Enum):
-    """Classes of requests, in ascending gravity: a request has that of its gravest finding."""
+    """Classes of requests in order of severity; a request has the class of its most severe finding."""
 
     EQUAL = "equal"
     TIE = "tie"
@@ -60,15 +60,16 @@ _RANK = {one: rank for rank, one in enumerate(CLASSES)}
 
 
 class Finding(NamedTuple):
-    """One difference.
+    """Difference between two answers.
 
     Args:
-        kind: what differs, such as `usage`.
-        where: the place, without what a client or a model wrote.
-        change: what it was and is; no content.
-        content: the same with content, only for `--show`.
-        learnable: it may be volatile for all requests of a kind; otherwise each request is checked by itself.
-        timed: it may change every second.
+        kind: Kind of the difference, such as `usage`.
+        where: JSON path, without names that a client or a model chose.
+        change: The old and the new form, without content.
+        content: The old and the new content, shown only with `--show`.
+        learnable: Whether the difference may be volatile for all requests of a kind; otherwise each request is checked
+            on its own.
+        timed: Whether the value may change every second.
     """
 
     cls: Class
@@ -96,12 +97,12 @@ _SAMPLING = SAMPLED - {"seed"}
 
 
 class Traits(NamedTuple):
-    """The traits of a request that decide how its answers are compared.
+    """Traits of a request that determine how its answers are compared.
 
     Args:
-        greedy: the same model gives the same answer again: it is decoded greedily, or is not a generation.
-        schema: JSON Schema of the answer's text; None: none was requested.
-        json: any JSON was requested.
+        greedy: Whether a repeated request gets the same answer, by greedy decoding or because nothing is generated.
+        schema: Requested JSON Schema of the answer's text, or None.
+        json: Whether JSON was requested, with or without a schema.
     """
 
     greedy: bool
@@ -111,10 +112,10 @@ class Traits(NamedTuple):
 
 
 def traits(request: Request, greedy: bool = False) -> Traits:
-    """Return the traits of a request that decide how its answers are compared.
+    """Return the traits of a request.
 
     Args:
-        greedy: every request is decoded greedily, whatever it says.
+        greedy: Treat the request as decoded greedily.
     """
     try:
         body = orjson.loads(request.body)
@@ -136,7 +137,7 @@ def _is_greedy(body: Mapping[str, Any], parameters: Mapping[str, Any], path: str
     if values.get("do_sample") is True:
         return False
     if "messages" in body or "prompt" in body or path.partition("?")[0].endswith("/responses"):
-        return False  # OpenAI's and Anthropic's APIs sample at temperature 1 where a request has none
+        return False  # OpenAI's and Anthropic's default temperature is 1
     return not any(values.get(name) is not None for name in _SAMPLING)
 
 
@@ -177,10 +178,10 @@ def _at(value: Any, *names: str) -> Any:
 # -- compare two answers to one request --------------------------------------------------------------------------------
 
 
-_RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
+_RELATIVE, _ABSOLUTE = 0.01, 1e-3  # tolerances of other fractional numbers, such as embeddings
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
-"""A comment in an event stream, with the empty line after it."""
+"""Comment in an event stream, and the empty line after it."""
 _DIGITS = re.compile(r"\d+")
 _USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
 _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
@@ -191,19 +192,19 @@ _UNSAMPLED = re.compile(
     r"\.(object|role|model|model_name|model_version|seed|inputs|prompt|input_length|prompt_tokens|input_tokens)$"
     r"|\.prefill\[\]\.(id|text)$|^\$(\([^)]*\))?\.id$"
 )
-"""Values of a sampled answer that come from its request or model; `id` may be either's."""
+"""JSON paths of values that depend on the request or the model, not on sampling."""
 VALUES = ("value", "error's value")
-"""Kinds of findings about values whose meaning is not compared."""
-_MAX_SEEN = 20_000  # characters of a shape that grows with each answer
-_MAX_CHECKED = 64  # texts of an answer that are checked by its schema
-_MAX_TYPES = 256  # of documents, which grow too
+"""Kinds of findings about values of unknown meaning."""
+_MAX_SEEN = 20_000  # maximum characters of a shape, which grows with each answer
+_MAX_CHECKED = 64  # maximum texts of an answer that are validated
+_MAX_TYPES = 256  # maximum types of documents
 
 
 class _Documents:
-    """The documents of an answer, and data that several comparisons share.
+    """JSON documents of an answer, and data that several comparisons share.
 
     Raises:
-        NotJson: the body is text.
+        NotJson: The body contains no JSON.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -219,7 +220,7 @@ class _Documents:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """Return the shapes of the first document, of the last one, and of all between, by their types."""
+        """Shapes of the first document, of the last one, and of each type of documents between them."""
         parts: dict[str, list[Any]] = {}
         for name, part in frames(self.values).items():
             for value in part:
@@ -237,7 +238,7 @@ class _Documents:
 
 
 class Seen:
-    """The types and merged shapes of the old side's answers of one kind."""
+    """Types and merged shapes of the reference's answers to one kind of request."""
 
     def __init__(self) -> None:
         self.types: set[str] = set()
@@ -256,11 +257,11 @@ class Seen:
 
 
 def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
-    """Return what a client of the old answer finds different in the new one.
+    """Return the differences that a client of the old answer may notice in the new one.
 
     Args:
-        seen: the types and shapes of this kind of request.
-        near: the largest difference between log-probabilities that count as nearly the same.
+        seen: Types and shapes of earlier answers to this kind of request.
+        near: Maximum difference between nearly equal log-probabilities.
     """
     if old.lost or new.lost:
         side = "reference" if old.lost else "target"
@@ -302,12 +303,12 @@ def _content_type(old: str, new: str) -> Iterator[Finding]:
 
 
 def media_text(value: str) -> str:
-    """Return a value that is certainly a content type, or a label."""
+    """Return the value if it looks like a content type, otherwise a label."""
     return value if re.fullmatch(r"[\w/;=+. -]{1,80}", value) else "<other>"
 
 
 def _texts(old: bytes, new: bytes, traits: Traits) -> Iterator[Finding]:
-    """Compare two bodies; at least one is not JSON."""
+    """Compare two bodies of which at least one is not JSON."""
     kinds = [_is_json(body) for body in (old, new)]
     if kinds[0] != kinds[1]:
         names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, (old, new), strict=True)]
@@ -325,7 +326,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
-    """Compare the text around the documents: before, between and after them."""
+    """Compare the text before, between and after the documents."""
     (first, *between, last), (now_first, *now_between, now_last) = (_numberless(one.glue) for one in (old, new))
     for where, was, now in (("beginning", first, now_first), ("end", last, now_last)):
         if was != now:
@@ -338,7 +339,7 @@ def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
 
 
 def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
-    """Compare how two texts are cut: into an event for each token, or for several."""
+    """Compare whether two streams have an event for each token, or for several tokens."""
     if len(old.values) < 2 or len(new.values) < 2:
         return
     was, now = cut_of(old.scalars), cut_of(new.scalars)
@@ -353,7 +354,7 @@ def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[
     """Compare the names of server-sent events.
 
     Args:
-        strict: they come in the same order; otherwise any name that the old side has is accepted.
+        strict: Require the same names in the same order; otherwise accept any name that the old answer has.
     """
     before, after = (event_names(one.values, one.glue) for one in (old, new))
     for root in sorted(before.keys() & after.keys()):
@@ -365,13 +366,13 @@ def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
-    """Return the text around documents without numbers and without comments, which busy servers send as keep-alives."""
+    """Return the text around documents without its numbers and comments; busy servers send comments as keep-alives."""
     texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
     return [_DIGITS.sub("0", text) for text in texts]
 
 
 def framing_text(text: str) -> str:
-    """Return text around documents that is certainly framing, or a label."""
+    """Return text around documents if it is only framing, otherwise a label."""
     is_framing = len(text) <= 120 and all(map(_FRAMING_LINE.fullmatch, text.splitlines()))
     return json.dumps(text) if is_framing else f"<{len(text)} characters>"
 
@@ -387,7 +388,7 @@ def _strict_shapes(old: _Documents, new: _Documents) -> Iterator[Finding]:
 
 
 def _loose_shapes(old: _Documents, new: _Documents, seen: Seen) -> Iterator[Finding]:
-    """Compare with all shapes that the old side has shown: as the content differs, so may its fields."""
+    """Compare with the merged shapes of earlier answers, because answers with other content may have other fields."""
     for root in sorted(new.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
     yield from _shape_findings(seen.shapes, new.shapes, one_of_many=True)
@@ -411,7 +412,7 @@ def _public(place: str) -> str:
 
 
 def _errors(old: _Documents, new: _Documents) -> Iterator[Finding]:
-    """Compare the form of an error, and its codes; its message is prose."""
+    """Compare the shape and the codes of two errors, but not their messages."""
     for finding in [*_glue(old, new), *_strict_shapes(old, new)]:
         yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
     before, after = old.places, new.places
@@ -425,7 +426,7 @@ def _is_prose(value: Any) -> bool:
     return isinstance(value, str) and not _WORD.fullmatch(value)
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- generated text ----------------------------------------------------------------------------------------------------
 
 
 def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
@@ -445,7 +446,7 @@ def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
                 learnable=False,
             )
         elif name in TEXTS and all(isinstance(value, str) for value in (*before[place], *after[place])):
-            texts.append(place)  # another type is another shape
+            texts.append(place)  # values of another type are compared by shape
     if texts:
         yield _text_finding(old, new, texts, near)
 
@@ -511,10 +512,10 @@ def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Findin
 
 
 def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Finding]:
-    """Compare the indexes of choices, blocks and tool calls, and which ids are the same.
+    """Compare the indexes of choices, blocks and tool calls, and which of their ids are equal.
 
     Args:
-        strict: both have the same text; otherwise one may have more of them than the other.
+        strict: Whether both answers have the same text; otherwise one may have more items than the other.
     """
     before, after = indexes(old.scalars), indexes(new.scalars)
     for place in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):
@@ -530,7 +531,7 @@ def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Findi
 
 
 def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
-    """Return the keys of findings about values that change on one side from one request to the next."""
+    """Return the keys of findings about values that differ between two successive answers of one side."""
     try:
         before, after = _Documents(last.body), _Documents(now.body)
     except NotJson:
@@ -556,7 +557,7 @@ def _value_finding(place: str, name: str, was: Sequence[Any], now: Sequence[Any]
 
 
 def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> bool:
-    """Return whether all numbers with fractions are nearly the same; counts never are."""
+    """Return whether two lists of fractional numbers are nearly equal. Integers must be equal."""
     if len(was) != len(now) or not _numbers([*was, *now]):
         return False
     if all(isinstance(value, int | None) for value in (*was, *now)):
@@ -571,7 +572,7 @@ def _numbers(values: Sequence[Any]) -> bool:
 
 
 def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Finding]:
-    """Yield a finding if one answer breaks the requested schema, and the other follows it."""
+    """Yield a finding if the old answer follows the requested schema, but the new one does not."""
     if not traits.json:
         return
     before, after = (_answers(documents) for documents in (old, new))
@@ -586,7 +587,7 @@ def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Findi
 
 
 def _answers(documents: _Documents) -> dict[str, list[str]]:
-    """Return the texts of an answer, which may be the requested JSON."""
+    """Return the generated texts of an answer, by JSON path."""
     return {
         place: [value for value in values if isinstance(value, str)]
         for place, values in documents.places.items()

@@ -1,11 +1,11 @@
 """Content and shape of an answer.
 
-Content is kept by the places of its values, so that streams that are cut differently compare as equal. A place is a
-path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values are kept when they change.
-Items of a list in a stream are identified by their own `index`.
+Content is stored by place, a JSON path such as `$.choices[0].delta.content`, so that streams that are cut differently
+compare as equal. The texts of a stream are joined at each place; other values are stored when they change. Items of a
+list in a stream are identified by their own `index`.
 
-A shape is JSON itself. A scalar is the name of its type, or several as `null|string`; `{"a": …, "b?": …}` is an object,
-where `b` is not always there; `[…]` is a list, of one shape for all its items.
+A shape is JSON too. A scalar's shape is the name of its type, or several names such as `null|string`. An object's shape
+is `{"a": …, "b?": …}`, where `b` is optional. A list's shape is `[…]`, with one shape for all items.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class NotJson(ValueError):
 
 
 class Documents(NamedTuple):
-    """The JSON objects and lists of a body, and the text before, between and after them: one more than documents."""
+    """JSON objects and lists of a body, and the texts before, between and after them (`glue`)."""
 
     values: list[Any]
     glue: list[str]
 
 
 def read_documents(body: bytes) -> Documents:
-    """Read a body.
+    """Read the JSON documents of a body.
 
     Raises:
-        NotJson: it is text.
+        NotJson: The body contains no JSON object or list.
     """
     try:
         found = _by_lines(body)
-    except ValueError:  # a document over several lines, NaN, a number of more than 64 bits
+    except ValueError:  # a document of several lines, NaN, or a number of more than 64 bits
         found = _by_place(body)
     if not found.values:
         raise NotJson("not a JSON object or list")
@@ -56,7 +56,7 @@ def read_documents(body: bytes) -> Documents:
 
 
 def _by_lines(body: bytes) -> Documents:
-    """Read at most one document a line: 20 times as fast as looking for the end of each."""
+    """Read at most one document per line; this is 20 times as fast as `_by_place`."""
     values: list[Any] = []
     glue: list[str] = []
     text: list[bytes] = []
@@ -73,7 +73,7 @@ def _by_lines(body: bytes) -> Documents:
 
 
 def _bounded(value: Any, text: str | bytes) -> Any:
-    """Return the value, if recursive functions can process it."""
+    """Return the value, or raise NotJson if it nests too deeply for recursive functions."""
     if is_too_deep(value, text):
         raise NotJson("too deep")
     return value
@@ -93,9 +93,7 @@ def _by_place(body: bytes) -> Documents:
     return Documents(values, [*glue, text[at:]])
 
 
-# -- what an answer says, by the places of its values, so that streams which are cut otherwise compare as equal --------
-# A place is a path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values of it are kept
-# where they change. Items of a list in a stream are told apart by their own `index`.
+# -- content, by place -------------------------------------------------------------------------------------------------
 
 TEXTS = frozenset(
     [
@@ -111,27 +109,27 @@ TEXTS = frozenset(
         "transcript",
     ]
 )
-"""Names of an answer's text in the APIs; a stream has it in pieces."""
+"""Names of fields with generated text, which a stream sends in pieces."""
 ARGUMENTS = frozenset(("arguments", "partial_json"))
-"""Names of JSON within a string, which a stream has in pieces too."""
+"""Names of fields with JSON in a string, which a stream also sends in pieces."""
 LOGPROBS = frozenset(
     ["logprob", "log_prob", "token_logprobs", "cumulative_logprob", "cumulative_log_prob", "top_logprobs"]
 )
 _COUNTS = frozenset(("completion_tokens", "output_tokens", "generated_tokens"))
-"""Names of the number of generated tokens."""
-_FEW = 6  # tokens
+"""Names of fields with the number of generated tokens."""
+_FEW = 6  # tokens, too few to tell how a stream is cut
 _INDEX = re.compile(r"\[\d+\]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""A field's name; others are a client's or a model's words, as in a completion's `top_logprobs`."""
+"""Field name of an API. Other names are content, such as the tokens in a completion's `top_logprobs`."""
 _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-"""The type of an event or a message."""
+"""Type of an event or a message."""
 
 
 def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, list[Any]]:
-    """Return all scalars of an answer, in order, by place.
+    """Return the scalars of an answer, in order, by place.
 
     Args:
-        by_index: items are identified by their own `index`, as in a stream, which may have them in any order.
+        by_index: Identify items by their own `index`, because a stream may send them in any order.
     """
     found: dict[str, list[Any]] = {}
     for document in documents:
@@ -140,14 +138,14 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
-    """Return the values at each place of an answer with this many documents, however it was cut."""
+    """Return the values at each place; those of a stream are joined, so that its cuts do not matter."""
     if num_documents < 2:
         return scalars
     return {place: _joined(place, values) for place, values in scalars.items()}
 
 
 def name_of(place: str) -> str:
-    """Return the name at the end of a place."""
+    """Return the field name at the end of a place."""
     return _INDEX.sub("", place.rpartition(".")[2]).removesuffix("[]")
 
 
@@ -156,9 +154,7 @@ def without_indexes(place: str) -> str:
 
 
 def root_of(document: Any) -> str:
-    """Return the place of a document: events of Anthropic and Responses name the part of the answer that they belong
-    to.
-    """
+    """Return the place of a document, with the type and index of an event of Anthropic's or the Responses API."""
     if isinstance(document, dict) and isinstance(kind := document.get("type"), str):
         index = document.get("index", document.get("output_index"))
         kind = kind if _TYPE.fullmatch(kind) else "<name>"
@@ -167,7 +163,7 @@ def root_of(document: Any) -> str:
 
 
 def type_of(document: Any) -> str:
-    """Return the place of a document without its index, which names its type: `$(content_block_delta)`."""
+    """Return the place of a document without its index, such as `$(content_block_delta)`."""
     return without_indexes(root_of(document)).removesuffix("[]")
 
 
@@ -195,12 +191,12 @@ def _item(part: dict[str, Any], of: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def public_name(name: str) -> str:
-    """Return a field's name, or a label for what may be content."""
+    """Return the name of an API's field, or a label if the name may be content."""
     return name if _NAME.fullmatch(name) else "<name>"
 
 
 def _joined(place: str, values: list[Any]) -> list[Any]:
-    """Return the values of a stream: its text joined, other values without repetitions."""
+    """Return the values of a stream at one place: texts joined, other values without repetitions."""
     name = name_of(place)
     if name in TEXTS or name in ARGUMENTS:
         return ["".join(value for value in values if isinstance(value, str))]
@@ -213,14 +209,14 @@ def _joined(place: str, values: list[Any]) -> list[Any]:
 
 
 class Cut(NamedTuple):
-    """How a stream's text was cut: the number of tokens, and of events."""
+    """Number of events with text in a stream, and of its tokens."""
 
     events: int
     tokens: int
 
     @property
     def has_one_each(self) -> bool | None:
-        """Return whether each token has its own event; None: unknown, as some tokens have no text."""
+        """Whether each token has its own event, or None if this is unclear because some tokens have no text."""
         if self.tokens < _FEW:
             return None
         if self.events <= (self.tokens + 1) // 2:
@@ -229,7 +225,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
-    """Return how a stream's text was cut; None: the number of tokens is unknown, or tools are called."""
+    """Return how a stream's text is cut, or None if the number of tokens is unknown or tools are called."""
     tokens = max(
         (count for place, values in scalars.items() if name_of(place) in _COUNTS for count in _counts(values)),
         default=0,
@@ -244,7 +240,7 @@ def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
 
 
 def _events(text: str) -> int:
-    """Return how many events an event's text counts as: a character of several bytes may be several tokens."""
+    """Return the number of events that a text counts as, because a multi-byte character may be several tokens."""
     return len(text.encode("utf-8", "replace")) - len(text) + 1 if text else 0
 
 
@@ -252,9 +248,7 @@ def _counts(values: list[Any]) -> Iterator[int]:
     return (value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
-# -- the shape of an answer: its keys at each level, the JSON types of its values and its framing, whatever was said ---
-# A shape is JSON itself. A scalar is the name of its type, or several as `null|string`; `{"a": …, "b?": …}` is an
-# object, where `b` is not always there; `[…]` is a list, of one shape for all its items.
+# -- shape -------------------------------------------------------------------------------------------------------------
 
 _ANY_OF = "any of"
 _NAMES: Mapping[type, str] = {list: "list", dict: "object"}
@@ -262,7 +256,7 @@ _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(N
 
 
 def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Return a body's first document, its last one, and all between, if there are any."""
+    """Return the documents of a body by position: first, between and last, without empty groups."""
     parts = {"first": values[:1], "between": values[1:-1], "last": values[1:][-1:]}
     return {name: part for name, part in parts.items() if part}
 
@@ -284,15 +278,15 @@ def _field(name: str, value: Any, of: Mapping[str, Any]) -> Any:
 
 
 def _by_token(value: Any) -> Any:
-    """Return the shape of a completion's `top_logprobs`: its objects' names are tokens."""
+    """Return the shape of `top_logprobs`; in a completion, its objects have tokens as names."""
     if isinstance(value, list) and any(isinstance(part, dict) and "logprob" not in part for part in value):
         return [merged([{"TOKEN": merged([shape(logprob) for logprob in part.values()])} for part in value])]
     return shape(value)
 
 
 def merged(shapes: Sequence[Any]) -> Any:
-    """Return a shape that covers all `shapes`."""
-    if len(shapes := _different(shapes)) == 1:  # most events of a stream have one shape
+    """Return the shape that covers all of `shapes`."""
+    if len(shapes := _different(shapes)) == 1:  # most events of a stream have the same shape
         return shapes[0]
     shapes = [part for one in shapes for part in _alternatives(one)]
     objects = [one for one in shapes if isinstance(one, dict)]
@@ -308,12 +302,12 @@ def merged(shapes: Sequence[Any]) -> Any:
 
 
 def _alternatives(shape: Any) -> list[Any]:
-    """Return the alternatives of a value's shape: scalar, list and object."""
+    """Return the alternative shapes of a value: of its scalars, its lists and its objects."""
     return list(shape[_ANY_OF]) if isinstance(shape, dict) and _ANY_OF in shape else [shape]
 
 
 def _different(shapes: Sequence[Any]) -> Sequence[Any]:
-    """Return the distinct shapes; those with the same names in another order may repeat."""
+    """Return the shapes without repetitions; objects with names in another order count as different."""
     return list({repr(one): one for one in shapes}.values())
 
 
@@ -328,12 +322,13 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
-    """Yield the differences of the new shape that a client of the old one may notice.
+    """Yield the differences in the new shape that a client of the old shape may notice.
 
-    A value that may be of several types may be of fewer of them. A field that was not always there need not always be.
+    A value of several types may have fewer of them. An optional field may stay optional.
 
     Args:
-        one_of_many: the old shape is that of many answers, the new one of a single one, which may not have all fields.
+        one_of_many: The old shape covers many answers and the new one a single answer, so optional fields may be
+            missing.
     """
     if old == new:
         return
@@ -369,28 +364,24 @@ def _name(shape: Any) -> str:
     return "|".join(names)
 
 
-# -- whether a text is the JSON that its request asked for -------------------------------------------------------------
+# -- validation of requested JSON --------------------------------------------------------------------------------------
 
 
 _UNCHECKED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems")
-"""Keywords that may take very long: a client's regular expressions, and those that compare everything with
-everything.
-"""
+"""Keywords that are not checked because they may take very long."""
 _MAX_STEPS = 20_000
-"""Maximum steps of a check, which are keywords and the members that they read. References may double them at each
-level.
-"""
+"""Maximum steps of a validation; each keyword and each member that it reads is a step."""
 
 
 def has_validator() -> bool:
-    """Return whether schemas can be checked; without jsonschema, only whether a text is JSON."""
+    """Return whether jsonschema is installed, which validates texts by their schemas."""
     return importlib.util.find_spec("jsonschema") is not None
 
 
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a text is JSON and follows the schema, as far as its keywords are checked.
+    """Return whether a text is JSON and follows the schema.
 
-    A text fits a broken schema, and one that takes too many steps.
+    An invalid schema, and one that takes too many steps, accept any JSON.
     """
     try:
         value = json.loads(text)
@@ -429,26 +420,26 @@ def _validator(schema: bytes) -> Any:
         steps = 0
         try:
             return bool(validator.is_valid(value))
-        except Exception:  # the schema is foreign: a reference that leads nowhere, a type that does not exist
+        except Exception:  # an invalid schema: a broken reference or an unknown type, for example
             return True
 
     return fits
 
 
-# -- the generated tokens of an answer, where it has them, and whether two texts part at a near tie --------------------
+# -- generated tokens --------------------------------------------------------------------------------------------------
 
 
 NEAR = 0.25
-"""Log-probabilities within this are nearly the same: different precisions and kernels change them by less than 0.1."""
+"""Maximum difference between nearly equal log-probabilities; precisions and kernels change them by less than 0.1."""
 RELATIVE_LOGPROB = 0.05
-"""The same for very improbable tokens, as a fraction."""
+"""Maximum relative difference between nearly equal log-probabilities, for very improbable tokens."""
 
 
 class Token(NamedTuple):
-    """A generated token.
+    """Generated token.
 
     Args:
-        others: log-probabilities of the alternatives, by text.
+        others: Log-probabilities of the alternative tokens, by text.
     """
 
     text: str
@@ -457,7 +448,7 @@ class Token(NamedTuple):
 
 
 def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
-    """Return the generated tokens of each choice, if the answer has them."""
+    """Return the generated tokens by choice; an answer without tokens gives an empty dict."""
     found: dict[int, list[Token]] = {}
     for document in documents:
         for number, answer in enumerate(document if isinstance(document, list) else [document]):
@@ -527,8 +518,11 @@ def is_number(value: Any) -> bool:
 
 
 class Parted(NamedTuple):
-    """The place where two texts part: the tokens before it in both, and the two that differ; None: the end of a
-    text.
+    """First difference between two texts.
+
+    Attributes:
+        same: Pairs of tokens before the difference.
+        old, new: The tokens that differ, or None at the end of a text.
     """
 
     same: Sequence[tuple[Token, Token]]
@@ -536,14 +530,14 @@ class Parted(NamedTuple):
     new: Token | None
 
     def is_tie(self, near: float) -> bool:
-        """Return whether it is a near tie, between models that gave the tokens before it nearly equal probabilities."""
+        """Return whether the difference is a near tie, and the earlier tokens have nearly equal log-probabilities."""
         if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
             return False
         return all(is_near(one.logprob, other.logprob, RELATIVE_LOGPROB, near) for one, other in self.same)
 
 
 def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
-    """Return where two texts of one choice differ first; None: nowhere."""
+    """Return the first difference between two texts, or None if they are equal."""
     for at, (one, other) in enumerate(zip_longest(old, new)):
         if one is None or other is None or one.text != other.text:
             return Parted(list(zip(old[:at], new[:at], strict=True)), one, other)
@@ -551,10 +545,10 @@ def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
 
 
 def is_near_tie(old: Token, new: Token, near: float) -> bool:
-    """Return whether two models that differ by rounding could choose either of the two tokens.
+    """Return whether two models that differ only by rounding could choose either of the two tokens.
 
-    A side whose alternatives contain the other's token decides it. Without alternatives, two nearly equally probable
-    tokens have nearly the same log-probability, and a probability below about one half.
+    The alternatives of a side decide if they contain the other side's token. Otherwise both tokens must have nearly the
+    same log-probability, and a probability of at most about one half.
     """
     if old.logprob is None or new.logprob is None:
         return False
@@ -565,12 +559,12 @@ def is_near_tie(old: Token, new: Token, near: float) -> bool:
         gaps.append(new.logprob - new.others[old.text])
     if gaps:
         return all(gap <= near for gap in gaps)
-    most = -math.log1p(math.exp(-near))
-    return abs(old.logprob - new.logprob) <= near and max(old.logprob, new.logprob) <= most
+    maximum = -math.log1p(math.exp(-near))
+    return abs(old.logprob - new.logprob) <= near and max(old.logprob, new.logprob) <= maximum
 
 
 def is_near(one: float | None, other: float | None, relative: float, absolute: float) -> bool:
-    """Return whether two numbers are nearly equal; None only equals None."""
+    """Return whether two numbers are nearly equal. None equals only None."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)

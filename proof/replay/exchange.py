@@ -1,4 +1,4 @@
-"""A recorded request, and an answer to it, live or recorded."""
+"""Recorded requests, and recorded or live answers to them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class Recorded(NamedTuple):
-    """A recorded answer.
+    """Recorded answer.
 
     Attributes:
-        status: HTTP's; 0 if the recording does not say.
-        body: the bytes as sent.
+        status: HTTP status, or 0 if the recording does not contain it.
+        body: Bytes as they were sent.
     """
 
     status: int
@@ -20,15 +20,15 @@ class Recorded(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A recorded request.
+    """Recorded request.
 
     Attributes:
-        id: the source's; unique in a run.
-        path: with the query, as `/v1/chat/completions`.
-        headers: names in lower case; no credentials.
-        at: seconds since the epoch, where recorded.
-        other: a shadow variant's answer to the same event.
-        unsendable: why it cannot be sent; empty: it can.
+        id: Id in the recording, unique in a run.
+        path: Path with its query, such as `/v1/chat/completions`.
+        headers: Headers with lower-case names, without credentials.
+        at: Seconds since the epoch, or None if the recording has no times.
+        other: A shadow variant's answer to the same request.
+        unsendable: Reason why the request cannot be sent, or "".
     """
 
     id: str
@@ -43,10 +43,10 @@ class Request(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """An item of a source that is not a request, with the reason.
+    """Item of a recording that cannot be read as a request, with the reason.
 
     Attributes:
-        place: file and line.
+        place: File and line.
     """
 
     place: str
@@ -57,12 +57,16 @@ class Unreadable(NamedTuple):
 
 
 BUSY = (429, 503)
-"""Statuses of a server that will accept the request later."""
+"""Statuses of a server that may accept the request later."""
 
 
 class Times(NamedTuple):
-    """Seconds: to the first byte of the body, between its pieces on average (None: there is one piece), and to its
-    end.
+    """Times of an answer in seconds.
+
+    Attributes:
+        first: Time to the first byte of the body.
+        gap: Mean time between pieces of the body, or None if there is only one piece.
+        total: Time to the end of the body.
     """
 
     first: float
@@ -71,21 +75,21 @@ class Times(NamedTuple):
 
 
 def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
-    """Return the times of an answer, whose pieces came at `arrivals`."""
+    """Return the times of an answer from the monotonic times of its start, its pieces and its end."""
     first = (arrivals[0] if arrivals else end) - start
     gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None
     return Times(first, gap, end - start)
 
 
 class Answer(NamedTuple):
-    """The answer of one side.
+    """Answer of one side.
 
     Args:
-        status: HTTP's, of the model's server; 0: none.
-        content_type: empty: unknown.
-        lost: why there is no whole answer; empty: there is one.
-        times: None: recorded, or lost.
-        throttled: how often it was sent again, as the target was busy.
+        status: HTTP status of the model's server, or 0 if there was no answer.
+        content_type: Content type, or "" if it is unknown.
+        lost: Reason why the answer is missing or incomplete, or "".
+        times: Times, or None if the answer was recorded or is incomplete.
+        throttled: Number of retries because the target was busy.
     """
 
     status: int
@@ -101,5 +105,5 @@ def lost(reason: str) -> Answer:
 
 
 def recorded(answer: Recorded) -> Answer:
-    """Return a recording's answer as one of a target."""
+    """Convert a recorded answer."""
     return Answer(answer.status or 200, answer.content_type, answer.body)

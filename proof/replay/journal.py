@@ -1,4 +1,4 @@
-"""The run on disk: a line per request, so that a killed run can be continued; its summary and progress."""
+"""Journal of a run on disk, from which a killed run continues, and the run's summary and progress."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SIDES = ("reference", "target")
 TIMES = ("first", "gap", "total")
 _MAX_NAMES = 500
 _MAX_UNREADABLE = 20
-_MAX_EXAMPLE = 64 * 1024  # bytes of a request and two answers that are shown
+_MAX_EXAMPLE = 64 * 1024  # maximum bytes of a request and its two answers in an example
 
 
 class Outcome(NamedTuple):
-    """One request's result, as the journal keeps it.
+    """Result of one request in the journal.
 
     Args:
-        number: of the request in the recording.
-        names: of the findings.
-        times: of the reference and of the target; None: not measured.
-        throttled: how often each was sent again.
+        number: Number of the request in the recording.
+        names: Classes and names of the findings.
+        times: Times of the reference and of the target, each None if not measured.
+        throttled: Number of retries for the reference and for the target.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The smallest exchange of a class, as its example."""
+    """Request with two answers, as the example of a class."""
 
     request: Request
     old: Answer
@@ -57,7 +57,7 @@ class Example(NamedTuple):
 
 
 class Histogram:
-    """Times by steps of 2 %: percentiles in constant memory."""
+    """Histogram of times in steps of 2 %, for percentiles in constant memory."""
 
     _STEP = math.log(1.02)
     _LEAST = 1e-6
@@ -69,7 +69,7 @@ class Histogram:
         self._counts[round(math.log(max(seconds, self._LEAST)) / self._STEP)] += 1
 
     def percentile(self, percent: float) -> float | None:
-        """Return seconds; None without values."""
+        """Return the percentile in seconds, or None if the histogram is empty."""
         wanted = sum(self._counts.values()) * percent / 100
         for step in sorted(self._counts):
             wanted -= self._counts[step]
@@ -82,10 +82,10 @@ class Histogram:
 
 
 class Summary:
-    """Counts of a run.
+    """Counts, times and examples of a run.
 
     Attributes:
-        volatile: the classes of differences that one side shows by itself, by path and name.
+        volatile: Classes of the volatile differences, by path and name.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,11 @@ class Summary:
         return cls is not Class.EQUAL and size <= _MAX_EXAMPLE and (known is None or size < known["size"])
 
     def beyond(self, allowed: Mapping[Class, float]) -> list[Class]:
-        """Return the classes with more requests than allowed, in percent of the compared ones."""
+        """Return the classes with more requests than allowed.
+
+        Args:
+            allowed: Maximum percentage of the compared requests, by class.
+        """
         return [
             cls
             for cls in CLASSES
@@ -136,7 +140,7 @@ def outcome(number: int, found: Sequence[Finding], old: Answer, new: Answer) -> 
     return Outcome(number, class_of(found), names, (old.times, new.times), (old.throttled, new.throttled))
 
 
-# -- the run on disk: a line a request, so that a killed run goes on where it was --------------------------------------
+# -- the run on disk: one line per request, so that a killed run can be continued -------------------------------------
 
 
 _FLUSH = 0.5  # seconds
@@ -144,16 +148,16 @@ _BEGIN = b'{"run":'
 
 
 class Journal:
-    """Outcomes in a file, including those of the run's earlier parts.
+    """File with the outcomes of a run, including those from before it was interrupted.
 
     Args:
-        directory: of this run; created if it does not exist.
-        run: settings that must be equal for a run to be continued.
-        restart: forget an earlier run.
+        directory: Directory of the run; it is created if it does not exist.
+        run: Settings that must be equal for a run to be continued.
+        restart: Discard an earlier run in the directory.
 
     Raises:
-        ConfigError: the directory contains another run, a complete one, or one of another process; later, from all
-            functions that write: the disk is full.
+        ConfigError: The directory contains a different or complete run, or another process writes there. All methods
+            that write also raise it, for example if the disk is full.
     """
 
     def __init__(self, directory: Path, run: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -201,7 +205,7 @@ class Journal:
             part.replace(self._examples)
 
     def keep_volatile(self, learnt: Mapping[str, str]) -> None:
-        """Store new knowledge about volatile differences."""
+        """Store the volatile differences that are not in the journal yet."""
         if new := {name: learnt[name] for name in learnt.keys() - self.summary.volatile.keys()}:
             self.summary.volatile |= new
             self._write({"volatile": new})
@@ -216,14 +220,14 @@ class Journal:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn an error of the disk into a line that says where."""
+        """Turn an OSError into a ConfigError that names the directory."""
         try:
             yield
         except OSError as error:
             raise ConfigError(f"lmi replay: --output {self._path.parent}: {error.strerror}") from None
 
     def _lock(self) -> None:
-        """Lock out other processes until the file is closed."""
+        """Lock the file, so that no other process writes to it."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -232,12 +236,12 @@ class Journal:
             return
 
     def _check_ours(self) -> None:
-        """Raise ConfigError if the file is not a journal, as it would be truncated."""
+        """Raise ConfigError if the file is not a journal, because a journal may be truncated."""
         with self._path.open("rb") as file:
             if not _BEGIN.startswith(file.read(len(_BEGIN))):
                 name = self._path.name
                 raise ConfigError(
-                    f"lmi replay: {self._path.parent} contains a {name} of something else; give another --output"
+                    f"lmi replay: {self._path.parent} contains a {name} of another program; give another --output"
                 )
 
     def _write(self, line: Any) -> None:
@@ -248,7 +252,7 @@ class Journal:
                 self._flushed = now
 
     def _mark(self, number: int) -> None:
-        """Keep only numbers above the first one that is not done: at most as many as requests in flight."""
+        """Record a finished request. Only numbers above the first unfinished one are kept, so memory stays bounded."""
         self._done.add(number)
         while self._below in self._done:
             self._done.remove(self._below)
@@ -261,7 +265,7 @@ class Journal:
                 try:
                     value = orjson.loads(line)
                 except ValueError:
-                    break  # the kill cut it
+                    break  # cut off when the process was killed
                 if not line.endswith(b"\n"):
                     break
                 self._replay(value, run)
@@ -275,7 +279,7 @@ class Journal:
         match line:
             case {"run": before} if before != run:
                 raise self._taken(
-                    f"a run with other {', '.join(name for name in run if before.get(name) != run[name])}"
+                    f"a run with different {', '.join(name for name in run if before.get(name) != run[name])}"
                 )
             case {"complete": True}:
                 raise self._taken("a complete run")
@@ -301,7 +305,7 @@ _ON_TERMINAL, _ELSEWHERE = 0.5, 30.0  # seconds between two lines
 
 
 class Progress:
-    """Shows a run's progress: in one line of a terminal, or with a line every half minute."""
+    """Progress display: one line that is updated on a terminal, elsewhere a new line every half minute."""
 
     def __init__(self, journal: Journal, file: TextIO | None = None) -> None:
         self._journal = journal

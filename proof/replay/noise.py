@@ -1,7 +1,7 @@
-"""Learn what is volatile, such as ids and times: what differs between two answers of one side to the same request.
+"""Volatile values, such as ids and times: they differ between two answers of the same server to the same request.
 
-Only after a difference is a request sent twice. The same side is asked again, and what it changes by itself is
-volatile: for all requests of that kind, or, if it is a text or a status, for this request only.
+A request is sent again only after a difference was found. If both answers of that server differ in the same place, the
+difference is volatile: for all requests of that kind or, if it is a text or a status, only for this request.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from proof.replay.comparison import VALUES, Class, Finding, Seen, Traits, changing_values, findings
 from proof.replay.exchange import Answer, Request
 
-_CONFIRMED = 20  # a difference that was confirmed so often in one kind of request is not asked again
-_LATER = 1.1  # seconds: times of whole seconds differ then
-_ASKED_LATER = 3  # of a difference in one kind
+_CONFIRMED = 20  # a difference that was confirmed so often for one kind of request is no longer checked
+_LATER = 1.1  # seconds to wait, so that times in whole seconds differ
+_ASKED_LATER = 3  # how often a difference in one kind of request is checked after that wait
 _MAX_KINDS = 1000
 
 Ask = Callable[[Request], Awaitable[Answer]]
@@ -23,8 +23,9 @@ Key = tuple[str, str, str]
 
 
 class Kind:
-    """The knowledge about one kind of request: a path, decoded greedily or not, streamed or not, answered by a
-    status.
+    """Observations about one kind of request.
+
+    Requests are of one kind if they have the same path, decoding, streaming and status.
     """
 
     def __init__(self) -> None:
@@ -36,11 +37,11 @@ class Kind:
 
 
 class Noise:
-    """The volatile places, by kind of request.
+    """Volatile differences, by kind of request.
 
     Args:
-        near: as of `findings`.
-        later: seconds until a side is asked a third time for a value that its second answer did not change.
+        near: Maximum difference between nearly equal log-probabilities.
+        later: Seconds to wait before a request is sent a third time, because its second answer had the same value.
     """
 
     def __init__(self, near: float, later: float = _LATER) -> None:
@@ -63,11 +64,11 @@ class Noise:
     async def real(
         self, request: Request, traits: Traits, old: Answer, new: Answer, again: Ask | None, other: Answer
     ) -> list[Finding]:
-        """Return the differences of two answers that are not noise.
+        """Return the differences between two answers that are not volatile.
 
         Args:
-            again: asks the side of `other` again; None: it cannot be asked.
-            other: the answer, old or new, of the side that `again` asks.
+            again: Sends the request again to one of the sides, or None if both are recordings.
+            other: The earlier answer of that side.
         """
         kind = self.kind(request, traits, old)
         found = self._compare(kind, traits, old, new)
@@ -88,7 +89,7 @@ class Noise:
             self._learn(kind, request, (one for one in suspects if one.key in noise and one.learnable))
             unsteady += [one for one in suspects if one.key in noise and not one.learnable]
             suspects = [one for one in suspects if one.key not in noise]
-            if late:  # only now: others that are in flight wait for the same
+            if late:  # not earlier, because concurrent requests wait for the same value
                 kind.asked_later.update(one.key for one in suspects)
         real = [one for one in found if one.key not in kind.volatile and one not in unsteady]
         kind.confirmed.update(one.key for one in real)
@@ -111,8 +112,9 @@ class Noise:
                 self.learnt[f"{request.path.partition('?')[0]}: {one.name}"] = one.cls.value
 
     def _without_asking(self, kind: Kind, old: Answer, found: Sequence[Finding]) -> list[Finding]:
-        """If no side can be asked again, treat values as volatile that one side changes from one request to the
-        next.
+        """Return the differences if no request can be sent again.
+
+        A value is then volatile if it differs between successive answers of the old side.
         """
         last, kind.last = kind.last, old
         suspects = {one.key for one in found if one.kind in VALUES}
@@ -122,7 +124,7 @@ class Noise:
 
 
 def _keys(found: Iterable[Finding]) -> set[Key]:
-    """Return the differences' keys. A tie on one side makes its text volatile too, and the reverse."""
+    """Return the keys of findings. A volatile tie makes the text volatile as well, and the reverse."""
     keys = {one.key for one in found}
     texts = {(cls.value, *key[1:]) for key in keys for cls in (Class.TIE, Class.TEXT) if key[1] in ("text", "number")}
     return keys | texts

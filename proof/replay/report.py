@@ -1,6 +1,6 @@
-"""The report of a run and its examples: as a document, for a terminal, and as one HTML page without scripts.
+"""Report of a run with examples: as JSON, for a terminal, and as an HTML page without scripts.
 
-Unless content is to be shown, each value of an example is a label: the same value has the same one on both sides.
+Unless content is to be shown, labels replace the values of an example; equal values have equal labels on both sides.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-# -- the report's tables and notes, as the terminal and the page both show them ----------------------------------------
+# -- tables and notes for the terminal and the page -------------------------------------------------------------------
 
 
 BEYOND = "beyond"
-"""The last cell in the row of a class with more requests than allowed."""
+"""Last cell in the row of a class with more requests than allowed."""
 
 _TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole answer"}
 
 
 class Table(NamedTuple):
-    """A table; without rows it is not shown."""
+    """Table, which is shown only if it has rows."""
 
     head: Sequence[str]
     rows: list[list[str]]
@@ -88,7 +88,7 @@ def findings(report: Mapping[str, Any], most: int | None = None) -> Table:
     """Return the table of findings.
 
     Args:
-        most: findings of a class; None: all.
+        most: Maximum findings per class, or None for all.
     """
     rows = [
         [cls, name, f"{count:,}"]
@@ -110,7 +110,7 @@ def times(report: Mapping[str, Any]) -> Table:
 
 
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield further notes, each with its list, which may be empty."""
+    """Yield notes, each with a list of details that may be empty."""
     if count := report["unreadable"]["count"]:
         yield f"left out: {count:,}", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():
@@ -129,7 +129,7 @@ def example_lines(example: Mapping[str, Any]) -> list[str]:
 # -- the report for a terminal -----------------------------------------------------------------------------------------
 
 
-_MOST = 10  # findings of a class that the table names
+_MOST = 10  # findings per class in the table
 
 
 def show(report: Mapping[str, Any]) -> str:
@@ -209,11 +209,15 @@ def _text(value: Any) -> str:
 # -- the example of a class: a request's two answers as a diff ---------------------------------------------------------
 
 
-_MAX_LINES = 400  # of each side: a diff takes time by their product
+_MAX_LINES = 400  # of each side, because the time of a diff grows with their product
 
 
 def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
-    """Return an example for the journal and the reports."""
+    """Return an example for the journal and the reports.
+
+    Args:
+        show: Show content; otherwise labels replace it.
+    """
     request = example.request
     labels = None if show else Labels()
     old, new = (list(islice(_lines(answer, labels), _MAX_LINES)) for answer in (example.old, example.new))
@@ -230,7 +234,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Return text without what a terminal obeys, and what UTF-8 cannot write."""
+    """Replace control characters, and characters that UTF-8 cannot encode."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
@@ -240,13 +244,13 @@ def _finding(finding: Any, show: bool) -> str:
 
 
 class Labels:
-    """Names values instead of showing them."""
+    """Labels that replace the values of an example."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[type, Any], str] = {}
 
     def of(self, value: Any) -> Any:
-        """Return the value with labels in the place of its scalars."""
+        """Return the value with its scalars replaced by labels."""
         if isinstance(value, dict):
             return {public_name(name): self.of(part) for name, part in value.items()}
         if isinstance(value, list):

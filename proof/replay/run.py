@@ -1,4 +1,4 @@
-"""Run a replay: read requests, ask both sides, compare, keep what was found, and write the reports."""
+"""Run of a replay: reads requests, sends them to both sides, compares the answers, and writes the reports."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from proof.replay.report import describe, document, page, printable, show
 from proof.replay.sources import open_requests
 from proof.replay.targets import RECORDED, Paced, open_target
 
-_AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
-_NO_SHADOW = "has no answer of the shadow variant, which receives a share of the requests"
-_BEGINNING = 100  # requests that are looked at before the run
+_AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # maximum requests, and bytes of their bodies, that are read ahead
+_NO_SHADOW = "has no answer of the shadow variant, which receives only a share of the requests"
+_BEGINNING = 100  # requests that are checked before the run
 
 
 @dataclass(frozen=True)
 class Sides:
-    """The sides that answer. None: the recording does.
+    """Sides of the comparison; a side that is None answers from the recording.
 
     Args:
-        target: the new side.
-        reference: the old one.
-        noise: another of the old ones, asked again in its place.
+        target: The new side.
+        reference: The old side.
+        noise: A server that is equal to the reference, to which requests are sent again instead.
     """
 
     target: Paced | None
@@ -48,20 +48,20 @@ class Sides:
 
     @property
     def are_asked(self) -> bool:
-        """Return whether any request is sent."""
+        """Whether requests are sent to a server, not only read from the recording."""
         return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The course of a run.
+    """Settings of a run.
 
     Args:
-        concurrency: concurrent requests.
-        speed: multiple of the recorded pace; None: each request follows the previous answer.
-        greedy: every request is decoded greedily, whatever it says.
-        show: examples keep the content.
-        expected: names of findings that do not affect the class.
+        concurrency: Maximum concurrent requests.
+        speed: Multiple of the recorded pace, or None to send each request after the previous answer.
+        greedy: Treat all requests as decoded greedily.
+        show: Keep content in examples.
+        expected: Names of findings that do not affect the class.
     """
 
     concurrency: int = 1
@@ -72,10 +72,10 @@ class Plan:
 
 
 class Replay:
-    """A run.
+    """Run of a replay.
 
     Args:
-        advance: called after each request.
+        advance: Called after each request.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Replay:
         self._journal.add(result)
 
     def _why_not(self, request: Request) -> str:
-        """Return why a request cannot be compared; empty: it can."""
+        """Return the reason why a request cannot be compared, or ""."""
         sides = self._sides
         for side, answer, missing in (
             (sides.reference, request.answer, "has no recorded answer"),
@@ -135,8 +135,9 @@ class Replay:
         return request.unsendable if sides.are_asked else ""
 
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
-        """Ask both sides: at the same time at a recorded pace, otherwise in turns, with a different one first each
-        time.
+        """Return the answers of both sides.
+
+        They are asked concurrently at a recorded pace, otherwise one after the other in alternating order.
         """
 
         async def old() -> Answer:
@@ -155,7 +156,7 @@ class Replay:
         return answer, await new()
 
     def _again(self, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
-        """Return how to ask one side again, and its earlier answer."""
+        """Return a function that sends a request to one side again, or None, and that side's earlier answer."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
             return side.ask, old
@@ -167,12 +168,12 @@ class Replay:
 async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:
     if side is not None:
         return await side.ask(request)
-    assert answer is not None  # else the request was left out
+    assert answer is not None  # otherwise the request was left out
     return recorded(answer)
 
 
 class _Feed:
-    """The requests still to do, by number. A thread reads a few at a time."""
+    """Remaining requests with their numbers, which a thread reads in small groups."""
 
     def __init__(self, requests: Iterator[Request | Unreadable], journal: Journal) -> None:
         self._items = enumerate(requests)
@@ -207,7 +208,7 @@ class _Feed:
 
 
 class _Pace:
-    """The recorded times, shifted to start now."""
+    """Pace of the recorded times, from the first request on."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -222,7 +223,7 @@ class _Pace:
 
 
 def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], Iterator[Request | Unreadable]]:
-    """Return the first readable requests, and an iterator of the whole recording."""
+    """Return the first readable requests, and an iterator over the whole recording."""
     read: list[Request | Unreadable] = []
     size = 0
     for item in itertools.islice(requests, _BEGINNING):
@@ -241,7 +242,7 @@ _INTERRUPTED = 130
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run `lmi replay`; return its exit status."""
     read, requests = beginning(open_requests(arguments.requests))
     _check(arguments, read)
     what = _what(arguments)
@@ -272,7 +273,7 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
 
 
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
-    """Raise ConfigError if the beginning of the recording does not have what the arguments need."""
+    """Raise ConfigError if the first requests of the recording have no answers or times that the arguments require."""
     if not read:
         raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read at its beginning")
     if arguments.to == RECORDED and all(one.other is None for one in read):
@@ -287,7 +288,7 @@ def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
 
 @contextlib.contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """End as by Ctrl-C, which stops the servers that were started."""
+    """Treat SIGTERM like Ctrl-C, so that servers that were started are stopped."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -330,7 +331,7 @@ def _what(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """Return an argument in a form that UTF-8 can encode: a file's name may have other bytes."""
+    """Return an argument that UTF-8 can encode, because a file name may contain other bytes."""
     return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
@@ -346,7 +347,7 @@ def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journa
             raise ConfigError(f"lmi replay: --output {arguments.output}: {name}: {error.strerror}") from None
     print(f"\nwritten: {', '.join(str(arguments.output / name) for name in files)}")
     if report["beyond"]:
-        print(f"more than --allow permits: {', '.join(report['beyond'])}")
+        print(f"classes with more requests than --allow permits: {', '.join(report['beyond'])}")
     if not report["compared"]:
         print("no request was compared")
     return int(bool(report["beyond"]) or not report["compared"])

@@ -1,4 +1,4 @@
-"""A SageMaker endpoint, by the client of `lmi deploy`: boto3 signs, and reads the event stream. It runs on threads."""
+"""SageMaker endpoint as a target, reached by the client of `lmi deploy`, which uses boto3 on threads."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ARGUMENTS = {
     "x-amzn-sagemaker-target-variant": "TargetVariant",
     "x-amzn-sagemaker-session-id": "SessionId",
 }
-"""The headers of a request that SageMaker passes on, by boto3's names."""
+"""Headers that SageMaker forwards, and the names of boto3's arguments for them."""
 
 
 class SageMakerTarget:
-    """An endpoint.
+    """SageMaker endpoint.
 
     Args:
-        name: the endpoint's, with `/` and its inference component's, if it has several.
-        concurrency: concurrent requests.
+        name: Name of the endpoint or, if it has several inference components, ENDPOINT/COMPONENT.
+        concurrency: Maximum concurrent requests.
 
     Raises:
-        ConfigError: there is no region.
+        ConfigError: No AWS region is configured.
     """
 
     def __init__(self, name: str, timeout: float, concurrency: int) -> None:
@@ -79,7 +79,7 @@ class _TooLong(Exception): ...
 
 
 def _arguments(request: Request) -> dict[str, Any]:
-    """Return boto3's arguments. An endpoint has one path; the attribute `route` names another, as in AWS's images."""
+    """Return boto3's arguments. A path other than /invocations is sent as the attribute `route`, as in AWS's images."""
     arguments: dict[str, Any] = {"Body": request.body}
     headers = {name.lower(): value for name, value in request.headers.items()}
     if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(_ATTRIBUTES, ""):
@@ -99,12 +99,12 @@ def _parts(response: Mapping[str, Any]) -> Iterator[bytes]:
     except FROM_AWS as error:
         raise failure(error) from error
     finally:
-        with contextlib.suppress(Exception):  # a connection that is broken already
+        with contextlib.suppress(Exception):  # the connection may be broken
             stream.close()
 
 
 def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float]]:
-    """Read a body; boto3 limits the time between its parts."""
+    """Read a body until the time `until`; boto3 limits only the time between parts."""
     pieces: list[bytes] = []
     arrivals: list[float] = []
     size = 0
@@ -120,7 +120,7 @@ def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float
 
 
 def _failed(error: RequestFailed) -> Attempt:
-    """Return the container's own answer, if there is one."""
+    """Return the container's error answer, or a lost answer if there is none."""
     response = getattr(error.__cause__, "response", None)
     if error.original_status and isinstance(response, Mapping) and response.get("OriginalMessage"):
         answer = Answer(error.original_status, "", str(response["OriginalMessage"]).encode())

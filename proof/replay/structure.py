@@ -1,6 +1,6 @@
-"""Structure of an answer's documents: types, names of events, indexes, ids that link, and order.
+"""Structure of an answer's documents: types, names of events, indexes, equal ids, and order.
 
-Each function takes time in proportion to the answer, which may be hostile.
+Each function takes linear time, because an answer may be hostile.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _ID = re.compile(r"(\w*_)?id")
 _EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
 _CHOICE = re.compile(r"\[\d+\]")
 _PING = "$(ping)"
-"""The root of Anthropic's keep-alive events, which may come at any time."""
+"""Root of Anthropic's keep-alive events, which may arrive at any time."""
 
 
 def types(documents: Iterable[Any]) -> set[str]:
-    """Return the roots of the documents, which name their types."""
+    """Return the types of the documents."""
     return {type_of(document) for document in documents} - {_PING}
 
 
 def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of server-sent events, by the type of their documents; repeated ones once.
+    """Return the names of server-sent events without repetitions, by the type of their documents.
 
     Args:
-        glue: the text before each document.
+        glue: Texts before the documents.
     """
     found: dict[str, list[str]] = {}
     for document, text in zip(documents, glue, strict=False):
@@ -40,7 +40,7 @@ def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list
 
 
 def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
-    """Return the indexes that choices, blocks, tool calls and events have, each once and in ascending order."""
+    """Return the distinct indexes of choices, blocks, tool calls and events, in ascending order."""
     found: dict[str, set[int]] = {}
     for place, values in scalars.items():
         if name_of(place) in _INDEXES:
@@ -49,11 +49,11 @@ def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
-    """Return which ids are equal: each is numbered by the first place where it occurs.
+    """Return ids as numbers in order of their first occurrence, so that equal ids have equal numbers.
 
     Args:
-        common: places that both answers have.
-        first: only the first id of a place, and whether a stream keeps it.
+        common: Places that both answers have.
+        first: Only number the first id of each place; for a stream's id, add whether it changes.
     """
     numbers: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -68,7 +68,7 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
 
 
 def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of the first and the last document that has each place."""
+    """Return the numbers of the first and the last document with each place."""
     found: dict[str, tuple[int, int]] = {}
     for number, document in enumerate(documents):
         for place in scalars_by_place([document], by_index=True):
@@ -77,9 +77,9 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 
 def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a place whose beginning or end has changed its order with another place's; None: there is none.
+    """Return a place that begins or ends in another order relative to other places, or None.
 
-    Choices of a stream may come in any order.
+    Choices of a stream may arrive in any order.
     """
     groups: dict[str, list[str]] = {}
     for place in sorted(old.keys() & new.keys()):
@@ -97,6 +97,6 @@ def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, i
 
 
 def _ranks(numbers: Sequence[int]) -> list[int]:
-    """Return each number's place among all of them; equal numbers have one."""
+    """Return the rank of each number; equal numbers have equal ranks."""
     rank = {number: at for at, number in enumerate(sorted(set(numbers)))}
     return [rank[number] for number in numbers]

@@ -1,4 +1,4 @@
-"""Servers to send requests to: by URL or command line; more slowly, and again, if they are busy."""
+"""Servers to which requests are sent; while one is busy, requests are sent more slowly and retried."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
 
 
 class Attempt(NamedTuple):
-    """One attempt to send a request.
+    """Result of one attempt to send a request.
 
     Args:
-        busy: the target will accept the request later: it is throttled, full, or not ready.
-        after: seconds that it asks to wait; 0: none.
+        busy: Whether the target may accept the request later, because it throttles, is full, or is not ready.
+        after: Seconds to wait according to the target, or 0.
     """
 
     answer: Answer
@@ -34,18 +34,18 @@ class Attempt(NamedTuple):
 
 
 class Target(Protocol):
-    """A target. Its functions run on the event loop."""
+    """Server that receives requests. Its methods run on the event loop."""
 
     async def open(self) -> None:
-        """Raise ConfigError if there is no server."""
+        """Raise ConfigError if no server answers."""
 
     async def send(self, request: Request) -> Attempt:
-        """Send the request once, and wait for its whole answer. A failure is an answer too."""
+        """Send the request once, and return its complete answer. A failure is returned as a lost answer."""
 
     async def close(self) -> None: ...
 
 
-# -- send to a target that may be busy: less often, and again ----------------------------------------------------------
+# -- retries and a slower pace for a busy target -----------------------------------------------------------------------
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
@@ -53,13 +53,12 @@ _FIRST_INTERVAL, _LONGEST_INTERVAL, _LEAST_INTERVAL = 0.02, 10.0, 0.002
 
 
 class Paced:
-    """A target that is retried while it is busy.
+    """Target that is retried while it is busy.
 
-    When it is busy, the interval between any two sendings doubles, and the request waits before it is sent again; each
-    answer shortens the interval again.
+    Each refusal of a busy target doubles the interval between requests, and each other answer shortens it.
 
     Args:
-        patience: seconds until a busy target's answer is accepted as it is.
+        patience: Seconds after which a busy target's refusal is returned.
     """
 
     def __init__(self, target: Target, patience: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +72,7 @@ class Paced:
         await self._target.open()
 
     async def ask(self, request: Request) -> Answer:
-        """Send the request until the target accepts it."""
+        """Send the request until the target accepts it, or `patience` has passed."""
         until, pause, throttled = self._clock() + self._patience, _FIRST_PAUSE, 0
         while True:
             if self._interval or self._next:
@@ -94,7 +93,7 @@ class Paced:
         await self._target.close()
 
     async def _turn(self) -> None:
-        """Wait until the interval since the last attempt is over."""
+        """Wait until the interval since the previous request has passed."""
         now = self._clock()
         at = max(now, self._next)
         self._next = at + self._interval if self._interval else 0.0
@@ -102,10 +101,10 @@ class Paced:
             await asyncio.sleep(at - now)
 
 
-# -- a server by its URL: the load generator's connections, which keep the whole answer --------------------------------
+# -- servers by URL ----------------------------------------------------------------------------------------------------
 
 
-_PAUSE = 0.05  # seconds after a failed connection, so that a dead server is not asked as fast as the loop turns
+_PAUSE = 0.05  # seconds to wait after a failed connection
 _OURS = {
     "accept-encoding",
     "authorization",
@@ -120,7 +119,7 @@ _OURS = {
     "transfer-encoding",
     "upgrade",
 }
-"""Headers of the recorded connection, which are not sent; no encoding is asked for, as bodies are compared."""
+"""Headers that are not sent: those of the recorded connection, and accept-encoding, because bodies are compared."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _PATH = re.compile(r"/[\x21-\x7e]*")
@@ -129,18 +128,18 @@ _PATH = re.compile(r"/[\x21-\x7e]*")
 class _Reader(BodyReader):
     @property
     def retry_after(self) -> float:
-        """Return the seconds to wait; 0: none, or a date."""
+        """Seconds to wait, or 0 if the header is missing or contains a date."""
         text = self.headers.get("retry-after", "")
         return float(text) if text.isdecimal() else 0.0
 
 
 class HttpTarget:
-    """A server.
+    """Server that is reached by HTTP.
 
     Args:
-        url: with a path, which is prefixed to each request's.
-        key: sent as a bearer token; empty: none.
-        timeout: seconds until an answer counts as lost.
+        url: URL; its path is prefixed to the path of each request.
+        key: API key, which is sent as a bearer token, or "".
+        timeout: Seconds after which an answer counts as lost.
     """
 
     def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
@@ -152,7 +151,7 @@ class HttpTarget:
         self._pool = Pool(_Reader, address(url), timeout)
 
     async def open(self) -> None:
-        """Connect for the first request, so that a wrong URL or certificate is reported at once."""
+        """Open the first connection, so that a wrong URL or certificate is reported early."""
         try:
             await self._pool.open()
         except ssl.SSLCertVerificationError as error:
@@ -180,7 +179,7 @@ class HttpTarget:
     def _encode(self, request: Request) -> bytes:
         path = self._prefix + request.path
         if not _PATH.fullmatch(path) or not _TOKEN.fullmatch(request.method):
-            raise _Unsendable("its method or path cannot be sent by HTTP")
+            raise _Unsendable("the request's method or path is not valid in HTTP")
         head = "".join([f"{request.method} {path} HTTP/1.1\r\nhost: {self._host}\r\n", *_header_lines(request)])
         length = f"content-length: {len(request.body)}\r\n" if request.body or request.method != "GET" else ""
         return f"{head}{length}{self._authorization}\r\n".encode("latin-1") + request.body
@@ -194,7 +193,7 @@ def _header_lines(request: Request) -> Iterator[str]:
         if name.lower() in _OURS:
             continue
         if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise _Unsendable("one of its headers cannot be sent by HTTP")
+            raise _Unsendable("one of the request's headers is not valid in HTTP")
         yield f"{name}: {value}\r\n"
 
 
@@ -214,7 +213,7 @@ FORMS = "http://HOST:PORT, sagemaker:NAME[/COMPONENT], serve:ARGUMENTS or record
 
 
 def check_name(name: str) -> str:
-    """Return the name of a target. Raises ValueError: it has no known form."""
+    """Return the name of a target, or raise ValueError if it has no known form."""
     scheme, colon, rest = name.partition(":")
     if scheme in ("http", "https") and re.search(r"[@?#]", rest):
         raise ValueError("a URL with a user or a query is not accepted, as reports show it: give the key with --key-to")
@@ -226,17 +225,17 @@ def check_name(name: str) -> str:
 def open_target(
     name: str, key_variable: str | None, timeout: float, patience: float, concurrency: int, stack: contextlib.ExitStack
 ) -> Paced | None:
-    """Open a target; None: the recording itself.
+    """Return a target, or None for the recording.
 
     Args:
-        key_variable: of the environment, whose value is sent as a bearer token.
-        stack: stops a server that is started for this target.
+        key_variable: Environment variable with the API key, or None.
+        stack: Stops the server that is started for a `serve:` target.
 
     Raises:
-        ConfigError: it cannot be opened, or does not accept a key.
+        ConfigError: The target cannot be used, or does not accept a key.
     """
     if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
-        raise ConfigError(f"lmi replay: {name} takes no key, but {key_variable} is given for it")
+        raise ConfigError(f"lmi replay: {name} accepts no key; leave out {key_variable}")
     if name == RECORDED:
         return None
     return Paced(_target(name, _key(key_variable), timeout, concurrency, stack), patience)
@@ -254,7 +253,9 @@ def _target(name: str, key: str, timeout: float, concurrency: int, stack: contex
         try:
             from proof.replay.sagemaker import SageMakerTarget
         except ModuleNotFoundError as error:
-            raise ConfigError(f"lmi replay: {name}: needs {error.name}: {install('lmi-handler[deploy]')}") from None
+            raise ConfigError(
+                f"lmi replay: {name}: {error.name} is not installed; to install it: {install('lmi-handler[deploy]')}"
+            ) from None
         return SageMakerTarget(rest, timeout, concurrency)
     return HttpTarget(name, key, timeout)
 

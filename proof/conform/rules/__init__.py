@@ -1,6 +1,6 @@
-"""The rules, in the order in which they are checked. Each rule is a function in one of these modules."""
+"""Rules in the order in which they are checked. Each rule is a function in one of these modules."""
 
-from proof.conform.rules import (  # noqa: I001  (their order is that of the table)
+from proof.conform.rules import (  # noqa: I001  (the order of the rules)
     hosting,
     requests,
     sagemaker,

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Rules of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def message(server: Server) -> None:
     wanted = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage"}
     expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
     body = answer.object
-    expect((body["type"], body["role"]) == ("message", "assistant"), "a message of the assistant", answer)
+    expect((body["type"], body["role"]) == ("message", "assistant"), "type message and role assistant", answer)
     match body["content"]:
         case [{"type": "text", "text": str()}, *_] | [{"type": "thinking"}, *_]:
             return
-    expect(False, "content of blocks", answer)
+    expect(False, "content that is a list of blocks", answer)
 
 
 @rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC, ANTHROPIC)
@@ -56,7 +56,7 @@ async def usage(server: Server) -> None:
 
 @rule(
     "anthropic.stop-reason",
-    "A message that max_tokens ends has the stop_reason max_tokens.",
+    "A message that ends at max_tokens has the stop_reason max_tokens.",
     sources.ANTHROPIC,
     ANTHROPIC,
 )
@@ -75,7 +75,7 @@ async def max_tokens(server: Server) -> None:
 
 @rule(
     "anthropic.order",
-    "A stream's events come in their order, from message_start to message_stop, and count the blocks from 0.",
+    "A stream's events arrive in order, from message_start to message_stop, and number the blocks from 0.",
     sources.ANTHROPIC_STREAM,
     ANTHROPIC,
 )
@@ -95,14 +95,14 @@ async def order(server: Server) -> None:
             case {"type": "content_block_delta", "delta": {"type": str()}} | {"type": "content_block_stop"}:
                 expect(event.get("index") == block, f"index {block}", answer)
             case {"type": "content_block_start" | "content_block_delta"}:
-                expect(False, "a content_block of text, and deltas with a type", answer)
+                expect(False, "a content_block with text, and deltas with a type", answer)
 
 
-@rule("anthropic.event-names", "The line event: has the same type as the data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+@rule("anthropic.event-names", "Each event's name is the type in its data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
 async def event_names(server: Server) -> None:
     answer, events = await _events(server)
     named = re.findall(r"^event: ?(\S+)", answer.text, re.MULTILINE)
-    expect(named == [event.get("type") for event in events], "event: TYPE before each data line", answer)
+    expect(named == [event.get("type") for event in events], "the line `event: TYPE` before each data line", answer)
 
 
 @rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM, ANTHROPIC)
@@ -120,7 +120,7 @@ async def start(server: Server) -> None:
             }
         }:
             return
-    expect(False, "a message with id, type, role, model, no content, usage", answer)
+    expect(False, "a message with id, type, role, model, usage and empty content", answer)
 
 
 @rule("anthropic.end", "message_delta has the stop_reason and output_tokens.", sources.ANTHROPIC_STREAM, ANTHROPIC)
@@ -129,11 +129,14 @@ async def end(server: Server) -> None:
     match _of(events, "message_delta"):
         case {"delta": {"stop_reason": str()}, "usage": {"output_tokens": int()}}:
             return
-    expect(False, "delta with stop_reason, usage with output_tokens", answer)
+    expect(False, "a delta with stop_reason, and usage with output_tokens", answer)
 
 
 @rule(
-    "anthropic.error", "A refusal has type error, and error with type and message.", sources.ANTHROPIC_ERRORS, ANTHROPIC
+    "anthropic.error",
+    "The body of a refusal has type error, and an error with type and message.",
+    sources.ANTHROPIC_ERRORS,
+    ANTHROPIC,
 )
 async def error(server: Server) -> None:
     answer = await server.generate(more={"temperature": "hot"})
@@ -141,7 +144,7 @@ async def error(server: Server) -> None:
     match answer.value:
         case {"type": "error", "error": {"type": "invalid_request_error", "message": str()}}:
             return
-    expect(False, "type error; error with invalid_request_error and message", answer)
+    expect(False, "type error, and an error with type invalid_request_error and a message", answer)
 
 
 @rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC, ANTHROPIC)

@@ -1,4 +1,4 @@
-"""Rules of every container on SageMaker: start and stop, /ping, /invocations, limits, metrics, keys."""
+"""Rules for every container on SageMaker: startup and shutdown, /ping, /invocations, limits, metrics, keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from proof.conform.server import PROMPT, Server, Start, Stop
 
 
 async def watch_start(server: Server, seconds: float) -> None:
-    """Start the server, and watch it until it is ready.
+    """Start the server, and observe it until it is ready.
 
     Raises:
-        ConfigError: it ended, or is not ready within `seconds`.
+        ConfigError: The server exited, or is not ready after `seconds`.
     """
     lifetime = server.lifetime
     assert lifetime is not None
@@ -30,7 +30,7 @@ async def watch_start(server: Server, seconds: float) -> None:
         if await lifetime.has_ended():
             raise ConfigError("lmi conform: the server exited before it was ready; see its output above")
         if answer.status == 404 and await _is_ready(server):
-            return  # it has no /ping
+            return  # the server has no /ping
         if time.monotonic() > deadline:
             raise ConfigError(f"lmi conform: /ping did not answer 200 within {seconds:.0f} s (--ready): {answer.got}")
         if answer.status and early is None:
@@ -41,12 +41,12 @@ async def watch_start(server: Server, seconds: float) -> None:
 
 
 async def _is_ready(server: Server) -> bool:
-    """Return whether a server without /ping reports readiness at one of the routes that other servers have."""
+    """Return whether a server without /ping reports readiness at another server's route."""
     return any([(await server.get(path)).ok for path in ("/health", "/v2/health/ready", "/v1/models")])
 
 
 async def _infer(server: Server) -> Answer:
-    """Ask at /invocations, in the first form that is not refused."""
+    """Send a request to /invocations in the first format that the server does not refuse."""
     for body in (
         {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
         {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
@@ -60,17 +60,17 @@ async def _infer(server: Server) -> Answer:
 
 def _started(server: Server) -> Start:
     if server.lifetime is None or server.lifetime.started is None:
-        skip("needs --command, which starts the server")
+        skip("requires --command, which starts the server")
     return server.lifetime.started
 
 
 @rule("start.ready", "/ping answers 200 only when the model can serve.", sources.CONTAINER, SAGEMAKER)
 async def start_ready(server: Server) -> None:
     answer = _started(server).first
-    expect(answer.ok, "an answer to the first request after /ping had said 200", answer)
+    expect(answer.ok, "an answer to the first request after /ping answered 200", answer)
 
 
-@rule("start.early", "Before that, a request gets a status of 500 to 599.", sources.OURS, SAGEMAKER)
+@rule("start.early", "Before /ping answers 200, a request gets a status of 500 to 599.", sources.OURS, SAGEMAKER)
 async def start_early(server: Server) -> None:
     answer = _started(server).early
     if answer is None:
@@ -78,17 +78,17 @@ async def start_early(server: Server) -> None:
     expect(answer.status >= 500 or answer.failure or answer.ok, "a status of 500 to 599", answer)
 
 
-# -- the end -----------------------------------------------------------------------------------------------------
+# -- shutdown -----------------------------------------------------------------------------------------------------
 
 _RUNNING = 3.0
-"""Seconds of the stream that runs when SIGTERM is sent."""
+"""Duration in seconds of the stream that is running when SIGTERM is sent."""
 
 
 async def _stopped(server: Server) -> Stop:
-    """Return what was observed after SIGTERM; the first rule sends it."""
+    """Return the observations after SIGTERM, which is sent for the first rule that calls this."""
     lifetime = server.lifetime
     if lifetime is None:
-        skip("it stops the server: needs --command or --container")
+        skip("requires --command or --container, because it stops the server")
     if lifetime.stopped is None:
         body, _ = await server.long_stream(min(_RUNNING, server.limits.long))
         async with server.asking_for(await server.path(stream=True), body) as (connection, task):
@@ -135,14 +135,14 @@ async def stop_exit(server: Server) -> None:
         raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it is still running")
 
 
-# -- what SageMaker's platform wants of every container: /ping, /invocations, limits, metrics, keys --------------------
+# -- /ping, /invocations and limits --------------------------------------------------------------------------------
 
 
 _BUSY = 8
-"""Concurrent streams that keep a server busy."""
+"""Number of concurrent requests that keep a server busy."""
 
 _SERIES = 2000
-"""Maximum series of metrics: each becomes a metric of CloudWatch."""
+"""Maximum number of time series; each becomes a metric in CloudWatch."""
 
 
 @rule("ping.ready", "GET /ping answers 200 when the model can serve.", sources.CONTAINER, SAGEMAKER)
@@ -152,7 +152,7 @@ async def ping_ready(server: Server) -> None:
 
 
 async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
-    """Begin streams, during which a rule asks something else; their dialect is known before."""
+    """Start streams that run during a rule's own requests."""
     await server.dialect()
     return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
 
@@ -203,7 +203,7 @@ async def invocations_answers(server: Server) -> None:
 
 @rule(
     "invocations.headers",
-    "Headers that SageMaker adds, and unknown ones, do not disturb a request.",
+    "Headers that SageMaker adds, and unknown headers, do not affect a request.",
     sources.CONTAINER,
     SAGEMAKER,
 )
@@ -218,13 +218,15 @@ async def invocations_headers(server: Server) -> None:
     expect_answer(await server.generate(headers=more))
 
 
-@rule("invocations.method", "GET /invocations is not answered by the model.", sources.CONTAINER, SAGEMAKER)
+@rule("invocations.method", "GET /invocations is refused.", sources.CONTAINER, SAGEMAKER)
 async def invocations_method(server: Server) -> None:
     answer = await server.get("/invocations")
     expect(answer.refused, "a status of 400 to 499, such as 405", answer)
 
 
-@rule("invocations.whole-length", "A whole answer has a Content-Length or is chunked.", sources.HTTP_1_1)
+@rule(
+    "invocations.whole-length", "An answer that is not streamed has a Content-Length or is chunked.", sources.HTTP_1_1
+)
 async def whole_length(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(answer.is_uncut, "Content-Length, or Transfer-Encoding: chunked", answer)
@@ -238,7 +240,7 @@ async def openai_route(server: Server) -> None:
     expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
 
 
-@rule("openai-route.model", "A chat may leave out the model, or leave it empty.", sources.OPENAI_ROUTE, SAGEMAKER)
+@rule("openai-route.model", "A chat request may omit the model, or leave it empty.", sources.OPENAI_ROUTE, SAGEMAKER)
 async def openai_route_model(server: Server) -> None:
     for more in ({"model": ""}, {}):
         body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2, **more}
@@ -255,16 +257,16 @@ async def limits_whole(server: Server) -> None:
 @rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
 async def limits_long_stream(server: Server) -> None:
     if not server.asking.slow:
-        skip("it takes a minute: needs --slow")
+        skip("requires --slow, because it takes a minute")
     limit = server.limits.whole
     body, seconds = await server.long_stream(1.25 * limit)
     if seconds < limit:
-        skip(f"the longest answer here takes {seconds:.0f} s")
+        skip(f"this server's longest answer takes {seconds:.0f} s")
     async with server.asking_for(await server.path(stream=True), body, 8 * limit) as (_, task):
         answer = await task
     if answer.failure == "timeout":
-        return  # it lasts
-    expect(answer.ok, "a stream with an end", answer)
+        return  # still running
+    expect(answer.ok, "a complete stream", answer)
     if answer.seconds < limit:
         skip(f"the stream ended after {answer.seconds:.0f} s")
 
@@ -274,7 +276,7 @@ async def limits_payload(server: Server) -> None:
     data = json.dumps(await server.body(tokens=2)).encode()  # JSON may have white space around it
     data += b" " * (server.limits.payload - len(data))
     answer = await server.post(await server.path(), data)
-    expect(answer.ok, f"status 200 for {len(data):,} bytes, white space for the most part", answer)
+    expect(answer.ok, f"status 200 for {len(data):,} bytes, most of them white space", answer)
 
 
 @rule("limits.at-once", f"{_BUSY} concurrent requests are answered like a single one.", sources.CONTAINER)
@@ -294,7 +296,7 @@ _SAMPLE = re.compile(
 
 
 def samples(answer: Answer) -> dict[str, float]:
-    """Return the metrics' values by name with labels."""
+    """Return the values of Prometheus metrics, by name with labels."""
     lines = [line.split(" ") for line in answer.text.splitlines() if line and not line.startswith("#")]
     found = {}
     for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
@@ -308,11 +310,13 @@ def samples(answer: Answer) -> dict[str, float]:
 async def _metrics(server: Server) -> Answer:
     answer = await server.metrics()
     if not answer.ok:
-        skip(f"{server.asking.metrics} has no metrics: see metrics.format")
+        skip(f"{server.asking.metrics} returns no metrics: see metrics.format")
     return answer
 
 
-@rule("metrics.format", "/metrics, or MetricsEndpointPath, is in Prometheus' text format.", sources.METRICS, SAGEMAKER)
+@rule(
+    "metrics.format", "/metrics, or MetricsEndpointPath, returns Prometheus' text format.", sources.METRICS, SAGEMAKER
+)
 async def metrics_format(server: Server) -> None:
     answer = await server.metrics()
     expect(answer.ok, "status 200; --metrics names another path", answer)
@@ -320,17 +324,22 @@ async def metrics_format(server: Server) -> None:
     expect(lines, "metrics", answer)
     for line in lines:
         if not _SAMPLE.match(line):
-            raise Failed(f"samples of Prometheus' format; this is not one: {line[:200]}", answer)
+            raise Failed(f"samples in Prometheus' format; this line is not one: {line[:200]}", answer)
 
 
-@rule("metrics.few", "The metrics have few series, as CloudWatch gets each.", sources.METRICS, SAGEMAKER)
+@rule(
+    "metrics.few",
+    "The metrics have few time series, because CloudWatch receives all of them.",
+    sources.METRICS,
+    SAGEMAKER,
+)
 async def metrics_few(server: Server) -> None:
     answer = await _metrics(server)
     count = len(samples(answer))
-    expect(count <= _SERIES, f"at most {_SERIES} series, not {count}", answer)
+    expect(count <= _SERIES, f"at most {_SERIES} time series, not {count}", answer)
 
 
-@rule("metrics.count", "A counter of the metrics grows with each answer.", sources.METRICS, SAGEMAKER)
+@rule("metrics.count", "A counter increases by one with each answer.", sources.METRICS, SAGEMAKER)
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
@@ -342,7 +351,7 @@ async def metrics_count(server: Server) -> None:
         if grown:
             return
         if time.monotonic() > deadline:
-            raise Failed("a counter that 3 answers raised by 3", answer)
+            raise Failed("a counter that increased by 3 after 3 answers", answer)
         await asyncio.sleep(0.2)
 
 
@@ -360,12 +369,12 @@ ROUTES = (
     ),
     *("/adapters", "/v1/load_lora_adapter"),
 )
-"""Routes of any known container; a server answers 404 or 405 to those that it does not have."""
+"""Routes of all known containers; a server answers 404 or 405 for routes that it does not have."""
 
 
 def _keyed(server: Server) -> None:
     if not server.asking.key:
-        skip("needs a key: LMI_API_KEY")
+        skip("requires a key: LMI_API_KEY")
 
 
 @rule("key.every-route", "Without a valid key, every POST route answers 401.", sources.OPENAI_ERRORS)
@@ -386,13 +395,13 @@ async def key_every_route(server: Server) -> None:
         raise Failed(f"status 401 without the key on {', '.join(let_in)}", answer)
 
 
-@rule("key.right", "With the key a request is answered.", sources.OPENAI_ERRORS)
+@rule("key.right", "A request with the key is answered.", sources.OPENAI_ERRORS)
 async def key_right(server: Server) -> None:
     _keyed(server)
     expect_answer(await server.generate(tokens=2))
 
 
-@rule("key.ping", "/ping needs no key: SageMaker sends none.", sources.CONTAINER, SAGEMAKER)
+@rule("key.ping", "/ping requires no key, because SageMaker sends none.", sources.CONTAINER, SAGEMAKER)
 async def key_ping(server: Server) -> None:
     _keyed(server)
     answer = await server.get("/ping", keyed=False)

@@ -1,4 +1,4 @@
-"""LMI's schema at /invocations: rolling batch as of 0.28, the async handlers as of 0.38."""
+"""Rules of LMI's schemas at /invocations: those of the rolling batch (0.28) and of the async handlers (0.38)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proof.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
 _DEFAULT = 30
-"""New tokens if a request does not set them."""
+"""Maximum new tokens of a request without max_new_tokens."""
 
 
 def _logprob(server: Server) -> str:
@@ -20,11 +20,11 @@ def _logprob(server: Server) -> str:
 
 async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
     answer = expect_answer(await server.generate(stream=True, more={"parameters": parameters}))
-    expect(answer.events, "lines of JSON", answer)
+    expect(answer.events, "JSON lines", answer)
     return answer, answer.events
 
 
-@rule("lmi.whole", "A whole answer is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.whole", "An answer that is not streamed is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
 async def whole(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
@@ -49,13 +49,17 @@ async def details_0_38(server: Server) -> None:
     expect(details["prefill"] == [], "an empty prefill", answer)
 
 
-@rule("lmi.tokens", "A token of details has id, text and its log-probability.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.tokens", "A token in details has id, text and its log-probability.", sources.LMI_SCHEMA, LMI)
 async def tokens(server: Server) -> None:
     answer, details = await expect_details(server)
     name = _logprob(server)
     for token in details.get("tokens") or [{}]:
         expect(isinstance(token, dict) and {"id", "text", name} <= set(token), f"tokens with id, text, {name}", answer)
-        expect(type(token["id"]) is int and isinstance(token["text"], str), "a number as id, a string as text", answer)
+        expect(
+            type(token["id"]) is int and isinstance(token["text"], str),
+            "an id that is a number, and a text that is a string",
+            answer,
+        )
 
 
 @rule("lmi.generated-tokens", "generated_tokens is the number of tokens.", sources.LMI_SCHEMA, LMI)
@@ -63,14 +67,16 @@ async def generated_tokens(server: Server) -> None:
     answer, details = await expect_details(server)
     count = len(details.get("tokens") or [])
     expect(details.get("generated_tokens") == count, f"generated_tokens {count}", answer)
-    expect(count <= 8, "at most max_new_tokens of them, 8", answer)
+    expect(count <= 8, "at most 8 tokens, the request's max_new_tokens", answer)
 
 
-@rule("lmi.finish-reason", "An answer that max_new_tokens ends has the finish_reason length.", sources.LMI_SCHEMA, LMI)
+@rule(
+    "lmi.finish-reason", "An answer that ends at max_new_tokens has the finish_reason length.", sources.LMI_SCHEMA, LMI
+)
 async def finish_reason(server: Server) -> None:
     if server.profile == "lmi-0.28":
         answer, details = await expect_details(server, ignore_eos_token=True)
-    else:  # its whole answers may say null
+    else:  # answers that are not streamed may have null
         answer, lines = await _lines(server, details=True, ignore_eos_token=True)
         details = lines[-1].get("details") or {}
     expect(details.get("finish_reason") == "length", "the finish_reason length", answer)
@@ -99,12 +105,12 @@ async def line_0_28(server: Server) -> None:
         expect(
             isinstance(token, dict) and {"id", "text", "log_prob"} <= set(token), "token: id, text, log_prob", answer
         )
-        expect(set(line) == {"token"}, "lines with only token before the last", answer)
+        expect(set(line) == {"token"}, "lines with only `token`, except for the last one", answer)
 
 
 @rule(
     "lmi.async-line",
-    "A line has index, token, generated_text and details, null before the last.",
+    "A line has index, token, generated_text and details; the last two are null before the last line.",
     sources.LMI_ASYNC,
     _0_38,
 )
@@ -114,7 +120,9 @@ async def line_0_38(server: Server) -> None:
     for line in lines[:-1]:
         expect(set(line) == wanted, f"lines with {', '.join(sorted(wanted))}", answer)
         expect({"id", "text", "logprob"} <= set(line["token"]), "token: id, text, logprob", answer)
-        expect(line["generated_text"] is None and line["details"] is None, "null as generated_text and details", answer)
+        expect(
+            line["generated_text"] is None and line["details"] is None, "null for generated_text and details", answer
+        )
 
 
 @rule("lmi.last-line", "The last line of a stream has the whole generated_text.", sources.LMI_SCHEMA, LMI)
@@ -124,7 +132,12 @@ async def last_line(server: Server) -> None:
     expect(lines[-1].get("generated_text") == text, f"generated_text {text!r}", answer)
 
 
-@rule("lmi.last-details", "With details the last line has them, without tokens.", sources.LMI_SCHEMA, LMI)
+@rule(
+    "lmi.last-details",
+    "If a stream requests details, its last line has details without tokens.",
+    sources.LMI_SCHEMA,
+    LMI,
+)
 async def last_details(server: Server) -> None:
     answer, lines = await _lines(server, details=True)
     wanted = {"finish_reason", "generated_tokens"} | ({"inputs"} if server.profile == "lmi-0.28" else {"input_length"})
@@ -134,7 +147,7 @@ async def last_details(server: Server) -> None:
 
 @rule(
     "lmi.blank-lines",
-    "Two empty lines end a stream, in place of its token count and [DONE], which are not sent.",
+    "A stream ends with two empty lines, without its token count or [DONE].",
     sources.LMI_ASYNC,
     _0_38,
 )
@@ -143,11 +156,11 @@ async def blank_lines(server: Server) -> None:
     expect(answer.body.endswith(b"}\n\n\n"), "two empty lines at the end", answer)
 
 
-@rule("lmi.sse", "output_formatter sse frames a stream as server-sent events.", sources.LMI_SCHEMA, _0_28)
+@rule("lmi.sse", "With output_formatter sse, a stream consists of server-sent events.", sources.LMI_SCHEMA, _0_28)
 async def sse(server: Server) -> None:
     answer, _ = await _lines(server, output_formatter="sse")
     expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
-    expect(answer.body.startswith(b"data: {"), "data: and JSON", answer)
+    expect(answer.body.startswith(b"data: {"), "`data: ` followed by JSON", answer)
 
 
 @rule("lmi.error", "An error has status 424 and a body with error and code.", sources.LMI_SCHEMA, LMI)
@@ -164,7 +177,7 @@ async def inputs_list(server: Server) -> None:
     expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule("lmi.stop", "stop_sequences (0.38: stop) ends an answer.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.stop", "An answer ends at a stop sequence (stop_sequences; in 0.38, stop).", sources.LMI_SCHEMA, LMI)
 async def stop(server: Server) -> None:
     text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
@@ -173,7 +186,12 @@ async def stop(server: Server) -> None:
     expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", answer)
 
 
-@rule("lmi.chat", "messages at /invocations are a chat, with choices and usage.", sources.LMI_CHAT, LMI)
+@rule(
+    "lmi.chat",
+    "A request with messages at /invocations gets a chat completion, with choices and usage.",
+    sources.LMI_CHAT,
+    LMI,
+)
 async def chat(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0}
     answer = expect_answer(await server.post("/invocations", body))
@@ -187,7 +205,9 @@ async def chat(server: Server) -> None:
     expect(False, "a chat.completion with choices and usage", answer)
 
 
-@rule("lmi.chat-lines", "A chat's stream at /invocations is JSON lines, without [DONE].", sources.LMI_CHAT, LMI)
+@rule(
+    "lmi.chat-lines", "A chat's stream at /invocations consists of JSON lines, without [DONE].", sources.LMI_CHAT, LMI
+)
 async def chat_lines(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0, "stream": True}
     answer = expect_answer(await server.post("/invocations", body))
@@ -195,7 +215,12 @@ async def chat_lines(server: Server) -> None:
     expect(b"[DONE]" not in answer.body and answer.events, "JSON lines without [DONE]", answer)
 
 
-@rule("lmi.completion", "prompt at /invocations is a completion of vLLM's.", sources.LMI_SERVICE, _0_38)
+@rule(
+    "lmi.completion",
+    "A request with prompt at /invocations gets a text completion, as in vLLM.",
+    sources.LMI_SERVICE,
+    _0_38,
+)
 async def completion(server: Server) -> None:
     answer = expect_answer(await server.post("/invocations", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}))
     expect(answer.object.get("object") == "text_completion", "a text_completion", answer)

@@ -1,4 +1,4 @@
-"""OpenAI's routes: models, chats, completions."""
+"""Rules of OpenAI's routes for models, chats and completions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,12 @@ async def chat(server: Server) -> None:
     expect(False, "a choice with index, message, finish_reason", answer)
 
 
-@rule("openai.usage", "usage adds up: prompt and completion tokens are the total.", sources.OPENAI_CHAT, OPENAI)
+@rule(
+    "openai.usage",
+    "In usage, total_tokens is the sum of prompt_tokens and completion_tokens.",
+    sources.OPENAI_CHAT,
+    OPENAI,
+)
 async def usage(server: Server) -> None:
     answer = expect_answer(await server.generate())
     match answer.object.get("usage"):
@@ -70,11 +75,14 @@ async def usage(server: Server) -> None:
             a > 0 and 0 < b <= 8 and a + b == c
         ):
             return
-    expect(False, "prompt_tokens + completion_tokens = total_tokens, at most 8 of them new", answer)
+    expect(False, "prompt_tokens + completion_tokens = total_tokens, with at most 8 completion_tokens", answer)
 
 
 @rule(
-    "openai.finish-reason", "An answer that max_tokens ends has the finish_reason length.", sources.OPENAI_CHAT, OPENAI
+    "openai.finish-reason",
+    "An answer that ends at max_tokens has the finish_reason length.",
+    sources.OPENAI_CHAT,
+    OPENAI,
 )
 async def finish_reason(server: Server) -> None:
     answer = expect_answer(await server.generate(tokens=2))
@@ -83,7 +91,7 @@ async def finish_reason(server: Server) -> None:
 
 @rule(
     "openai.max-completion-tokens",
-    "max_completion_tokens limits an answer as max_tokens does.",
+    "max_completion_tokens limits an answer in the same way as max_tokens.",
     sources.OPENAI_CHAT,
     OPENAI,
 )
@@ -126,15 +134,15 @@ async def done(server: Server) -> None:
 
 @rule(
     "openai.last-chunk",
-    "One chunk has a finish_reason, and it is the last with a choice.",
+    "Only the last chunk with a choice has a finish_reason.",
     sources.OPENAI_STREAM,
     OPENAI,
 )
 async def last_chunk(server: Server) -> None:
     answer, found = await _chunks(server)
     reasons = [_choice(event).get("finish_reason") for event in found if event.get("choices")]
-    expect(reasons and reasons[-1] in _REASONS, "a finish_reason at the end", answer)
-    expect(not any(reasons[:-1]), "null as finish_reason before", answer)
+    expect(reasons and reasons[-1] in _REASONS, "a finish_reason in the last chunk with a choice", answer)
+    expect(not any(reasons[:-1]), "null for finish_reason in earlier chunks", answer)
 
 
 @rule("openai.stream-usage", "include_usage adds one chunk with usage and no choices.", sources.OPENAI_STREAM, OPENAI)
@@ -142,37 +150,42 @@ async def stream_usage(server: Server) -> None:
     answer, found = await _chunks(server, stream_options={"include_usage": True})
     counted = [event for event in found if event.get("usage")]
     expect(len(counted) == 1 and counted[0] is found[-1], "usage in the last chunk only", answer)
-    expect(found[-1].get("choices") == [], "an empty list of choices there", answer)
+    expect(found[-1].get("choices") == [], "an empty list of choices in that chunk", answer)
 
 
-@rule("openai.no-usage", "Without include_usage no chunk counts tokens.", sources.OPENAI_STREAM, OPENAI)
+@rule("openai.no-usage", "Without include_usage, no chunk has usage.", sources.OPENAI_STREAM, OPENAI)
 async def no_usage(server: Server) -> None:
     answer, found = await _chunks(server)
     expect(not any(event.get("usage") for event in found), "no usage", answer)
 
 
-@rule("openai.error", "A refusal has error with message, type, param and code.", sources.OPENAI_ERRORS, OPENAI)
+@rule(
+    "openai.error",
+    "The body of a refusal has an error with message, type, param and code.",
+    sources.OPENAI_ERRORS,
+    OPENAI,
+)
 async def error(server: Server) -> None:
     answer = await server.generate(more={"temperature": "hot"})
     expect(answer.status in (400, 422), "status 400", answer)
     _expect_error(answer)
 
 
-@rule("openai.error-status", "Bad values get 400.", sources.OPENAI_ERRORS, OPENAI)
+@rule("openai.error-status", "Invalid values get status 400.", sources.OPENAI_ERRORS, OPENAI)
 async def error_status(server: Server) -> None:
     for more in ({"temperature": -1}, {"max_tokens": "many"}, {"messages": 7}):
         answer = await server.generate(more=more)
         expect(answer.status == 400, "status 400", answer)
 
 
-@rule("openai.unknown-model", "An unknown model gets 404.", sources.OPENAI_ERRORS, OPENAI)
+@rule("openai.unknown-model", "An unknown model gets status 404.", sources.OPENAI_ERRORS, OPENAI)
 async def unknown_model(server: Server) -> None:
     answer = await server.generate(more={"model": "conform-has-no-such-model"})
     expect(answer.status == 404, "status 404", answer)
     _expect_error(answer)
 
 
-@rule("openai.stop", "A stop sequence ends the text and is not part of it.", sources.OPENAI_CHAT, OPENAI)
+@rule("openai.stop", "A stop sequence ends the text, and is not part of the text.", sources.OPENAI_CHAT, OPENAI)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     for value in (word, [word]):
@@ -205,13 +218,13 @@ async def completion(server: Server) -> None:
 
 @rule(
     "openai.completion-stream",
-    "A completion's stream has pieces of text, then [DONE].",
+    "A completion's stream consists of events with text, followed by [DONE].",
     sources.OPENAI_COMPLETIONS,
     OPENAI,
 )
 async def completion_stream(server: Server) -> None:
     answer = await _complete(server, stream=True)
-    expect("".join(map(piece_of, answer.events)), "pieces of text", answer)
+    expect("".join(map(piece_of, answer.events)), "events with text", answer)
     expect(answer.text.rstrip().endswith("data: [DONE]"), "data: [DONE] at the end", answer)
 
 

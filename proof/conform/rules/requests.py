@@ -1,4 +1,4 @@
-"""Rules of every API: streams, bad input, and clients that disconnect."""
+"""Rules for every API: streams, invalid requests, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
 _ENOUGH = 0.05
-"""Seconds of a stream that is long enough to measure its pace."""
+"""Minimum seconds of a stream whose pace can be measured."""
 
 
 async def stream(server: Server, tokens: int = 8) -> Answer:
@@ -41,10 +41,10 @@ async def token_by_token(server: Server) -> None:
     if answer is None:
         raise Failed("a stream of several tokens", found)
     if answer.arrivals[-1] < _ENOUGH:
-        skip(f"{len(answer.arrivals)} tokens came within {1000 * answer.arrivals[-1]:.0f} ms: too fast to tell")
+        skip(f"{len(answer.arrivals)} tokens arrived within {1000 * answer.arrivals[-1]:.0f} ms, too fast to measure")
     half, total = answer.arrivals[len(answer.arrivals) // 2], answer.arrivals[-1]
     raise Failed(
-        f"half of the {len(answer.arrivals)} events well before the end; they came after {half:.3f} s of {total:.3f}",
+        f"half of the {len(answer.arrivals)} events well before the end; they came after {half:.3f} of {total:.3f} s",
         answer,
     )
 
@@ -63,7 +63,7 @@ async def chunked(server: Server) -> None:
     expect("chunked" in answer.headers.get("transfer-encoding", ""), "Transfer-Encoding: chunked", answer)
 
 
-@rule("stream.content-type", "A stream's content type is that of its framing.", sources.STREAM)
+@rule("stream.content-type", "A stream's content type matches its framing.", sources.STREAM)
 async def content_type(server: Server) -> None:
     answer = await stream(server)
     wanted = (await server.dialect()).content_type
@@ -82,7 +82,11 @@ async def clean_end(server: Server) -> None:
     expect(answer.status == 200 and answer.is_uncut, "status 200 and a last chunk", answer)
 
 
-@rule("stream.same-text", "A greedy stream's pieces add up to the whole answer's text.", sources.STREAM)
+@rule(
+    "stream.same-text",
+    "The pieces of a greedy stream add up to the text of the same request without streaming.",
+    sources.STREAM,
+)
 async def same_text(server: Server) -> None:
     whole = await greedy(server, 12)
     answer = await stream(server, 12)
@@ -92,7 +96,7 @@ async def same_text(server: Server) -> None:
     wanted = (text or "").removeprefix(PROMPT)
     expect(
         pieces.strip() in (wanted.strip(), (text or "").strip()),
-        f"pieces that make {text!r}; they make {pieces!r}",
+        f"pieces that add up to {text!r}, not to {pieces!r}",
         answer,
     )
 
@@ -106,11 +110,11 @@ async def characters(server: Server) -> None:
     except UnicodeDecodeError as error:
         raise Failed(f"UTF-8; byte {error.start} is invalid", answer) from None
     pieces = list(map(piece_of, answer.events))
-    for piece in pieces[:-1]:  # the last one may end amid a character, as max_tokens ends it
+    for piece in pieces[:-1]:  # max_tokens may cut the last one within a character
         expect("\ufffd" not in piece, f"whole characters, not {piece!r}", answer)
 
 
-@rule("stream.refused-before", "A bad parameter of a stream is refused before the stream begins.", sources.STREAM)
+@rule("stream.refused-before", "A stream with an invalid parameter is refused before it starts.", sources.STREAM)
 async def refused_before(server: Server) -> None:
     dialect = await server.dialect()
     body = change(await server.body(stream=True), dialect.temperature, -1)
@@ -121,25 +125,25 @@ async def refused_before(server: Server) -> None:
         expect(answer.refused, "a status of 400 to 499", answer)
 
 
-# -- bad input by class: the client is told, with a status of 400 to 499, and nobody else loses anything ---------------
+# -- invalid requests: the client gets a status of 400 to 499, and no other request is affected -----------------------
 
 
 _DEEP = 50_000
-"""Nested objects."""
+"""Number of nested objects."""
 
 _LONG = 3_000_000
-"""Words that exceed any context."""
+"""Number of words that exceeds every model's context."""
 
 
 async def _refuses(server: Server, data: bytes) -> None:
-    """Send a bad body; the next good one must be answered."""
+    """Send an invalid body, which must be refused; a valid request afterwards must be answered."""
     answer = await server.post(await server.path(), data)
     expect(answer.refused, "a status of 400 to 499", answer)
     await _expect_alive(server, answer)
 
 
 async def _survives(server: Server, data: bytes) -> None:
-    """Send a doubtful body, which may be refused or answered; the next good one must be answered."""
+    """Send a body that may be refused or answered; a valid request afterwards must be answered."""
     answer = await server.post(await server.path(), data)
     _expect_refused_or_answered(answer)
     await _expect_alive(server, answer)
@@ -151,7 +155,7 @@ def _expect_refused_or_answered(answer: Answer) -> None:
 
 async def _expect_alive(server: Server, before: Answer) -> None:
     after = await server.generate(tokens=2)
-    expect(after.ok, f"an answer to a good request after {before.asked}", after)
+    expect(after.ok, f"an answer to a valid request after {before.asked}", after)
 
 
 @rule("bad.not-json", "A body that is not JSON is refused.", sources.OURS)
@@ -175,7 +179,7 @@ async def not_utf_8(server: Server) -> None:
     await _refuses(server, data.replace(b"\\ufffd", b"\xff\xfe"))
 
 
-@rule("bad.surrogate", "Half of a surrogate pair is refused or answered, and does not crash the server.", sources.JSON)
+@rule("bad.surrogate", "A lone surrogate is refused or answered, and does not crash the server.", sources.JSON)
 async def surrogate(server: Server) -> None:
     data = json.dumps(await server.body("one \ufffd two")).encode().replace(b"\\ufffd", b"\\ud800")
     await _survives(server, data)
@@ -188,7 +192,7 @@ async def deep(server: Server) -> None:
     await _survives(server, data[:-1] + b', "conform": ' + nested + b"}")
 
 
-@rule("bad.no-prompt", "A body without its prompt is refused.", sources.OURS)
+@rule("bad.no-prompt", "A body without a prompt is refused.", sources.OURS)
 async def no_prompt(server: Server) -> None:
     body = await server.body()
     body.pop((await server.dialect()).prompt)
@@ -214,7 +218,7 @@ async def parameter_range(server: Server) -> None:
 
 
 @rule(
-    "bad.parameter-huge", "A limit of 10^30 tokens is refused or reached, and does not crash the server.", sources.OURS
+    "bad.parameter-huge", "A limit of 10^30 tokens is refused or accepted, and does not crash the server.", sources.OURS
 )
 async def parameter_huge(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, 10**30)
@@ -237,16 +241,16 @@ async def told(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, "many")
     answer = await server.post(await server.path(), body)
     if not answer.refused:
-        skip("nothing was refused: see bad.parameter-type")
-    expect(len(answer.text.strip()) >= 8, "a body that says what is wrong", answer)
+        skip("the request was not refused: see bad.parameter-type")
+    expect(len(answer.text.strip()) >= 8, "a body that explains the error", answer)
 
 
-@rule("bad.alone", "Bad requests do not disturb other running requests.", sources.OURS)
+@rule("bad.alone", "Invalid requests do not affect other running requests.", sources.OURS)
 async def alone(server: Server) -> None:
     beside = await asyncio.gather(*(server.generate(tokens=16) for _ in range(4)))
     texts = {text_of(expect_answer(answer).value) for answer in (*beside, await greedy(server, 16))}
     if len(texts) > 1:
-        skip("greedy answers differ when they run concurrently")
+        skip("concurrent greedy answers differ")
     (wanted,) = texts
     dialect, path = await server.dialect(), await server.path()
     bad = change(await server.body(), dialect.temperature, -1)
@@ -258,17 +262,17 @@ async def alone(server: Server) -> None:
         expect(answer.ok and text_of(answer.value) == wanted, f"the text {wanted!r}", answer)
 
 
-# -- clients that go: the engine must stop, as a gauge of its metrics shows, or else the server's speed ----------------
+# -- clients that disconnect: a gauge of the metrics, or the server's speed, shows whether the engine stops -----------
 
 
 _GAUGES = re.compile(
     r"vllm:num_requests_running|lmi_active_sequences|tgi_batch_current_size|llamacpp:requests_processing"
     r"|dynamo_(frontend|component)_inflight_requests|sglang:num_running_reqs|trtllm_num_requests_running"
 )
-"""Gauges of running requests, in the servers that have them."""
+"""Names of the gauges of running requests in known servers."""
 
 _CROWD = 4
-"""Number of abandoned requests, if only the server's speed can show them."""
+"""Number of abandoned requests for servers without such a gauge."""
 
 
 @rule("disconnect.stream", "The engine stops when the client of a stream disconnects.", sources.OURS)
@@ -277,7 +281,7 @@ async def disconnect_stream(server: Server) -> None:
     await _abandon(server, await server.path(stream=True), body, seconds)
 
 
-@rule("disconnect.whole", "The engine stops when the client of a whole answer disconnects.", sources.OURS)
+@rule("disconnect.whole", "The engine stops when the client of a request without streaming disconnects.", sources.OURS)
 async def disconnect_whole(server: Server) -> None:
     body, seconds = await server.long_stream(server.limits.long)
     body = {name: value for name, value in body.items() if name != "stream"}
@@ -285,43 +289,47 @@ async def disconnect_whole(server: Server) -> None:
 
 
 async def _abandon(server: Server, path: str, body: Body, seconds: float) -> None:
-    """Ask, disconnect, and check that the engine stops before the answer would end, `seconds` after its beginning."""
+    """Send a request, disconnect, and check that the engine stops early.
+
+    Args:
+        seconds: Duration of the answer if the engine does not stop.
+    """
     if await _running(server) is None:
         await _by_speed(server, path, body, seconds)
         return
     idle = await _steady(server)
-    hidden = f"no gauge of {server.asking.metrics} shows the request"
+    hidden = f"no gauge in {server.asking.metrics} shows the request"
     start = time.monotonic()
     async with server.asking_for(path, body) as (_, task):
         while (await _running(server) or 0.0) <= idle:
             if task.done():
-                skip(f"{hidden}: it ended after {task.result().seconds:.1f} s")
+                skip(f"{hidden}, which ended after {task.result().seconds:.1f} s")
             if time.monotonic() - start > server.limits.answer:
                 skip(hidden)
             await asyncio.sleep(0.01)
     gone = time.monotonic()
     until = min(gone + server.limits.abandoned, start + 0.8 * seconds)
     if until < gone + 0.1:
-        skip(f"answers of {seconds:.1f} s end too soon to measure it")
+        skip(f"answers of {seconds:.1f} s are too short for this measurement")
     while (running := await _running(server) or 0.0) > idle:
         if time.monotonic() > until:
             raise Failed(
-                f"no request that runs {until - gone:.1f} s after its client disconnected",
+                f"that the request ends within {until - gone:.1f} s of its client's disconnect",
                 asked=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
-                got=f"{running - idle:g} more than before, by the gauge of {server.asking.metrics}",
+                got=f"{running - idle:g} more running requests than before, by the gauge in {server.asking.metrics}",
             )
         await asyncio.sleep(0.02)
 
 
 async def _running(server: Server) -> float | None:
-    """Return the number of requests that the engine is running; None if there is no gauge."""
+    """Return the number of running requests, or None if the metrics have no such gauge."""
     answer = await server.metrics()
     found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
     return max(found) if found else None
 
 
 async def _steady(server: Server) -> float:
-    """Return the gauge when earlier requests have ended."""
+    """Wait up to a second for earlier requests to end; return the lowest number of running requests."""
     lowest = await _running(server) or 0.0
     for _ in range(10):
         if not lowest:
@@ -332,22 +340,22 @@ async def _steady(server: Server) -> float:
 
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
-    """Check twice that a server slowed by a crowd is fast again once the crowd has gone: one timing may deceive."""
+    """Check twice that many concurrent requests slow the server down only until their clients disconnect."""
     found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
     if all(found):
         raise Failed(
-            "the previous speed, once the clients have disconnected",
+            "the previous speed after the clients have disconnected",
             asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
             got=found[-1],
         )
     if any(found):
-        skip("one trial of two says so: something else keeps the machine busy")
+        skip("only one of two trials failed: the machine has other work")
 
 
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
-    """Return the evidence that abandoned answers were still computed; empty if they were not.
+    """Return the evidence that abandoned answers were still computed, or "" if they were not.
 
-    The server is then slow at first and fast later; one that stays slow has other work.
+    The server is then slow at first and fast later. A server that stays slow has other work.
     """
 
     async def one() -> float:
@@ -360,9 +368,9 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     start = time.monotonic()
     crowded = await _beside(server, path, body, fastest)
     if crowded < 1.5 * alone:
-        skip(f"{server.asking.metrics} has no gauge of running requests, and a crowd does not slow the server down")
+        skip(f"{server.asking.metrics} has no gauge of running requests, and {_CROWD} requests do not slow it down")
     gone = time.monotonic()
-    left = seconds - (gone - start) * alone / crowded  # what the crowd would take yet, were each alone: at least
+    left = seconds - (gone - start) * alone / crowded  # lower bound of the time that the crowd would still take
     await asyncio.sleep(min(0.5, server.limits.abandoned))
     fast = math.sqrt(alone * crowded)
     after: list[float] = []
@@ -370,20 +378,20 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
         after.append(await one())
         if after[-1] <= fast:
             if time.monotonic() > gone + 0.8 * left:
-                skip(f"answers of {seconds:.1f} s end too soon to measure it")
+                skip(f"answers of {seconds:.1f} s are too short for this measurement")
             return ""
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
     while await one() > fast:
         if time.monotonic() > until:
-            skip("the server stays slow after the answers must have ended: something else keeps it busy")
+            skip("the server stays slow after the answers must have ended: it has other work")
     return (
-        f"an answer took {alone:.2f} s alone, {crowded:.2f} s beside them, {min(after):.2f} s when they were cut off; "
-        f"it was fast again {time.monotonic() - gone:.0f} s later"
+        f"an answer took {alone:.2f} s alone, {crowded:.2f} s during the requests, and {min(after):.2f} s after "
+        f"they were cut off; the server was fast again {time.monotonic() - gone:.0f} s later"
     )
 
 
 async def _beside(server: Server, path: str, body: Body, measure: Callable[[], Awaitable[float]]) -> float:
-    """Measure while a crowd is being answered."""
+    """Return the result of `measure`, called while `_CROWD` requests are running."""
 
     async def one(until: asyncio.Event) -> None:
         async with server.asking_for(path, body):

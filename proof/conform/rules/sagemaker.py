@@ -1,4 +1,4 @@
-"""Sessions and adapters, as SageMaker and LMI have them."""
+"""Rules of sessions and adapters in SageMaker and LMI."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _EXPIRES = re.compile(r"([^;\s]+); *Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 async def _open(server: Server) -> tuple[Answer, str]:
-    """Open a session, and return the answer with the session's id."""
+    """Open a session; return the answer and the session's id."""
     answer = await server.post("/invocations", {"requestType": "NEW_SESSION"})
     if not answer.ok:
-        skip(f"it opens no sessions: {answer.got}")
+        skip(f"the server opens no session: {answer.got}")
     lmi = server.profile == "lmi-0.38"
     name = _SESSION if lmi else "X-Amzn-SageMaker-New-Session-Id"
     found = _EXPIRES.fullmatch(answer.headers.get(name.lower(), ""))
@@ -44,7 +44,7 @@ def _expect_unknown(server: Server, answer: Answer) -> None:
         expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule("sessions.open", "NEW_SESSION opens a session, whose id and expiry a header has.", sources.SESSIONS, _STATEFUL)
+@rule("sessions.open", "NEW_SESSION opens a session; a header has its id and expiry.", sources.SESSIONS, _STATEFUL)
 async def sessions_open(server: Server) -> None:
     answer, session = await _open(server)
     await _close(server, session)
@@ -87,7 +87,7 @@ async def sessions_unknown(server: Server) -> None:
 def _adapter(server: Server) -> tuple[str, str]:
     name, _, directory = server.asking.adapter.partition("=")
     if not directory:
-        skip("needs an adapter: --adapter NAME=DIRECTORY")
+        skip("requires an adapter: --adapter NAME=DIRECTORY")
     return name, directory
 
 
@@ -113,7 +113,7 @@ async def adapters_register(server: Server) -> None:
     expect(answer.ok, "status 200", answer)
 
 
-@rule("adapters.use", "Its name in SageMaker's header chooses the adapter.", sources.ADAPTERS, _WITH_ADAPTERS)
+@rule("adapters.use", "The name in SageMaker's header selects the adapter.", sources.ADAPTERS, _WITH_ADAPTERS)
 async def adapters_use(server: Server) -> None:
     name, _ = _adapter(server)
     await _register(server)
@@ -121,7 +121,10 @@ async def adapters_use(server: Server) -> None:
 
 
 @rule(
-    "adapters.delete", "DELETE /adapters/NAME drops it: requests for it are refused.", sources.STANDARDS, _WITH_ADAPTERS
+    "adapters.delete",
+    "DELETE /adapters/NAME unregisters an adapter; requests for it are then refused.",
+    sources.STANDARDS,
+    _WITH_ADAPTERS,
 )
 async def adapters_delete(server: Server) -> None:
     name, _ = _adapter(server)
@@ -137,4 +140,4 @@ async def adapters_delete_unknown(server: Server) -> None:
     answer = await server.ask("DELETE", "/adapters/conform-has-no-such-adapter")
     expect(answer.refused, "a status of 400 to 499", answer)
     if answer.status == 405:
-        skip("it has no such route")
+        skip("the server does not have this route")

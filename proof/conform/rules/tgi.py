@@ -1,4 +1,4 @@
-"""TGI's own routes, as of 3.x."""
+"""Rules of TGI's own routes, version 3."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ async def _events(server: Server, **parameters: Any) -> tuple[Answer, list[dict[
     return answer, answer.events
 
 
-@rule("tgi.generate", "POST /generate answers an object with only generated_text.", sources.TGI, TGI)
+@rule("tgi.generate", "POST /generate returns an object with only generated_text.", sources.TGI, TGI)
 async def generate(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
 
 
-@rule("tgi.root", "POST / and /invocations answer an array of one object.", sources.TGI_ROUTER, TGI)
+@rule("tgi.root", "POST / and /invocations return an array of one object.", sources.TGI_ROUTER, TGI)
 async def root(server: Server) -> None:
     for path in ("/", "/invocations"):
         answer = expect_answer(await server.post(path, await server.body()))
@@ -48,7 +48,7 @@ async def details(server: Server) -> None:
     answer, found = await expect_details(server)
     wanted = {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
     expect(wanted <= set(found), f"details with {', '.join(sorted(wanted))}", answer)
-    expect(found["generated_tokens"] == len(found["tokens"]), "generated_tokens as many as tokens", answer)
+    expect(found["generated_tokens"] == len(found["tokens"]), "generated_tokens equal to the number of tokens", answer)
 
 
 @rule("tgi.tokens", "Every token has id, text, logprob and special.", sources.TGI_TYPES, TGI)
@@ -61,13 +61,17 @@ async def tokens(server: Server) -> None:
 @rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES, TGI)
 async def finish_reason(server: Server) -> None:
     answer, found = await expect_details(server)
-    expect(found.get("finish_reason") in ("length", "eos_token", "stop_sequence"), "one of the three", answer)
+    expect(
+        found.get("finish_reason") in ("length", "eos_token", "stop_sequence"),
+        "length, eos_token or stop_sequence",
+        answer,
+    )
 
 
-@rule("tgi.seed", "seed is null for a greedy answer and the seed for a sampled one.", sources.TGI_TYPES, TGI)
+@rule("tgi.seed", "seed is null for a greedy answer, and the seed of a sampled answer.", sources.TGI_TYPES, TGI)
 async def seed(server: Server) -> None:
     answer, found = await expect_details(server)
-    expect(found.get("seed", 0) is None, "null as seed", answer)
+    expect(found.get("seed", 0) is None, "null for seed", answer)
     answer, found = await expect_details(server, do_sample=True, seed=7)
     expect(found.get("seed") == 7, "seed 7", answer)
 
@@ -76,11 +80,15 @@ async def seed(server: Server) -> None:
 async def events(server: Server) -> None:
     answer, found = await _events(server)
     for event in found:
-        expect({"index", "token", "generated_text", "details"} <= set(event), "all four keys in each event", answer)
+        expect(
+            {"index", "token", "generated_text", "details"} <= set(event),
+            "index, token, generated_text and details in each event",
+            answer,
+        )
         expect(set(event["token"]) == _TOKEN, "token: id, text, logprob, special", answer)
 
 
-@rule("tgi.index", "index counts a stream's tokens from 1.", sources.TGI_TYPES, TGI)
+@rule("tgi.index", "index numbers a stream's tokens from 1.", sources.TGI_TYPES, TGI)
 async def index(server: Server) -> None:
     answer, found = await _events(server)
     expect([event.get("index") for event in found] == list(range(1, len(found) + 1)), "1, 2, 3, …", answer)
@@ -90,7 +98,11 @@ async def index(server: Server) -> None:
 async def nulls(server: Server) -> None:
     answer, found = await _events(server, details=True)
     for event in found[:-1]:
-        expect(event.get("generated_text", 0) is None and event.get("details", 0) is None, "null for both", answer)
+        expect(
+            event.get("generated_text", 0) is None and event.get("details", 0) is None,
+            "null for generated_text and details",
+            answer,
+        )
 
 
 @rule(
@@ -115,7 +127,10 @@ async def no_done(server: Server) -> None:
 
 
 @rule(
-    "tgi.validation", "A parameter out of range gets 422 with error and error_type validation.", sources.TGI_ROUTER, TGI
+    "tgi.validation",
+    "A parameter out of range gets status 422, with error and the error_type validation.",
+    sources.TGI_ROUTER,
+    TGI,
 )
 async def validation(server: Server) -> None:
     answer = await server.generate(more={"parameters": {"temperature": -1}})
@@ -124,14 +139,19 @@ async def validation(server: Server) -> None:
     expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", answer)
 
 
-@rule("tgi.stream-validation", "The same in a stream is an event with error and error_type.", sources.TGI_ROUTER, TGI)
+@rule(
+    "tgi.stream-validation",
+    "In a stream, a parameter out of range gets an event with error and error_type.",
+    sources.TGI_ROUTER,
+    TGI,
+)
 async def stream_validation(server: Server) -> None:
     answer = await server.generate(stream=True, more={"parameters": {"temperature": -1}})
     expect(answer.ok and answer.content_type == "text/event-stream", "status 200 and an event stream", answer)
     expect({"error", "error_type"} <= set((answer.events or [{}])[-1]), "an event with error and error_type", answer)
 
 
-@rule("tgi.stop", "A stop sequence ends the text and is part of it.", sources.TGI, TGI)
+@rule("tgi.stop", "A stop sequence ends the text, and is part of the text.", sources.TGI, TGI)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     answer, found = await expect_details(server, stop=[word], max_new_tokens=16)
@@ -145,7 +165,7 @@ async def full_text(server: Server) -> None:
     expect(str(answer.object.get("generated_text")).startswith(PROMPT), "the prompt, then the text", answer)
 
 
-@rule("tgi.info", "GET /info has model_id, the limits, version and sha.", sources.TGI, TGI)
+@rule("tgi.info", "GET /info returns model_id, the limits, version and sha.", sources.TGI, TGI)
 async def info(server: Server) -> None:
     answer = expect_answer(await server.get("/info"))
     wanted = {"model_id", "max_concurrent_requests", "max_input_tokens", "max_total_tokens", "version", "sha"}
@@ -158,7 +178,7 @@ async def health(server: Server) -> None:
     expect(answer.ok, "status 200", answer)
 
 
-@rule("tgi.tokenize", "POST /tokenize answers tokens with id, text, start and stop.", sources.TGI, TGI)
+@rule("tgi.tokenize", "POST /tokenize returns tokens with id, text, start and stop.", sources.TGI, TGI)
 async def tokenize(server: Server) -> None:
     answer = expect_answer(await server.post("/tokenize", {"inputs": PROMPT}))
     found = answer.value
@@ -168,7 +188,7 @@ async def tokenize(server: Server) -> None:
 
 @rule(
     "tgi.headers",
-    "A whole answer has x-compute-characters, x-generated-tokens and x-total-time.",
+    "An answer that is not streamed has the headers x-compute-characters, x-generated-tokens and x-total-time.",
     sources.TGI_ROUTER,
     TGI,
 )
@@ -181,7 +201,7 @@ async def headers(server: Server) -> None:
 
 @rule(
     "tgi.metrics",
-    "GET /metrics has tgi_request_count, tgi_queue_size and tgi_batch_current_size.",
+    "GET /metrics returns tgi_request_count, tgi_queue_size and tgi_batch_current_size.",
     sources.TGI_METRICS,
     TGI,
 )
@@ -193,7 +213,7 @@ async def metrics(server: Server) -> None:
     expect(wanted <= names, f"the names {', '.join(sorted(wanted - names))}", answer)
 
 
-@rule("tgi.chat", "POST /v1/chat/completions answers chats to the model tgi.", sources.TGI, TGI)
+@rule("tgi.chat", "POST /v1/chat/completions answers requests for the model `tgi`.", sources.TGI, TGI)
 async def chat(server: Server) -> None:
     body = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
     answer = expect_answer(await server.post("/v1/chat/completions", body))

@@ -1,4 +1,4 @@
-"""Triton's generate extension, and the health routes of the protocol that it extends."""
+"""Rules of Triton's generate extension, and of the KServe protocol's health and metadata routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def live(server: Server) -> None:
 
 
 @rule(
-    "triton.ready", "GET /v2/models/NAME/ready answers 200, but an error for an unknown model.", sources.KSERVE, TRITON
+    "triton.ready", "GET /v2/models/NAME/ready answers 200, or an error for an unknown model.", sources.KSERVE, TRITON
 )
 async def ready(server: Server) -> None:
     answer = await server.get(await server.filled("/v2/models/{model}/ready"))
@@ -28,7 +28,10 @@ async def ready(server: Server) -> None:
 
 
 @rule(
-    "triton.metadata", "GET /v2/models/NAME has name, versions, platform, inputs and outputs.", sources.KSERVE, TRITON
+    "triton.metadata",
+    "GET /v2/models/NAME returns name, versions, platform, inputs and outputs.",
+    sources.KSERVE,
+    TRITON,
 )
 async def metadata(server: Server) -> None:
     answer = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
@@ -36,22 +39,22 @@ async def metadata(server: Server) -> None:
     expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
 
 
-@rule("triton.server", "GET /v2 has name, version and extensions, generate among them.", sources.KSERVE, TRITON)
+@rule("triton.server", "GET /v2 returns name, version and extensions.", sources.KSERVE, TRITON)
 async def server_metadata(server: Server) -> None:
     answer = expect_answer(await server.get("/v2"))
     expect({"name", "version", "extensions"} <= set(answer.object), "name, version, extensions", answer)
 
 
-@rule("triton.generate", "An answer has model_name, model_version (a string) and text_output.", sources.TRITON, TRITON)
+@rule("triton.generate", "An answer has the strings model_name, model_version and text_output.", sources.TRITON, TRITON)
 async def generate(server: Server) -> None:
     answer = expect_answer(await server.generate())
     match answer.value:
         case {"model_name": str(), "model_version": str(), "text_output": str()}:
             return
-    expect(False, "model_name, model_version, text_output as strings", answer)
+    expect(False, "the strings model_name, model_version and text_output", answer)
 
 
-@rule("triton.id", "id comes back in the answer, and only if it was sent.", sources.TRITON, TRITON)
+@rule("triton.id", "An answer has the id of its request, and no id if the request has none.", sources.TRITON, TRITON)
 async def id_(server: Server) -> None:
     answer = expect_answer(await server.generate(more={"id": "42"}))
     expect(answer.object.get("id") == "42", 'id "42"', answer)
@@ -64,16 +67,20 @@ async def stream(server: Server) -> None:
     answer = expect_answer(await server.generate(stream=True))
     expect(answer.events and b"[DONE]" not in answer.body, "events without [DONE]", answer)
     for event in answer.events:
-        expect({"model_name", "model_version", "text_output"} <= set(event), "all three in each event", answer)
+        expect(
+            {"model_name", "model_version", "text_output"} <= set(event),
+            "model_name, model_version and text_output in each event",
+            answer,
+        )
 
 
-@rule("triton.parameters", "Inputs may be in parameters.", sources.TRITON, TRITON)
+@rule("triton.parameters", "Inputs may also be fields of parameters.", sources.TRITON, TRITON)
 async def parameters(server: Server) -> None:
     body = {"text_input": PROMPT, "parameters": {"max_tokens": 2}}
     expect_answer(await server.post(await server.path(), body))
 
 
-@rule("triton.nested", "An unknown name with an object is refused.", sources.TRITON, TRITON)
+@rule("triton.nested", "An unknown field whose value is an object is refused.", sources.TRITON, TRITON)
 async def nested(server: Server) -> None:
     answer = await server.generate(more={"conform": {"a": 1}})
     expect(answer.status == 400, "status 400", answer)
@@ -90,14 +97,14 @@ async def error(server: Server) -> None:
     _expect_error(answer)
 
 
-@rule("triton.unknown-model", "An unknown model gets 400 or 404 with error.", sources.TRITON, TRITON)
+@rule("triton.unknown-model", "An unknown model gets status 400 or 404, and an error.", sources.TRITON, TRITON)
 async def unknown_model(server: Server) -> None:
     answer = await server.post("/v2/models/conform-has-no-such-model/generate", await server.body())
     expect(answer.status in (400, 404), "status 404", answer)
     _expect_error(answer)
 
 
-@rule("triton.method", "GET of a generate route gets 405.", sources.TRITON, TRITON)
+@rule("triton.method", "GET of a generate route gets status 405.", sources.TRITON, TRITON)
 async def method(server: Server) -> None:
     answer = await server.get(await server.path())
     expect(answer.status == 405, "status 405", answer)

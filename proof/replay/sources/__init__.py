@@ -1,4 +1,4 @@
-"""Requests out of recordings: captures of SageMaker, batch files, HAR, and lines of requests."""
+"""Readers of recordings: SageMaker's data capture, batch files, HAR, and lines of requests."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ OpenAI's batch files (lines with custom_id, method, url, body),
 HAR 1.2 ({"log": {"entries": [...]}}),
 lines of requests (path, headers, body), as option.capture_requests writes them"""
 
-_LOOKED_AT = 100  # lines and files that are looked at to find the kind
+_LOOKED_AT = 100  # maximum lines and files that are checked to recognize the kind
 _HEAD = 1 << 12
 _ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
-"""Suffixes of the names of a batch's answer files, after that of its requests."""
+"""Suffixes that the names of a batch's answer files add to the name of its request file."""
 
 
 def open_requests(argument: str) -> Iterator[Request | Unreadable]:
     """Yield the requests of a recording, in constant memory.
 
     Args:
-        argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
+        argument: A file, a directory, or `s3://BUCKET/PREFIX/`.
 
     Raises:
-        ConfigError: there is nothing to read, or its kind is unknown.
+        ConfigError: There is nothing to read, or its kind is unknown.
     """
     files = find(argument)
     return with_unique_ids(_of_kind(argument, files))
 
 
 def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Read files by the kind of the first one that has one: all files of a directory have the same."""
+    """Read files of the same kind, which the first recognized file determines."""
     for file in files[:_LOOKED_AT]:
         kind = _kind(file)
         if kind == "capture":
@@ -55,13 +55,13 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Read batch files, with the answers in the same directory, or next to the named file."""
+    """Read batch files with their answers, from the same directory or next to a single file."""
     if len(files) == 1 and not argument.startswith(SCHEME):
         files = [*files, *_beside(Path(argument))]
     kinds = [(file, _kind(file)) for file in files]
     requests = [file for file, kind in kinds if kind == "batch"]
     if not requests:
-        raise ConfigError(f"{argument}: has only the answers of a batch; name the file of its requests")
+        raise ConfigError(f"{argument}: contains only the answers of a batch; name the file with its requests")
     return _with_others(kinds, batch.read(requests, [file for file, kind in kinds if kind == "answers"]))
 
 
@@ -70,19 +70,19 @@ def _with_others(
 ) -> Iterator[Request | Unreadable]:
     for file, kind in kinds:
         if kind not in ("batch", "answers"):
-            yield _fault(file) or Unreadable(file.name, "it has neither a batch's requests nor its answers")
+            yield _fault(file) or Unreadable(file.name, "it contains neither requests nor answers of a batch")
     yield from found
 
 
 def _beside(path: Path) -> list[File]:
-    """Return the files of a batch's answers next to it, by their names."""
+    """Return the answer files next to a batch's request file, which are found by their names."""
     stem, dot, suffix = path.name.partition(".")
     names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
     return [file for name in names if name.is_file() for file in find(str(name))]
 
 
 def _kind(file: File) -> str:
-    """Return the kind of a file, from its first recognized line; "" if there is none."""
+    """Return the kind of a file from its first recognized line, or "" if no line is recognized."""
     try:
         with file.open() as stream:
             if har.BEGIN.match(stream.peek(_HEAD)[:_HEAD]):
@@ -96,7 +96,7 @@ def _kind(file: File) -> str:
 
 
 def _fault(file: File) -> Unreadable | None:
-    """Return the first line that cannot be read; None if the first ones can."""
+    """Return the first of the checked lines that cannot be read, or None."""
     return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
 
 

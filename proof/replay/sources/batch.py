@@ -1,4 +1,4 @@
-"""OpenAI's batch files, `{"custom_id", "method", "url", "body"}`, and the files of their answers next to them."""
+"""Reader of OpenAI's batch files, with lines of custom_id, method, url and body, and of their answer files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def is_request(found: Mapping[str, Member]) -> bool:
 
 
 def is_answer(found: Mapping[str, Member]) -> bool:
-    """Return whether a line is one of a batch's output, or of its errors."""
+    """Return whether a line is from a batch's output or error file."""
     return "custom_id" in found and "response" in found
 
 
 def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests of files, with the answers of others."""
+    """Yield the requests of request files, with their answers from answer files."""
     table = "CREATE TABLE answers (id TEXT PRIMARY KEY, status INTEGER, body BLOB) WITHOUT ROWID"
     with database(table) as known:
         for file in answers:
@@ -51,7 +51,7 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
 
 
 def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
-    """Put a file's answers into the table."""
+    """Store a file's answers in the table; yield the lines that cannot be read."""
     known.execute("BEGIN")
     try:
         for line in lines(file):
@@ -64,13 +64,13 @@ def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
                 yield Unreadable(line.place, str(error))
                 continue
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
-                yield Unreadable(line.place, f"custom_id {row[0]!r} has an earlier answer, which is used")
+                yield Unreadable(line.place, f"an earlier answer for custom_id {row[0]!r} is used instead")
     finally:
         known.execute("COMMIT")
 
 
 def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
-    """Return id, status and body; None for a request that never ran."""
+    """Return id, status and body of an answer, or None if the request never ran."""
     id, response = _id(found), found.get("response", ABSENT)
     if response.value is None:
         return None
@@ -78,7 +78,7 @@ def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
         raise Malformed("response: must be an object, or null")
     status = response.value.get("status_code", 0)
     if not is_status(status):
-        raise Malformed("response.status_code: must be HTTP's status")
+        raise Malformed("response.status_code: must be an HTTP status")
     return id, status, from_member(members(response.text).get("body", ABSENT), "response.body")
 
 

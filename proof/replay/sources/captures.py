@@ -1,8 +1,7 @@
-"""SageMaker's data capture: its lines, and its files `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`, hour by hour.
+"""Reader of SageMaker's data capture, whose files are `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`.
 
-Each event of an hour waits in a table on disk until the next hour has been read: a shadow variant's files are next to
-those of the serving one, and its answer to the same event may have been written in the next hour. So two hours of a
-capture are on this machine's disk, and none in memory.
+A shadow variant has files of its own, and its answer to an event may be written an hour after the serving variant's.
+Therefore the events of two hours are stored in a table on disk, not in memory.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from proof.replay.sources.files import (
 )
 
 PATH = "/invocations"
-"""The path of a request without a `route=` in its custom attributes, as a capture does not name one."""
+"""Path of all requests, because a capture does not contain one; custom attributes may name a `route=`."""
 
 _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
 
 class Event(NamedTuple):
-    """A request as a variant captured it.
+    """Request and answer as captured for one variant.
 
     Attributes:
-        input: the request's; None if only outputs are captured.
-        output: None if only inputs are captured, or the model gave no answer.
+        input: Body of the request, or None if only outputs are captured.
+        output: Answer, or None if only inputs are captured or there was no answer.
     """
 
     id: str
@@ -53,12 +52,12 @@ class Event(NamedTuple):
 
 
 def is_line(found: Mapping[str, Member]) -> bool:
-    """Return whether a line is one of a capture."""
+    """Return whether a line is from a data capture."""
     return "captureData" in found
 
 
 def event(line: Line) -> Event | Unreadable:
-    """Read a line."""
+    """Read one line of a data capture."""
     try:
         return _event(line.place, members(line.text))
     except Malformed as error:
@@ -74,7 +73,7 @@ def _event(place: str, found: Mapping[str, Member]) -> Event:
         raise Malformed("eventMetadata: must be an object")
     given, answered = data.get("endpointInput"), data.get("endpointOutput")
     if given is None and answered is None:
-        raise Malformed("captureData: has neither endpointInput nor endpointOutput")
+        raise Malformed("captureData: must contain endpointInput or endpointOutput")
     id = about.get("eventId") or place
     if not isinstance(id, str):
         raise Malformed("eventMetadata.eventId: must be a string")
@@ -94,7 +93,7 @@ def _event(place: str, found: Mapping[str, Member]) -> Event:
 
 
 def _headers(about: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers that an event keeps. Attributes are a string, or a list of them."""
+    """Return the headers that an event contains. Custom attributes are a string or a list of strings."""
     headers = {}
     attributes = about.get("customAttributes")
     if isinstance(attributes, list):
@@ -106,7 +105,7 @@ def _headers(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _part(part: Any, name: str) -> tuple[str, bytes]:
-    """Return content type and body."""
+    """Return the content type and the body of an input or output."""
     if not isinstance(part, dict):
         raise Malformed(f"{name}: must be an object")
     encoding = part.get("encoding", "JSON")
@@ -118,10 +117,7 @@ def _part(part: Any, name: str) -> tuple[str, bytes]:
     return content_type, _READERS[encoding](part.get("data"), f"{name}.data")
 
 
-# -- the files of SageMaker's data capture: `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`, hour by hour ---------------------
-# Each event of an hour waits in a table on disk until the next hour has been read: a shadow variant's files lie beside
-# those of the serving one, and its answer to the same event may have been written in the next hour. Two hours of a
-# capture are so on this machine's disk, and nothing of them in memory.
+# -- files, hour by hour -----------------------------------------------------------------------------------------------
 
 _HOUR = re.compile(r"(?:(?P<above>.*)/)?(?P<hour>\d{4}/\d\d/\d\d/\d\d)")
 _NUMBERS = re.compile(r"\d{4}|\d\d")
@@ -134,7 +130,7 @@ _DUE = "CREATE TABLE due (mine INTEGER, theirs INTEGER)"
 _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
     LEFT JOIN events o ON o.id = e.id AND o.variant <> e.variant
     WHERE e.hour < ? AND (e.variant = 0 OR o.rowid IS NULL) ORDER BY e.at, e.rowid"""
-"""Finds events whose hour is over, in order of arrival; a shadow's event is joined to its serving variant's."""
+"""Finds events of earlier hours in order of arrival, and joins each shadow event to the serving variant's."""
 
 _ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
 _NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
@@ -142,7 +138,7 @@ _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELEC
 
 
 class _Placed(NamedTuple):
-    """A file, with endpoint, variant and hour from its folders."""
+    """File with its endpoint, variant and hour, which its folders name."""
 
     endpoint: str
     variant: str
@@ -151,17 +147,17 @@ class _Placed(NamedTuple):
 
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests of a capture, endpoint by endpoint."""
+    """Yield the requests of a data capture, one endpoint after the other."""
     for _, placed in groupby(sorted(map(_place, files)), key=lambda one: one.endpoint):
         yield from _endpoint(list(placed))
 
 
 def _place(file: File) -> _Placed:
-    """Read a file's folders. Without hours, the last folder names the variant."""
+    """Find endpoint, variant and hour in a file's folders; without an hour, the last folder names the variant."""
     match = _HOUR.fullmatch("/".join(file.folders))
     above = (match["above"] or "").split("/") if match else list(file.folders)
     if match is None:
-        while above and _NUMBERS.fullmatch(above[-1]):  # a part of a day was named
+        while above and _NUMBERS.fullmatch(above[-1]):  # the argument named a part of a day
             above.pop()
     hour = match["hour"] if match else "/".join(file.folders[len(above) :])
     return _Placed("/".join(above[:-1]), above[-1] if above else "", hour, file)
@@ -169,7 +165,7 @@ def _place(file: File) -> _Placed:
 
 def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
     order = _in_order(placed)
-    paired = len(order) == 2  # of more, none is a shadow: SageMaker has one beside one
+    paired = len(order) == 2  # SageMaker allows one shadow variant next to one serving variant
     numbers = {name: number if paired else 0 for number, name in enumerate(order)}
     with database(_EVENTS, _DUE) as events:
         hours = groupby(sorted(placed, key=lambda one: (one.hour, one.variant, one.file)), key=lambda one: one.hour)
@@ -182,9 +178,9 @@ def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
 
 
 def _in_order(placed: Sequence[_Placed]) -> list[str]:
-    """Return the names of the variants, the serving one first.
+    """Return the names of the variants, with the serving variant first.
 
-    A shadow's name says so, or its files are smaller: it gets a share of the requests.
+    A shadow variant has "shadow" in its name, or smaller files, because it receives a share of the requests.
     """
     sizes: dict[str, int] = defaultdict(int)
     for one in placed:
@@ -193,7 +189,7 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
 
 
 def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
-    """Put a file's events into the table."""
+    """Store a file's events in the table; yield the lines that cannot be read."""
     events.execute("BEGIN")
     try:
         for line in lines(file):
@@ -201,7 +197,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
             if isinstance(found, Unreadable):
                 yield found
             elif not _put(events, variant, hour, found):
-                yield Unreadable(found.place, f"the event {found.id} has an earlier line, which is used")
+                yield Unreadable(found.place, f"an earlier line for the event {found.id} is used instead")
     finally:
         events.execute("COMMIT")
 
@@ -218,7 +214,7 @@ def _put(events: sqlite3.Connection, variant: int, hour: int, found: Event) -> b
 
 
 def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unreadable]:
-    """Yield and drop what was captured before an hour."""
+    """Yield the requests of events before the hour `before`, and delete these events."""
     events.execute(_FIND, (before,))
     for mine, theirs in events.execute("SELECT mine, theirs FROM due ORDER BY rowid"):
         yield _request(_stored_event(events, mine), None if theirs is None else _stored_event(events, theirs))
@@ -233,7 +229,7 @@ def _stored_event(events: sqlite3.Connection, number: int) -> Event:
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
-    """Return the request of an event; a request without a body may still have two answers to compare."""
+    """Return the request of an event. Without a body it cannot be sent, but two recorded answers can be compared."""
     other = None if theirs is None else theirs.output
     whole = mine.output is not None and other is not None
     body = mine.input if mine.input is not None or theirs is None else theirs.input

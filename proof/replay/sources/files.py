@@ -1,4 +1,4 @@
-"""Files of a recording, on this machine or in S3: their lines and fields, and tables on disk for lookups."""
+"""Files of a recording, on disk or in S3: their lines and fields, and temporary tables for lookups."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from proof.replay.exchange import Request, Unreadable
 SCHEME = "s3://"
 FORM = "write it as s3://BUCKET/PREFIX/"
 
-_TRIES = 5  # to read an object to its end
+_TRIES = 5  # broken connections while an object is read
 _PIECE = 1 << 20
 
 
 def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """Yield name, size and opener of the object that `argument` names, or of all below the prefix that it names.
+    """Yield name, size and a function that opens it, for the object or for all objects below the prefix `argument`.
 
     Raises:
-        ConfigError: boto3 is missing, or S3 refuses.
+        ConfigError: boto3 is not installed, or S3 refuses the request.
     """
     bucket, _, prefix = argument.removeprefix(SCHEME).partition("/")
     if not bucket:
         raise ConfigError(f"{argument}: {FORM}")
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{argument} needs boto3: {install('lmi-handler[deploy]')}")
+        raise ConfigError(f"{argument}: boto3 is not installed; to install it: {install('lmi-handler[deploy]')}")
     client = _client()
     with _told(argument):
         if prefix and not prefix.endswith("/"):
@@ -71,7 +71,7 @@ def _named(client: Any, bucket: str, one: Any, name: str) -> tuple[str, int, Cal
 
 @contextlib.contextmanager
 def _told(argument: str) -> Iterator[None]:
-    """Turn boto3's errors into a line that says what to change."""
+    """Turn errors of boto3 into a ConfigError that names the cure."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -80,7 +80,7 @@ def _told(argument: str) -> Iterator[None]:
         code = error.response.get("Error", {}).get("Code", "")
         advice = {
             "NoSuchBucket": "there is no such bucket",
-            "AccessDenied": "access is denied: you need s3:ListBucket and s3:GetObject there (kms:Decrypt on its key)",
+            "AccessDenied": "access denied: you need s3:ListBucket, s3:GetObject, and kms:Decrypt if it is encrypted",
         }.get(code, str(error))
         raise ConfigError(f"{argument}: {advice}") from None
     except BotoCoreError as error:
@@ -88,7 +88,7 @@ def _told(argument: str) -> Iterator[None]:
 
 
 class _Object(io.RawIOBase):
-    """An object as a raw stream."""
+    """S3 object as a raw stream, which reconnects if the connection breaks."""
 
     def __init__(self, client: Any, bucket: str, key: str, etag: str, size: int) -> None:
         self._client = client
@@ -103,7 +103,7 @@ class _Object(io.RawIOBase):
         """Read the next bytes.
 
         Raises:
-            OSError: S3 refuses, or closes the connection too often.
+            OSError: S3 refuses the request, or the connection broke too often.
         """
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
         from urllib3.exceptions import HTTPError
@@ -116,7 +116,7 @@ class _Object(io.RawIOBase):
                     buffer[: len(data)] = data
                     self._at += len(data)
                     return len(data)
-                raise HTTPError("it ended early")
+                raise HTTPError("the object ended early")
             except ClientError as error:
                 raise OSError(f"S3: {error}") from None
             except (HTTPError, HTTPClientError, BotoCoreError) as error:
@@ -132,28 +132,28 @@ class _Object(io.RawIOBase):
 
 
 MAX_LINE = 128 << 20
-"""Maximum bytes of a line: a request and an answer of SageMaker's 25 MB each in base64 have 67 million."""
+"""Maximum bytes of a line; a request and an answer of 25 MB each, SageMaker's maximum, have 67 MB in base64."""
 
-MOST_FILES = 500_000
-"""Maximum files: their names are kept in memory, their contents are not."""
+MAX_FILES = 500_000
+"""Maximum number of files, whose names are kept in memory."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".har", ".out")
-"""Suffixes of the files that are read in a directory, with or without `.gz` after them."""
+"""Suffixes of the files that are read in a directory; `.gz` may follow."""
 
 BROKEN = (OSError, EOFError, zlib.error)
-"""Errors in reading a file: of the disk, of S3, or in decompression."""
+"""Errors from reading a file on disk or in S3, and from decompressing it."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 
 
 class File(NamedTuple):
-    """A file of a source.
+    """File of a recording.
 
     Attributes:
-        name: below the source, with `/`; for messages.
-        folders: the names of its folders below the source.
-        open_raw: opens it as it is stored.
+        name: Path relative to the recording, with `/`, for messages.
+        folders: Names of its folders, relative to the recording.
+        open_raw: Opens the file without decompression.
     """
 
     name: str
@@ -163,7 +163,7 @@ class File(NamedTuple):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[io.BufferedReader]:
-        """Open it, decompressed. That and reading it may raise one of BROKEN."""
+        """Open the file, decompressed. Opening and reading it may raise one of BROKEN."""
         with contextlib.ExitStack() as opened:
             stream = _buffered(opened.enter_context(self.open_raw()))
             if stream.peek(2).startswith(_GZIP):
@@ -180,17 +180,17 @@ def _buffered(stream: Any) -> io.BufferedReader:
 
 
 class Line(NamedTuple):
-    """A non-empty line, and its place."""
+    """Non-empty line with its place, FILE:NUMBER."""
 
     place: str
     text: str
 
 
 def find(argument: str) -> list[File]:
-    """List the files that an argument names, sorted by name.
+    """Return the files that an argument names, sorted by name.
 
     Raises:
-        ConfigError: there are none, or too many.
+        ConfigError: There are no files, or too many.
     """
     found = list(_found(argument))
     if not found:
@@ -201,8 +201,8 @@ def find(argument: str) -> list[File]:
 def _found(argument: str) -> Iterator[File]:
     files = _in_s3(argument) if argument.startswith(SCHEME) else _on_disk(Path(argument), argument)
     for number, file in enumerate(files):
-        if number == MOST_FILES:
-            raise ConfigError(f"{argument}: has more than {MOST_FILES} files: name a part of it, such as one day")
+        if number == MAX_FILES:
+            raise ConfigError(f"{argument}: contains more than {MAX_FILES} files; name a part of it, such as one day")
         yield file
 
 
@@ -217,15 +217,15 @@ def _on_disk(path: Path, argument: str) -> Iterator[File]:
                     file = Path(folder) / name
                     yield _file(file, file.relative_to(path).as_posix())
     else:
-        raise ConfigError(f"{argument}: there is no such file or directory; of S3: {FORM}")
+        raise ConfigError(f"{argument}: there is no such file or directory; for S3, {FORM}")
 
 
 def _file(path: Path, name: str) -> File:
     try:
         size = path.stat().st_size
-    except OSError:  # it has gone, or is a link to nothing: opening it says so
+    except OSError:  # the file is gone, or is a broken link; opening it reports that
         size = 0
-    name = name.encode("utf-8", "replace").decode()  # of a name that is no UTF-8
+    name = name.encode("utf-8", "replace").decode()  # the name may not be UTF-8
     return File(name, tuple(name.split("/")[:-1]), size, lambda: path.open("rb", buffering=0))
 
 
@@ -240,7 +240,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def lines(file: File) -> Iterator[Line | Unreadable]:
-    """Yield a file's lines, and an `Unreadable` for what cannot be read, which may end the file."""
+    """Yield the lines of a file, and an `Unreadable` for each line, or rest of the file, that cannot be read."""
     number = 0
     try:
         with file.open() as stream:
@@ -260,31 +260,31 @@ def _line(place: str, data: bytes) -> Line | Unreadable:
     try:
         return Line(place, data.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
-        return Unreadable(place, f"it is not UTF-8: byte {data[error.start]:#04x} at {error.start}")
+        return Unreadable(place, f"it is not UTF-8: byte {data[error.start]:#04x} at position {error.start}")
 
 
 def _skip(stream: io.BufferedReader) -> None:
-    """Skip to the line's end, in pieces."""
+    """Skip the rest of a line, in pieces."""
     while (data := stream.readline(1 << 20)) and not data.endswith(b"\n"):
         continue
 
 
 def reason(error: Exception) -> str:
-    """Return why a file could not be read, in words."""
+    """Return the reason why a file could not be read."""
     if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)):
         return "its compressed data is damaged or cut off"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
-# -- tables on disk for what must be found again: their file has no name, and goes with the process --------------------
+# -- temporary tables for lookups ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def database(*statements: str) -> Iterator[sqlite3.Connection]:
-    """Open a database in a temporary file, with these tables.
+    """Open a database in an unnamed temporary file, and create its tables.
 
     Raises:
-        ConfigError: while it is open, the disk is full or cannot be written.
+        ConfigError: The disk is full or cannot be written; also raised while the database is in use.
     """
     connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     try:
@@ -298,7 +298,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
 
 
 def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
-    """Yield each id once. Another request with the same id is unreadable: a run could not tell them apart."""
+    """Yield the requests; one with the id of an earlier request becomes an `Unreadable`."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
         for item in found:
             if isinstance(item, Request):
@@ -308,7 +308,7 @@ def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request |
                     yield Unreadable(repr(item.id), "the id has a lone surrogate, which is not text")
                     continue
                 if not new:
-                    yield Unreadable(item.id, "an earlier request has this id, and is used")
+                    yield Unreadable(item.id, "an earlier request with this id is used instead")
                     continue
             yield item
 
@@ -321,7 +321,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Member(NamedTuple):
-    """A member's value, and its original JSON text."""
+    """Value of a JSON member, and its original text."""
 
     value: Any
     text: str
@@ -331,14 +331,14 @@ ABSENT = Member(None, "null")
 
 
 class Malformed(ValueError):
-    """A recorded item is malformed; the message names the field."""
+    """Malformed item of a recording; the message names the field."""
 
 
 def members(text: str) -> dict[str, Member]:
-    """Read a JSON object. For a repeated name the last value is used.
+    """Read the members of a JSON object. The last value of a repeated name is used.
 
     Raises:
-        Malformed: it is something else, is cut off, or nests too deeply.
+        Malformed: The text is not a JSON object, is cut off, or nests too deeply.
     """
     try:
         return _members(text)
@@ -388,14 +388,14 @@ def _after_space(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-# -- fields that several kinds of recordings have: bodies as text, base64 or JSON, statuses, URLs ----------------------
+# -- bodies, statuses and URLs -----------------------------------------------------------------------------------------
 
 
 def from_base64(value: Any, name: str) -> bytes:
-    """Decode base64.
+    """Decode a field in base64.
 
     Raises:
-        Malformed: it is not base64.
+        Malformed: The value is not base64.
     """
     if not isinstance(value, str):
         raise Malformed(f"{name}: is not a string")
@@ -406,10 +406,10 @@ def from_base64(value: Any, name: str) -> bytes:
 
 
 def from_text(value: Any, name: str) -> bytes:
-    """Encode a text.
+    """Encode a string as UTF-8.
 
     Raises:
-        Malformed: it is not a string, or has a lone surrogate.
+        Malformed: The value is not a string, or has a lone surrogate.
     """
     if not isinstance(value, str):
         raise Malformed(f"{name}: is not a string")
@@ -420,10 +420,10 @@ def from_text(value: Any, name: str) -> bytes:
 
 
 def from_member(member: Member, name: str) -> bytes:
-    """Return a member as a body: a string's text, or the original JSON; null is empty.
+    """Return a member as a body: the text of a string, nothing for null, otherwise the original JSON.
 
     Raises:
-        Malformed: a string that is not text.
+        Malformed: A string has a lone surrogate.
     """
     if member.value is None:
         return b""
@@ -431,7 +431,7 @@ def from_member(member: Member, name: str) -> bytes:
 
 
 def is_status(value: Any) -> bool:
-    """Return whether a value may be HTTP's status; 0 is unknown."""
+    """Return whether a value is an HTTP status, or 0 for an unknown one."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1000
 
 
@@ -439,7 +439,7 @@ def split_url(url: str, name: str) -> SplitResult:
     """Split a URL.
 
     Raises:
-        Malformed: it is not a URL.
+        Malformed: The text is not a URL.
     """
     try:
         return urlsplit(url)
@@ -448,7 +448,7 @@ def split_url(url: str, name: str) -> SplitResult:
 
 
 def path_of(parts: SplitResult) -> str:
-    """Return the path with its query, without keys."""
+    """Return the path with its query, but without API keys in the query."""
     return path_without_credentials((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
 
@@ -456,7 +456,7 @@ def path_of(parts: SplitResult) -> str:
 
 
 def seconds(value: Any) -> float | None:
-    """Return a time that is a number, or ISO 8601; None for anything else. Without a zone it is UTC."""
+    """Parse seconds or a time in ISO 8601, by default in UTC; return None for any other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
@@ -471,7 +471,7 @@ def seconds(value: Any) -> float | None:
 
 
 def _to_microseconds(text: str) -> str:
-    """Give the fraction six digits, as Python 3.10 requires."""
+    """Give the fraction of a second six digits, as Python 3.10 requires."""
     head, dot, rest = text.partition(".")
     if not dot:
         return text

@@ -1,4 +1,4 @@
-"""HAR 1.2: recordings of HTTP by browsers and proxies. One JSON document, whose entries are read one by one."""
+"""Reader of HAR 1.2, in which browsers and proxies record HTTP: one JSON document, read entry by entry."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from proof.replay.sources.files import (
 )
 
 BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')
-"""The beginning of a file."""
+"""Beginning of a HAR file."""
 
 _MARK = re.compile(rb'["{}\[\]]')
 _STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ENTRIES = re.compile(rb'"entries"\s*:\s*\Z')
 _PIECE = 1 << 18
-_MOST_KEPT = 256  # bytes before the entries in which the array's name is looked for
-_DEPTH_OF_ENTRIES = 2  # of their array: in `log`, in the document
+_MAX_KEPT = 256  # bytes before an array that are searched for its name
+_DEPTH_OF_ENTRIES = 2  # depth of the array `log.entries`
 
 
 class NoBody(Exception):
-    """An entry without a body: such as a page or a picture."""
+    """Entry without a body, such as a page or an image; the message is its method."""
 
 
 class _Entry(NamedTuple):
@@ -45,7 +45,7 @@ class _Entry(NamedTuple):
 
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield files' requests with a body; the others, which are not inference, are reported in one line."""
+    """Yield the requests with a body. Other requests are not inference; one line per file reports their number."""
     for file in files:
         left_out: Counter[str] = Counter()
         for entry in _entries(file):
@@ -82,15 +82,15 @@ def _entries(file: File) -> Iterator[_Entry | Unreadable]:
 
 
 class _Scanner:
-    """Cuts the objects out of `log.entries`, in pieces of any size."""
+    """Scanner that extracts the objects of `log.entries` from data in pieces of any size."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._before = b""  # what stands before the next mark, in the log itself
+        self._before = b""  # the last bytes before an array
         self._entry: list[bytes] | None = None
         self._size = self._number = self._depth = 0
-        self._within = self._seen = False  # the entries' array
-        self._in_string = self._escapes = False  # the last byte was in a string; it escapes the next one
+        self._within = self._seen = False  # whether the scanner is in, or has seen, the entries' array
+        self._in_string = self._escapes = False  # whether the last byte was in a string, and escapes the next one
 
     def feed(self, data: bytes) -> Iterator[_Entry | Unreadable]:
         at = 0
@@ -112,7 +112,7 @@ class _Scanner:
                 yield from self._mark(mark[0])
 
     def _end_of_string(self, data: bytes, at: int) -> int:
-        """Return where the string that continues at `data[at:]` ends, or the end of the data."""
+        """Return the index after the string that continues at `data[at:]`, or the length of the data."""
         begin = at + self._escapes
         closed = _STRING_END.match(data, begin)
         self._in_string = closed is None
@@ -123,21 +123,21 @@ class _Scanner:
     def end(self) -> Iterator[Unreadable]:
         """Yield an error if the document ended early."""
         if not self._seen:
-            yield Unreadable(self._name, "log.entries is missing: it is not a HAR file")
+            yield Unreadable(self._name, "the file is not HAR: log.entries is missing")
         elif self._depth:
             number = self._number + (self._entry is None)
-            yield Unreadable(f"{self._name}: entry {number}", "the file ends early: it was cut off")
+            yield Unreadable(f"{self._name}: entry {number}", "the file is cut off")
 
     def _pass(self, data: bytes) -> Iterator[Unreadable]:
-        """Process the data between marks."""
+        """Process data without quotes and brackets, or one of these."""
         if self._entry is None:
             if not self._within:
-                self._before = (self._before + data)[-_MOST_KEPT:]
+                self._before = (self._before + data)[-_MAX_KEPT:]
             return
         self._size += len(data)
         if self._size > MAX_LINE:
             if self._entry:
-                yield Unreadable(f"{self._name}: entry {self._number}", f"it is longer than {MAX_LINE} bytes")
+                yield Unreadable(f"{self._name}: entry {self._number}", f"the entry is longer than {MAX_LINE} bytes")
             self._entry.clear()
         else:
             self._entry.append(data)
@@ -180,7 +180,7 @@ def _request(place: str, entry: Mapping[str, Any]) -> Request:
         headers.setdefault("content-type", data["mimeType"])
     body = _content(data, "request.postData")
     if body is None:
-        raise Malformed("request.postData: has no text: the program that saved it does not keep form bodies")
+        raise Malformed("request.postData: has no text; the program that saved the file omits the bodies of forms")
     return Request(
         place, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
     )
@@ -189,7 +189,7 @@ def _request(place: str, entry: Mapping[str, Any]) -> Request:
 def _path(url: str) -> str:
     parts = split_url(url, "request.url")
     if parts.scheme not in ("http", "https"):
-        raise Malformed(f"request.url: has the scheme {parts.scheme[:20]!r}, not http or https")
+        raise Malformed(f"request.url: must have the scheme http or https, not {parts.scheme[:20]!r}")
     return path_of(parts)
 
 
@@ -201,13 +201,13 @@ def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _answer(entry: Mapping[str, Any]) -> Recorded | None:
-    """Return the answer; None if its body was not saved, as browsers do with streams."""
+    """Return the answer, or None if its body was not saved, as with streams in browsers."""
     response = entry.get("response")
     if not isinstance(response, dict):
         return None
     status, content = response.get("status"), response.get("content")
     if not status or not is_status(status):
-        return None  # 0: it was blocked, or broke off
+        return None  # the request was blocked or interrupted
     if not isinstance(content, dict):
         return None
     body = _content(content, "response.content")
@@ -219,7 +219,7 @@ def _answer(entry: Mapping[str, Any]) -> Recorded | None:
 
 
 def _content_type(response: Mapping[str, Any], content: Mapping[str, Any]) -> str:
-    """Return the header, as browsers leave parameters out of `mimeType`; without the header, that."""
+    """Return the content-type header, or `mimeType`, from which browsers omit parameters."""
     headers = {name.lower(): value for name, value in _headers(response)}
     named = content.get("mimeType")
     return headers.get("content-type") or (named if isinstance(named, str) else "")

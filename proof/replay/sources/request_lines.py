@@ -1,4 +1,4 @@
-"""Lines of requests, `{"path", "headers", "body"}`: written by hand, or by `option.capture_requests`."""
+"""Reader of lines with path, headers and body, written by hand or by `option.capture_requests`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
 def is_line(found: Mapping[str, Member]) -> bool:
-    """Return whether a line is a request in this form."""
+    """Return whether a line is a request in this format."""
     return "path" in found
 
 
@@ -46,7 +46,7 @@ def _request(line: Line) -> Request | Unreadable:
 
 def _read(place: str, found: dict[str, Member]) -> Request:
     if unknown := found.keys() - set(_FIELDS):
-        raise Malformed(f"{sorted(unknown)[0]!r} is unknown; a line may have {', '.join(_FIELDS)}")
+        raise Malformed(f"{sorted(unknown)[0]!r} is unknown; the fields of a line are {', '.join(_FIELDS)}")
     path = found.get("path", ABSENT).value
     if not isinstance(path, str) or not path.startswith("/"):
         raise Malformed("path: must be a string that begins with /, such as /invocations")
@@ -110,7 +110,7 @@ def _answer(found: Mapping[str, Member]) -> Recorded | None:
         raise Malformed("answer: must be an object")
     status = value.get("status", 0)
     if not is_status(status):
-        raise Malformed("answer.status: must be HTTP's status, or 0 if it is unknown")
+        raise Malformed("answer.status: must be an HTTP status, or 0 if it is unknown")
     answer = members(found["answer"].text)
     content_type = value.get("content_type", "")
     if not isinstance(content_type, str):

@@ -176,7 +176,7 @@ def test_rules_that_need_the_speed_are_not_asked_where_it_cannot_be_measured() -
 def test_a_rule_that_takes_too_long_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_RULE", 0.1)
     result = ask(Silent(), "sagemaker", "stream.chunked", limits=LIMITS)["stream.chunked"]
-    assert (result.verdict, result.wanted) == ("not asked", "it did not end within 0.1 s")
+    assert (result.verdict, result.wanted) == ("not asked", "the check did not end within 0.1 s")
 
 
 def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
@@ -321,7 +321,7 @@ def test_an_answer_of_no_form_breaks_its_rule_and_not_the_run(capfd: pytest.Capt
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as url:
         assert main(["conform", url, "--profile", "lmi-0.38", "--rule", "lmi.last-line", "--rule", "lmi.stop"]) == 1
     out, told = capfd.readouterr()
-    assert "failed     lmi-0.38   lmi.last-line  an answer of its API's form (AttributeError" in told
+    assert "failed     lmi-0.38   lmi.last-line  an answer in the API's format (AttributeError" in told
     assert "lmi.stop" in told
     assert "* asked: `POST /invocations" in out
     assert "\x1b" not in out + told

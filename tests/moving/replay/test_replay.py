@@ -266,7 +266,7 @@ def test_targets_are_checked_first(requests: Path, capsys: pytest.CaptureFixture
     assert replay(requests, "http://127.0.0.1:9", "http://127.0.0.1:9", "--recorded-pace") == 2
     assert "--recorded-pace: the recording has no times" in capsys.readouterr().err
     assert replay(requests, "sagemaker:new", "http://127.0.0.1:9", "--key-to", "KEY") == 2
-    assert "sagemaker:new takes no key, but KEY is given for it" in capsys.readouterr().err
+    assert "sagemaker:new accepts no key; leave out KEY" in capsys.readouterr().err
 
 
 def test_the_recording_may_have_a_name_that_is_no_utf_8(answered: Path) -> None:

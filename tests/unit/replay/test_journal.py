@@ -38,7 +38,7 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, restart: bool) -> None:
     (tmp_path / "journal.jsonl").write_text("dear diary\n")
-    with pytest.raises(ConfigError, match=r"contains a journal\.jsonl of something else"):
+    with pytest.raises(ConfigError, match=r"contains a journal\.jsonl of another program"):
         Journal(tmp_path, RUN, restart=restart)
     assert (tmp_path / "journal.jsonl").read_text() == "dear diary\n"
 

@@ -66,7 +66,7 @@ def test_lines_of_requests(tmp_path: Path) -> None:
         ('{"path": "/", "answer": {"status": true}}', "answer.status: must be"),
         ('{"path": "/", "answer": {"body_base64": 1}}', "answer.body_base64: is not a string"),
         ('{"path": "/", "id": 1}', "id: must be a string"),
-        ('{"path": "/", "id": "ok"}', "an earlier request has this id"),
+        ('{"path": "/", "id": "ok"}', "an earlier request with this id"),
         ('{"path": "/", "id": "\\ud800"}', "the id has a lone surrogate"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_batch_with_its_answers_beside_it(tmp_path: Path) -> None:
             Recorded(400, "application/json", b'{"error": 1}'),
             None,
         ]
-        assert "custom_id 'a' has an earlier answer" in told.reason
+        assert "an earlier answer for custom_id 'a'" in told.reason
 
 
 def test_bad_lines_of_a_batch(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_bad_lines_of_a_batch(tmp_path: Path) -> None:
 
 def test_answers_alone_are_no_batch(tmp_path: Path) -> None:
     file = write(tmp_path / "job_output.jsonl", ['{"custom_id": "a", "response": {"status_code": 200, "body": {}}}'])
-    with pytest.raises(ConfigError, match="name the file of its requests"):
+    with pytest.raises(ConfigError, match="name the file with its requests"):
         open_requests(str(file))
 
 
@@ -182,8 +182,8 @@ def test_bodies_in_base64_and_bodies_that_were_not_saved(tmp_path: Path) -> None
     assert [(one.body, one.headers["content-type"]) for one in requests[:1]] == [(b"\x00\xff", "a/b")]
     assert [one.answer for one in requests] == [Recorded(200, "a/b", b"\x00\xff"), None]
     assert [one.reason for one in unreadable] == [
-        "request.postData: has no text: the program that saved it does not keep form bodies",
-        "request.url: has the scheme 'blob', not http or https",
+        "request.postData: has no text; the program that saved the file omits the bodies of forms",
+        "request.url: must have the scheme http or https, not 'blob'",
         "1 entries without a body are left out (GET 1)",
     ]
 
@@ -205,7 +205,7 @@ def test_a_har_that_was_cut_off_has_its_first_entries(tmp_path: Path) -> None:
     (tmp_path / "a.har").write_text(text[: text.rindex("postData")])
     requests, [told] = found(tmp_path / "a.har")
     assert len(requests) == 1
-    assert told == Unreadable("a.har: entry 2", "the file ends early: it was cut off")
+    assert told == Unreadable("a.har: entry 2", "the file is cut off")
 
 
 _VALUES = st.recursive(
@@ -433,7 +433,7 @@ BAD = {
     ),
     "not json": "it is not a JSON object",
     '{"captureData": 1}': "captureData: must be an object",
-    '{"captureData": {}}': "has neither endpointInput nor endpointOutput",
+    '{"captureData": {}}': "must contain endpointInput or endpointOutput",
     '{"captureData": {"endpointInput": []}}': "endpointInput: must be an object",
     line("x", part(b"{}", "INPUT") | {"encoding": "GZIP"}): "endpointInput.encoding: must be one of JSON, CSV, BASE64",
     line("x", part(b"{}", "INPUT") | {"encoding": "BASE64"}): "endpointInput.data: is not base64",
