@@ -1,1 +1,1 @@
-"""Tools that prove what a server does, by its APIs alone: replay, conformance, and load."""
+"""Tools that test a server through its APIs: replays of recorded requests, conformance tests, and load tests."""

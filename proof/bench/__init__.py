@@ -1,1 +1,1 @@
-"""Measure a server from outside, and its engine without the server. Nothing that serves imports this package."""
+"""Load tests of a server and of its engine without the server. The server itself does not import this package."""

@@ -1,4 +1,4 @@
-"""The command line of `lmi bench`. It imports the measurement only when it runs, so that `lmi serve` starts fast."""
+"""The command line of `lmi bench`. It imports the load generator only when it runs, so that `lmi serve` starts fast."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from proof.bench.client import Load
 
 _PICTURE = Path("lmi-bench.png")
-_DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
-tokens (ITL), errors. With --engine it also measures the engine alone on the same work, alternating with the server.
-Prints a table, then one line of JSON. Exit status 1: a request failed. --compare only reads results."""
+_DESCRIPTION = """Measure a server that streams LMI's schema: tokens per second, time to first token (TTFT), time
+between tokens (ITL) and errors. With --engine, the engine alone does the same work, alternating with the server.
+The command prints a table and then one line of JSON. It exits with 1 if a request failed.
+With --compare, it only reads earlier results."""
 
 
 def add_parser(commands: Any) -> None:
@@ -34,8 +35,8 @@ def add_parser(commands: Any) -> None:
         metavar="NAME",
         help="compare with this engine alone, and serve it if no URL is given",
     )
-    parser.add_argument("--model", help="what --engine loads: a .gguf file, a model directory, or demo (default: demo)")
-    option = "an option for --engine and its server, as `lmi serve` takes it"
+    parser.add_argument("--model", help="model for --engine: a .gguf file, a model directory, or demo (default: demo)")
+    option = "an option for --engine and its server, as for `lmi serve`"
     add_repeatable(parser, "-o", "options", "KEY=VALUE", option)
     load = parser.add_argument_group("load")
     arrivals = load.add_mutually_exclusive_group()
@@ -44,7 +45,7 @@ def add_parser(commands: Any) -> None:
         type=counts,
         default=[1, 8, 32],
         metavar="N,N,...",
-        help="closed loop: concurrent clients (default: 1,8,32)",
+        help="closed loop: numbers of concurrent clients (default: 1,8,32)",
     )
     load.add_argument(
         "--requests",
@@ -54,12 +55,17 @@ def add_parser(commands: Any) -> None:
         help="closed loop: requests per client (default: %(default)s)",
     )
     load.add_argument(
-        "--seconds", type=positive, metavar="S", help="run for S seconds instead (default: 10 in open loop)"
+        "--seconds",
+        type=positive,
+        metavar="S",
+        help="run for S seconds, not for a number of requests (default: 10 in open loop)",
     )
-    arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests per second")
-    load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
+    arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="use an open loop: requests per second")
     load.add_argument(
-        "--tokens", type=count, default=128, metavar="N", help="tokens in each answer (default: %(default)s)"
+        "--constant", action="store_true", help="open loop: send requests at even intervals instead of random times"
+    )
+    load.add_argument(
+        "--tokens", type=count, default=128, metavar="N", help="tokens in each response (default: %(default)s)"
     )
     load.add_argument(
         "--prompt-words", type=count, default=48, metavar="N", help="words in each prompt (default: %(default)s)"
@@ -69,7 +75,7 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=120.0,
         metavar="S",
-        help="seconds until a request counts as failed (default: %(default)s)",
+        help="seconds after which a request counts as failed (default: %(default)s)",
     )
     load.add_argument(
         "--processes",
@@ -83,7 +89,7 @@ def add_parser(commands: Any) -> None:
         type=count,
         default=3,
         metavar="N",
-        help="repetitions; their medians are shown (default: %(default)s)",
+        help="number of repetitions, of which medians are shown (default: %(default)s)",
     )
     load.add_argument(
         "--quiet",
@@ -98,8 +104,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="compare results with the first one, of this command or of `lmi deploy bench`: files of --output, "
-        "or printed output; with one file, only its plot is drawn again",
+        help="compare results of this command or of `lmi deploy bench` with the first one; each file was written by "
+        "--output or contains printed output; if there is only one file, draw its plot again",
     )
     parser.set_defaults(run=_bench)
 
@@ -111,13 +117,13 @@ def _bench(arguments: argparse.Namespace) -> int:
     from proof.bench.run import Plan, run
 
     if not arguments.url and not arguments.engine:
-        raise ConfigError("lmi bench: give the URL of a running server, or --engine to start one")
+        raise ConfigError("lmi bench: specify the URL of a running server, or --engine to start one")
     if arguments.url and not arguments.engine and (arguments.model or arguments.options):
         raise ConfigError("lmi bench: a running server has its own model and options; leave out --model and -o")
     if arguments.constant and not arguments.rate:
-        raise ConfigError("lmi bench: --constant is for open loop; give --rate, or leave it out")
+        raise ConfigError("lmi bench: --constant requires an open loop; add --rate, or leave out --constant")
     if arguments.engine and arguments.rate:
-        raise ConfigError("lmi bench: the engine alone has no open loop; leave out --engine or --rate")
+        raise ConfigError("lmi bench: --engine does not support an open loop; leave out --engine or --rate")
     if arguments.engine not in (None, "auto"):
         entry(arguments.engine)
     plan = Plan(
@@ -141,7 +147,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from proof.bench.report import compare
 
     if arguments.url or arguments.engine or arguments.output:
-        raise ConfigError("lmi bench: --compare measures nothing; leave out the URL, --engine and --output")
+        raise ConfigError("lmi bench: --compare only reads results; leave out the URL, --engine and --output")
     curves = read_curves(arguments.compare)
     print(compare(curves))
     return draw(arguments, curves)

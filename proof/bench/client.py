@@ -1,7 +1,7 @@
-"""The load generator: HTTP connections that send requests and read whole streamed answers, in a closed or an open loop.
+"""The load generator: HTTP connections that send requests and read streamed responses, in a closed or an open loop.
 
-Closed loop: each client sends its next request when the last answer is complete. Open loop: requests are sent when they
-are due, however slow the answers are, as the users of a service do.
+In a closed loop, each client sends its next request when the previous response is complete. In an open loop, requests
+are sent when they are due, however slow the responses are, like requests from the users of a service.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PAUSE = 0.05  # seconds between a failure and the client's next request
 
 
 class Result(NamedTuple):
-    """The result of one request. Times are on the machine's monotonic clock, which all processes share.
+    """The result of one request. Times are read from the machine's monotonic clock, which all processes share.
 
     Attributes:
-        start: when the request was sent; in an open loop when it was due, so that a late generator hides nothing.
-        arrivals: one time for each token (or piece of text), in order; tokens that came in one read have the same.
-        end: the answer's last byte, or its failure.
-        error: the kind of failure; empty: none.
-        counted: tokens as the server counted them; None: one for each arrival.
+        start: when the request was sent, or in an open loop when it was due. So a late generator hides no delay.
+        arrivals: one time per token (or piece of text), in order. Tokens in one read have the same time.
+        end: when the last byte of the response arrived, or the request failed.
+        error: the kind of failure, or "" if the request succeeded.
+        counted: number of tokens that the server reported, or None to count the arrivals.
     """
 
     start: float
@@ -52,12 +52,13 @@ class Result(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[int], Awaitable[Result]]
-"""Send request number n and wait for its whole answer. Does not raise: a failure is a result with an error."""
+"""A function that sends the request of a given number and waits for the complete response. A failure is not raised,
+but returned as a result with an error."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """`clients` that each send `requests`, or continue for `seconds` if that is set (the last answers are awaited)."""
+    """A load of `clients` that each send `requests` requests, or start requests for `seconds` if that is not None."""
 
     clients: int
     requests: int = 2
@@ -67,6 +68,7 @@ class Closed:
         """Yield the numbers of one client's requests.
 
         Args:
+            client: number of the client.
             begin: when the load begins, on the monotonic clock.
         """
         for turn in itertools.count():
@@ -77,7 +79,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Open:
-    """`rate` requests a second for `seconds`, at random times (a Poisson process) or evenly."""
+    """A load of `rate` requests per second for `seconds`, at random times (a Poisson process) or even intervals."""
 
     rate: float
     seconds: float = 10.0
@@ -85,7 +87,7 @@ class Open:
     seed: int = 0
 
     def due(self) -> list[float]:
-        """Return the seconds after the beginning at which a request is to be sent."""
+        """Return the times at which requests are due, in seconds after the beginning."""
         if not self.poisson:
             return [number / self.rate for number in range(1, int(self.seconds * self.rate) + 1)]
         return list(itertools.takewhile(lambda at: at <= self.seconds, poisson_times(self.rate, self.seed)))
@@ -95,7 +97,7 @@ Load: TypeAlias = Closed | Open
 
 
 def poisson_times(rate: float, seed: int) -> Iterator[float]:
-    """Yield the arrival times of an endless Poisson process, in seconds; the same for the same seed."""
+    """Yield the times of an endless Poisson process, in seconds. They only depend on the rate and the seed."""
     gap = random.Random(seed).expovariate
     at = 0.0
     while True:
@@ -104,7 +106,7 @@ def poisson_times(rate: float, seed: int) -> Iterator[float]:
 
 
 async def closed_loop(ask: Ask, clients: Iterable[Iterator[int]]) -> list[Result]:
-    """Let each client send the requests of its iterator, one after the other. Clients may share one iterator."""
+    """Let each client send the requests from its iterator, one after another. Clients may share an iterator."""
 
     async def client(numbers: Iterator[int]) -> list[Result]:
         results = []
@@ -119,11 +121,12 @@ async def closed_loop(ask: Ask, clients: Iterable[Iterator[int]]) -> list[Result
 
 
 async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: float) -> list[Result]:
-    """Send each request at its time.
+    """Send each request when it is due.
 
     Args:
-        arrivals: numbers of requests and the seconds after `begin` at which they are due, in order.
-        begin: on the monotonic clock.
+        ask: sends a request.
+        arrivals: numbers of requests, each with the seconds after `begin` at which it is due, in order.
+        begin: when the load begins, on the monotonic clock.
     """
 
     async def request(number: int, due: float) -> Result:
@@ -137,7 +140,7 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return p50, p90 and p99 by linear interpolation; None without values."""
+    """Return the percentiles p50, p90 and p99 with linear interpolation. They are None if there are no values."""
     if len(values) < 2:
         return {f"p{percent}": next(iter(values), None) for percent in PERCENTILES}
     cuts = statistics.quantiles(values, n=100, method="inclusive")
@@ -149,29 +152,32 @@ C = TypeVar("C", bound=asyncio.Protocol)
 
 
 MAX_HEAD = 1 << 18
-"""Maximum bytes of an answer outside its body: headers, trailers, informational answers."""
+"""Maximum bytes of a response outside its body: headers, trailers and informational responses."""
 
 _CUT = "connection cut"
-"""The kind of failure where the server closed the connection before its answer's end."""
+"""The error of a request whose connection was closed by the server before the end of the response."""
 
-_MAX_PIECES = 1 << 17  # whose times are kept: 1 MiB
+_MAX_PIECES = 1 << 17  # number of pieces whose times are kept, in 1 MiB
 
 _INFORMATIONAL = range(100, 200)
-"""Statuses of informational answers, such as 103 Early Hints (RFC 9110, section 15.2)."""
+"""Statuses of informational responses, such as 103 Early Hints (RFC 9110, section 15.2)."""
 
 
 class HttpReader:
-    """Reads an HTTP response in any pieces; `complete` at its end. Subclasses read headers and body.
+    """A reader of one HTTP response, which may arrive in any pieces. Subclasses process headers and body.
 
     Attributes:
-        begun: whether anything came.
-        refused: why the rest of the answer is not read; empty: it is read.
+        begun: whether any bytes have arrived.
+        has_head: whether the headers have arrived.
+        complete: whether the whole response has arrived.
+        keep_alive: whether the connection can be used again.
+        refused: the reason why the rest of the response is not read, or "" if it is.
     """
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
-        self._unread = 0  # bytes since the body's last one
+        self._unread = 0  # bytes since the last part of the body
         self.begun = False
         self.has_head = False
         self.complete = False
@@ -179,7 +185,11 @@ class HttpReader:
         self.refused = ""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if the data is not HTTP."""
+        """Read bytes that arrived at the time `now`.
+
+        Raises:
+            httptools.HttpParserError: the bytes are not HTTP.
+        """
         self._now = now
         self.begun = True
         self._unread += len(data)
@@ -190,7 +200,7 @@ class HttpReader:
     def closed(self) -> None:
         """Note that the server closed the connection cleanly."""
 
-    # -- what httptools calls ------------------------------------------------------------------------------------
+    # -- callbacks of httptools ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None: ...
 
@@ -208,21 +218,20 @@ class HttpReader:
 
 
 class AnswerReader(HttpReader):
-    """Counts the tokens of an answer.
+    """A reader that counts the tokens of a response.
 
-    A token is a line of a jsonlines answer, or a `data:` line of an event stream other than `[DONE]`. Only the last one
-    is parsed.
+    A token is a line of JSON Lines, or a `data:` line of an event stream except `[DONE]`. Only the last line is parsed.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._rest = bytearray()  # a line's beginning
+        self._rest = bytearray()  # the beginning of a line
         self._last = bytearray()
         self._events = False
         self.arrivals = array("d")
 
     def verdict(self, expected_tokens: int) -> str:
-        """Return the kind of error; empty if the answer has all its tokens."""
+        """Return the kind of failure, or "" if the response succeeded and has the expected number of tokens."""
         status = self._parser.get_status_code()
         if status != 200:
             return f"status {status}"
@@ -236,7 +245,7 @@ class AnswerReader(HttpReader):
             return "wrong number of tokens"
         return ""
 
-    # -- what httptools calls ------------------------------------------------------------------------------------
+    # -- callbacks of httptools ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -245,7 +254,7 @@ class AnswerReader(HttpReader):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         if self._parser.get_status_code() != 200:
-            return  # lines of an error are no tokens
+            return  # lines of an error message do not count as tokens
         self._rest += body
         if b"\n" not in body:
             return
@@ -261,15 +270,16 @@ class AnswerReader(HttpReader):
 
 
 class BodyReader(HttpReader):
-    """Keeps an answer, which may end with its connection: status, headers, body, and when its pieces came.
+    """A reader that keeps the status, headers and body of a response, and the times at which its pieces arrived.
 
     Attributes:
-        headers: names in lower case; repeated headers are joined by commas.
-        pieces: when the first parts of the body arrived.
+        headers: headers with names in lower case. Values of repeated headers are joined by commas.
+        body: the body so far.
+        pieces: the times at which pieces of the body arrived, up to a maximum number.
     """
 
     max_bytes: ClassVar[int] = 64 << 20
-    """The largest body that is read."""
+    """The maximum size of a body."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,10 +292,10 @@ class BodyReader(HttpReader):
         return int(self._parser.get_status_code())
 
     def closed(self) -> None:
-        """End an answer of undeclared length, as in HTTP/1.0; it may be empty."""
+        """Complete a response of undeclared length, as in HTTP/1.0, even if its body is empty."""
         self.complete = self.complete or (self.has_head and not tells_its_end(self.headers))
 
-    # -- what httptools calls ------------------------------------------------------------------------------------
+    # -- callbacks of httptools ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -307,25 +317,30 @@ class BodyReader(HttpReader):
 
 
 def tells_its_end(headers: Mapping[str, str]) -> bool:
-    """Return whether an answer with these headers, by lower-case names, cannot be cut off unnoticed (RFC 9112, section
-    6.3).
+    """Return whether headers declare where the body ends, so that a truncated response is noticed.
+
+    RFC 9112, section 6.3. The names of headers are in lower case.
     """
     return "content-length" in headers or "transfer-encoding" in headers
 
 
 Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]
-"""Host, port, and how to check certificates; None: plain HTTP."""
+"""A host, a port, and the TLS settings, which are None for plain HTTP."""
 
 
 def address(url: str) -> Address:
-    """Return where a server listens. Raises ConfigError: it is not a server's URL."""
+    """Return the address of a server from its URL.
+
+    Raises:
+        ConfigError: the URL is invalid.
+    """
     try:
         where = urllib.parse.urlsplit(url)
         given = where.port
     except ValueError as error:
         raise ConfigError(f"{url!r} is not the URL of a server: {error}") from None
     if where.scheme not in ("http", "https") or not where.hostname:
-        raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port")
+        raise ConfigError(f"{url!r} is not the URL of a server; use http://host:port")
     secure = where.scheme == "https"
     port = given or (443 if secure else 80)
     return where.hostname, port, ssl.create_default_context() if secure else None
@@ -333,14 +348,14 @@ def address(url: str) -> Address:
 
 @dataclass(frozen=True)
 class Target:
-    """A server and its requests, in LMI's schema; subclasses use other schemas.
+    """A server and the requests to it, which use LMI's schema. Subclasses use other schemas.
 
     Attributes:
-        url: scheme, host and port, with a path if it is not the schema's own.
-        tokens: length of every answer.
-        prompt_words: length of every prompt.
-        timeout: seconds until a request counts as failed.
-        first: number of the first prompt; see `prompt`.
+        url: scheme, host and port, with a path if it differs from the schema's default.
+        tokens: number of tokens in each response.
+        prompt_words: number of words in each prompt.
+        timeout: seconds after which a request counts as failed.
+        first: number of the first prompt, see `prompt`.
     """
 
     url: str
@@ -357,7 +372,7 @@ class Target:
         return address(self.url)
 
     def request(self, number: int, tokens: int | None = None) -> bytes:
-        """Return the bytes of request number `number`, which asks for an answer of fixed length."""
+        """Return the bytes of an HTTP request with prompt number `first + number`, for a response of fixed length."""
         data = json.dumps(self.body(prompt(self.first + number, self.prompt_words), tokens or self.tokens)).encode()
         where = urllib.parse.urlsplit(self.url)
         path = where.path if where.path not in ("", "/") else self.path
@@ -368,7 +383,7 @@ class Target:
         return head.encode() + data
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        """Return the request's JSON: greedy, streaming, exactly `tokens` tokens."""
+        """Return the JSON body of a request for exactly `tokens` tokens, greedy and streamed."""
         parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
         return {"inputs": prompt, "stream": True, "parameters": parameters}
 
@@ -385,7 +400,7 @@ _WORDS = _STORY.split()
 
 
 def prompt(number: int, words: int) -> str:
-    """Return prompt number `number`, whose first word differs from all others', so that no prefix cache helps."""
+    """Return a prompt. Each number has a different first word, so that no prefix cache helps."""
     return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
 
 
@@ -400,11 +415,11 @@ class Connection(asyncio.Protocol, Generic[R]):
         self.closed = False
 
     async def exchange(self, request: bytes, timeout: float) -> str:
-        """Send `request`, and read the answer into a new `reader`; return the kind of failure, empty: none."""
+        """Send a request, and read the response with a new `reader`. Return the kind of failure, or "" on success."""
         self.reader = self._new_reader()
         self._done = self._loop.create_future()
         self._transport.write(request)
-        # A timer costs less than wait_for's task, and works the same.
+        # A timer is cheaper than asyncio.wait_for, which creates a task.
         timer = self._loop.call_later(timeout, self._fail, "timeout")
         error = await self._done
         timer.cancel()
@@ -413,9 +428,9 @@ class Connection(asyncio.Protocol, Generic[R]):
         return error
 
     def was_closed_before(self, error: str) -> bool:
-        """Return whether the server closed the idle connection before it got the request, which may then be sent again.
+        """Return whether the server closed the idle connection before it received the request.
 
-        RFC 9112, section 9.3.1.
+        Such a request may be sent again (RFC 9112, section 9.3.1).
         """
         return error == _CUT and not self.reader.begun
 
@@ -427,10 +442,10 @@ class Connection(asyncio.Protocol, Generic[R]):
         if self._done is not None and not self._done.done():
             self._done.set_result(error)
 
-    # -- what the event loop calls -------------------------------------------------------------------------------
+    # -- callbacks of the event loop -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -456,11 +471,13 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
     """Open a connection.
 
     Args:
-        timeout: seconds until it must be accepted; None: as long as the system waits.
+        make: returns the connection's protocol.
+        where: the server's address.
+        timeout: seconds until the connection must be accepted, or None for the system's limit.
 
     Raises:
-        OSError: no server listens there.
-        asyncio.TimeoutError: it was not accepted in time.
+        OSError: the connection was refused.
+        asyncio.TimeoutError: the connection was not accepted in time.
     """
     host, port, secure = where
     opening = asyncio.get_running_loop().create_connection(make, host, port, ssl=secure)
@@ -468,11 +485,12 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
 
 
 class Pool(Generic[R]):
-    """Connections to one server: an exchange takes an idle one, or opens another.
+    """A pool of connections to one server. An exchange uses an idle connection, or opens a new one.
 
     Args:
-        reader: of the answers.
-        timeout: seconds until a connection must be accepted; None: as long as the system waits.
+        reader: class of the readers of responses.
+        where: the server's address.
+        timeout: seconds until a connection must be accepted, or None for the system's limit.
     """
 
     def __init__(self, reader: type[R], where: Address, timeout: float | None = None) -> None:
@@ -480,14 +498,14 @@ class Pool(Generic[R]):
         self._idle: list[Connection[R]] = []
 
     async def open(self) -> None:
-        """Open a connection for an exchange to come; raises as `opened`."""
+        """Open a connection for a later exchange. For errors, see `opened`."""
         self._idle.append(await self._opened())
 
     async def exchange(self, request: bytes, timeout: float) -> tuple[R, str]:
-        """Send `request`, and once more if an idle connection turns out to be closed; raises as `opened`.
+        """Send a request, and send it again if an idle connection turns out to be closed. For errors, see `opened`.
 
         Returns:
-            the reader of its answer, and the kind of failure, empty: none.
+            The reader of the response, and the kind of failure, or "" on success.
         """
         if self._idle and not (connection := self._idle.pop()).closed:
             error = await self._exchange(connection, request, timeout)
@@ -512,14 +530,14 @@ class Pool(Generic[R]):
 
 
 class Connections(Pool[AnswerReader]):
-    """Connections to one target, which measure."""
+    """A pool of connections to a target, whose requests are measured."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.reader, target.address)
         self._target = target
 
     async def ask(self, number: int, tokens: int | None = None) -> Result:
-        """Send request number `number`, for an answer of the target's length or another one."""
+        """Send a request and measure it. `tokens` replaces the length of the target's responses."""
         start = time.monotonic()
         tokens = tokens or self._target.tokens
         try:

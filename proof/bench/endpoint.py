@@ -1,4 +1,4 @@
-"""`lmi deploy bench`: measure an endpoint under load, and derive the concurrency that its scaling should track."""
+"""`lmi deploy bench`, which measures an endpoint under load and recommends a target concurrency for its scaling."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from proof.bench.report import (
 )
 
 HEADROOM = 0.7
-"""Fraction of the knee: scaling out takes minutes, in which load grows further."""
+"""The recommended concurrency as a fraction of the knee, because load grows further while scaling out takes minutes."""
 
-_STILL_RISING = 1.15  # ratio of throughput to that of the level before
+_STILL_RISING = 1.15  # ratio between the throughputs of a level and the previous one
 
 
 def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    """Return the metrics of one level. Times in milliseconds, of answers without errors; rates over its whole time."""
+    """Return the metrics of one level. Times are in milliseconds, and failed requests are excluded from them."""
     good = [result for result in results if not result.error]
     seconds = max(result.end for result in results) - min(result.start for result in results)
     return {
@@ -66,9 +66,9 @@ class Advice:
     """Advice on scaling.
 
     Attributes:
-        knee: concurrent requests; None: unknown.
-        concurrency: value for scaling.concurrency; None: unknown.
-        text: a sentence for the reader.
+        knee: number of concurrent requests beyond which latency grows, or None if it is unknown.
+        concurrency: recommended value of scaling.concurrency, or None if it is unknown.
+        text: the advice as a sentence.
     """
 
     knee: float | None
@@ -77,32 +77,34 @@ class Advice:
 
 
 def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
-    """Find the load at which latency begins to grow.
+    """Find the load beyond which latency grows, which is called the knee.
 
-    Closed systems have two bounds. Below the knee an answer takes as long as a lone one; beyond it throughput is at its
-    maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The lowest level's latency is
-    used as the latency alone.
+    Below the knee, a response takes as long as without other requests. Beyond it, throughput is at its maximum, and
+    only the waiting time grows. The knee is the maximum throughput multiplied by the latency without other requests,
+    for which the lowest level's latency is used.
 
     Args:
-        levels: `summary`s of closed loops, by rising `clients`.
+        levels: results of `summary` for closed loops, in order of rising `clients`.
     """
     good = [level for level in levels if not level["errors"] and level["mean_latency_ms"]]
     if len(good) < 2:
-        return Advice(None, None, "No advice on scaling.concurrency: it needs two levels without errors.")
+        return Advice(None, None, "No advice on scaling.concurrency: at least two levels without errors are needed.")
     first = good[0]
     most = max(level["requests_per_second"] for level in good)
     knee = min(most * first["mean_latency_ms"] / 1000, float(good[-1]["clients"]))
     knee = max(knee, 1.0)
     concurrency = round(max(HEADROOM * knee, 1.0), 1)
-    text = f"The knee is at about {knee:.1f} concurrent requests, so scaling.concurrency: {concurrency:g}."
+    text = (
+        f"Latency grows beyond about {knee:.1f} concurrent requests. Recommended: scaling.concurrency: {concurrency:g}."
+    )
     last, before = (level["requests_per_second"] for level in reversed(good[-2:]))
     if last > _STILL_RISING * before:
-        text += " Throughput still rose at the last level: measure more clients, it may sustain more."
+        text += " Throughput still rose at the last level. Measure with more clients, as the endpoint may sustain more."
     return Advice(round(knee, 1), concurrency, text)
 
 
 def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the table: a header, and one row per level."""
+    """Return the rows of the table: a header, and one row per level."""
     head = ["load", "requests", "errors", "req/s", "tok/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p99 ms",
             "latency p50", "p99 ms"]  # fmt: skip
     table = [head]
@@ -116,15 +118,15 @@ def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return table
 
 
-# -- send measured requests: by InvokeEndpointWithResponseStream or by the OpenAI route --------------------------------
+# -- send measured requests through InvokeEndpointWithResponseStream or the OpenAI route -------------------------------
 
 
 Send: TypeAlias = Callable[[int], Result]
-"""Send request number n, and wait for its whole answer. Blocks."""
+"""A function that sends the request of a given number, and blocks until the response is complete."""
 
 
 def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
-    """Return `send` for the load generator, run on the pool's threads: boto3 and urllib3 block."""
+    """Return an asynchronous version of `send`, which runs on the pool's threads because boto3 and urllib3 block."""
 
     async def ask(number: int) -> Result:
         return await asyncio.get_running_loop().run_in_executor(pool, send, number)
@@ -133,7 +135,7 @@ def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
 
 
 def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any]) -> Send:
-    """Send LMI's schema through InvokeEndpointWithResponseStream."""
+    """Return a function that sends LMI's schema through InvokeEndpointWithResponseStream."""
 
     def send(number: int) -> Result:
         fixed = {"max_new_tokens": max_tokens, "details": True}
@@ -144,7 +146,7 @@ def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters
 
 
 def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any], connections: int) -> Send:
-    """Send chat completions through the OpenAI route."""
+    """Return a function that sends chat completions through the OpenAI route."""
     route = predictor.openai_route()
     pool = urllib3.PoolManager(maxsize=connections, timeout=urllib3.Timeout(connect=10, read=120), retries=False)
 
@@ -168,7 +170,7 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
 
 
 def measure_stream(open_stream: Callable[[], Stream]) -> Result:
-    """Open a stream, read it to its end, and note when each piece of text arrived."""
+    """Open a stream, read it to the end, and record when each piece of text arrived."""
     start = time.monotonic()
     arrivals: list[float] = []
     counted: int | None = None
@@ -185,7 +187,7 @@ def measure_stream(open_stream: Callable[[], Stream]) -> Result:
 
 
 def _token_count(event: Any) -> int | None:
-    """Return the number of tokens if the event has it."""
+    """Return the number of tokens if the event states it, else None."""
     match event:
         case Finish(details={"generated_tokens": int(number)} | {"completion_tokens": int(number)}):
             return number
@@ -198,7 +200,7 @@ def _token_count(event: Any) -> int | None:
 
 
 MAX_THREADS = 512
-"""Requests under way at once in an open loop."""
+"""Maximum number of concurrent requests in an open loop."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,9 @@ class Plan:
     """The levels of a measurement.
 
     Attributes:
-        clients: closed loops, one level each; ignored if there are rates.
-        rates: open loops, requests a second.
-        requests: requests of each level; None: 4 a client, at least 8; of an open loop 50.
+        clients: numbers of clients of closed loops, one level each. They are ignored if there are rates.
+        rates: requests per second of open loops, one level each.
+        requests: number of requests in each level. None means 4 per client but at least 8, or 50 in an open loop.
     """
 
     clients: tuple[int, ...]
@@ -221,17 +223,20 @@ class Plan:
 
 
 def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return one `summary` per level.
+    """Measure an endpoint, and return one `summary` per level.
 
     Args:
-        warm_up: sends a first request, which is not measured: it wakes an endpoint that is scaled to zero.
+        plan: the levels.
+        send: sends a measured request.
+        warm_up: sends the first request, which is not measured. It wakes an endpoint that is scaled to zero.
+        report: receives a line of text at the beginning of each level.
 
     Raises:
         RequestFailed: the first request failed.
     """
     first = warm_up(0)
     if first.error:
-        raise RequestFailed(f"the request before the measurement failed: {first.error}", "Try `lmi deploy stream`.")
+        raise RequestFailed(f"the warm-up request failed: {first.error}", "Try `lmi deploy stream`.")
     with ThreadPoolExecutor(plan.connections) as pool:
         ask = in_threads(send, pool)
         numbers = itertools.count(1)
@@ -245,7 +250,7 @@ def _closed_level(
 ) -> dict[str, Any]:
     requests = plan.requests or max(8, 4 * clients)
     report(f"{requests} requests, {clients} concurrent ...")
-    shared = iter(list(itertools.islice(numbers, requests)))  # a client sends the next request that nobody has sent
+    shared = iter(list(itertools.islice(numbers, requests)))  # each client sends the next request that is left
 
     async def run() -> list[Result]:
         return await closed_loop(ask, [shared] * clients)
@@ -257,7 +262,7 @@ def _open_level(
     plan: Plan, rate: float, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
 ) -> dict[str, Any]:
     requests = plan.requests or 50
-    report(f"{requests} requests, {rate:g} a second ...")
+    report(f"{requests} requests, {rate:g} per second ...")
     chosen = list(itertools.islice(numbers, requests))
     arrivals = zip(chosen, poisson_times(rate, seed=chosen[0]), strict=False)
 
@@ -267,16 +272,16 @@ def _open_level(
     return summary({"rate": rate}, asyncio.run(run()))
 
 
-# -- `lmi deploy bench`: measure an endpoint under load ----------------------------------------------------------------
+# -- the command line of `lmi deploy bench` ----------------------------------------------------------------------------
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="measure an endpoint under load",
-        description="Streams answers at rising load and prints time to "
-        "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
-        "JSON. You pay for its requests. `lmi bench --compare` compares results.",
+        description="Stream responses at rising load. The command prints time to first token, time between tokens, "
+        "throughput and errors, with advice on scaling.concurrency. The last line is JSON. AWS bills you for the "
+        "requests. `lmi bench --compare` compares results.",
     )
     add_endpoint_arguments(parser)
     add_parameters(parser)
@@ -286,13 +291,13 @@ def add(commands: Any) -> None:
         type=_numbers(int),
         default=[1, 2, 4, 8, 16],
         metavar="N,N,...",
-        help="concurrent requests, one measurement each (default: 1,2,4,8,16)",
+        help="numbers of concurrent requests, one measurement each (default: 1,2,4,8,16)",
     )
     loads.add_argument(
         "--rate",
         type=_numbers(float),
         metavar="R,R,...",
-        help="requests per second, however slow the answers are, one measurement each",
+        help="requests per second, however slow the responses are, one measurement each",
     )
     parser.add_argument(
         "--requests",
@@ -301,12 +306,12 @@ def add(commands: Any) -> None:
         help="requests in each measurement (default: 4 per client, at least 8; with --rate 50)",
     )
     parser.add_argument("--words", type=int, default=100, help="words per prompt (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens per response (default: %(default)s)")
     parser.add_argument(
         "--route",
         choices=["invocations", "openai"],
         default="invocations",
-        help="InvokeEndpointWithResponseStream, or chat completions (default: %(default)s)",
+        help="use InvokeEndpointWithResponseStream or chat completions (default: %(default)s)",
     )
     add_arguments(parser, Path("lmi-deploy-bench.png"))
     parser.set_defaults(run=_run)

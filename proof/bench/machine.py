@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement, and measure how much of it other processes use."""
+"""Description of the machine on which a measurement runs, and of the load from other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROC = Path("/proc")
 
 
 def describe() -> dict[str, Any]:
-    """Return the description for the JSON line."""
+    """Return the machine, the versions, the commit and the date, for the JSON line of a report."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": {
@@ -33,18 +33,18 @@ def describe() -> dict[str, Any]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Return the description in one readable line."""
+    """Return the time, machine and versions of a report in one line of text."""
     return f"{taken(report)}; {where(report)}"
 
 
 def taken(report: Mapping[str, Any]) -> str:
-    """Return when a measurement was taken, and of which commit."""
+    """Return the date and commit of a report as text."""
     commit = f", commit {report['commit']}" if report["commit"] else ""
     return f"{report['date']}{commit}"
 
 
 def where(report: Mapping[str, Any]) -> str:
-    """Return the machine and the versions of a measurement."""
+    """Return the machine and versions of a report as text."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     hardware = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
@@ -77,7 +77,7 @@ def _memory_gb() -> int | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of this checkout, with `+` if it has changes; None: it is not a checkout."""
+    """Return the commit of this checkout, with `+` if there are changes, or None if this is not a checkout."""
     try:
         git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
@@ -86,13 +86,13 @@ def _commit() -> str | None:
 
 
 class OthersMeter:
-    """Measures the cores that processes other than this one and its descendants keep busy."""
+    """A meter of the CPU cores that processes other than this one and its descendants keep busy."""
 
     def __init__(self) -> None:
         self._at, self._others = time.monotonic(), _others_seconds()
 
     def cores(self) -> float | None:
-        """Return the cores; None: there is no /proc."""
+        """Return the average number of busy cores since the meter's creation, or None if there is no /proc."""
         now = _others_seconds()
         if now is None or self._others is None:
             return None
@@ -105,15 +105,16 @@ T = TypeVar("T")
 def undisturbed(
     repeat: int, quiet: float, measure: Callable[[int], T], others: Callable[[T], float]
 ) -> tuple[list[T], int]:
-    """Measure `repeat` times, and again if other processes disturbed, up to twice as often in total.
+    """Measure `repeat` times, and repeat measurements that other processes disturbed, up to `2 * repeat` in total.
 
     Args:
-        quiet: cores that other processes may use.
-        measure: takes the number of the turn.
-        others: returns the cores that other processes kept busy in a measurement.
+        repeat: number of measurements to return.
+        quiet: number of cores that other processes may keep busy without disturbing a measurement.
+        measure: measures once. Its argument is the number of the measurement.
+        others: returns the number of cores that other processes kept busy during a measurement.
 
     Returns:
-        the least disturbed measurements, and how many were disturbed.
+        The `repeat` least disturbed measurements, and the number of disturbed ones.
     """
     kept: list[T] = []
     disturbed: list[T] = []
@@ -128,7 +129,7 @@ def undisturbed(
 
 def _others_seconds() -> float | None:
     try:
-        # user nice system idle iowait irq softirq steal; the hypervisor's other guests (steal) disturb as well
+        # user nice system idle iowait irq softirq steal; steal counts, as the hypervisor's other guests also disturb
         ticks = list(map(int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]))
         busy = sum(ticks) - ticks[3] - ticks[4]
         return busy / os.sysconf("SC_CLK_TCK") - _tree_seconds(os.getpid())
@@ -137,7 +138,7 @@ def _others_seconds() -> float | None:
 
 
 def _tree_seconds(pid: int) -> float:
-    """Return CPU seconds of a process, its descendants, and those of them that have ended."""
+    """Return the CPU seconds of a process and its descendants, including descendants that have ended."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     for thread in (_PROC / str(pid) / "task").iterdir():

@@ -1,4 +1,4 @@
-"""Plots of measurements with matplotlib: throughput and latencies by load."""
+"""Plots of throughput and latency by load, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from proof.bench.machine import taken, where
 LATENCIES = {
     "ttft_ms": "time to first token",
     "itl_ms": "time between tokens",
-    "latency_ms": "time of a whole answer",
+    "latency_ms": "time of a whole response",
 }
-"""Fields of a level that hold percentiles in milliseconds, and what they measure."""
+"""Fields of a level that contain percentiles in milliseconds, and what they measure."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """One load.
+    """The results for one load.
 
     Attributes:
-        load: concurrent clients, or requests a second.
-        tokens_per_second: the median of the repetitions.
-        each: tokens a second of each repetition.
-        engine: tokens a second of the engine alone; None: not measured.
-        times: by the names of `LATENCIES`: `p50`, `p90`, `p99` in milliseconds, None without an answer.
-        num_errors: requests that failed.
-        others: cores that other processes kept busy during the worst repetition; None: not known.
+        load: number of concurrent clients, or requests per second.
+        tokens_per_second: median of the repetitions.
+        each: tokens per second of each repetition.
+        engine: tokens per second of the engine alone, or None if it was not measured.
+        times: for each name in `LATENCIES`, the percentiles p50, p90 and p99 in milliseconds, or None for no response.
+        num_errors: number of failed requests.
+        others: CPU cores that other processes kept busy in the most disturbed repetition, or None if unknown.
     """
 
     load: float
@@ -47,16 +47,17 @@ class Level:
 
 @dataclass(frozen=True)
 class Curve:
-    """The levels of one document, by rising load.
+    """The levels of one document, in order of rising load.
 
     Attributes:
-        name: short, for a legend.
-        subject: what was measured.
-        work: what each request asked for.
-        machine: where and with which versions; empty: not known.
-        taken: when, and of which commit; empty: not known.
-        is_open: the load is requests a second; otherwise concurrent clients.
-        quiet: cores that other processes may keep busy before a repetition counts as disturbed; None: not measured.
+        name: short name for a legend.
+        subject: description of what was measured.
+        work: description of the requests.
+        machine: the machine and versions, or "" if they are unknown.
+        taken: date and commit, or "" if they are unknown.
+        is_open: whether loads are requests per second instead of concurrent clients.
+        levels: the results for each load.
+        quiet: CPU cores that other processes may keep busy without disturbing a repetition, or None if not measured.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Curve:
     quiet: float | None = None
 
     def is_disturbed(self, level: Level) -> bool:
-        """Return whether other processes took more of the machine than `quiet` during one of the load's repetitions."""
+        """Return whether other processes kept more cores busy than `quiet` in one of a level's repetitions."""
         return self.quiet is not None and (level.others or 0.0) > self.quiet
 
     def load_name(self, level: Level) -> str:
@@ -79,10 +80,10 @@ class Curve:
 
 
 def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
-    """Return a document's curve.
+    """Return the curve of a JSON document from `lmi bench` or `lmi deploy bench`.
 
     Raises:
-        ValueError: the document comes from neither command.
+        ValueError: the document is not from either command.
     """
     if not ("levels" in document or ("results" in document and "plan" in document)):
         raise ValueError("is not a result of `lmi bench` or `lmi deploy bench`")
@@ -98,16 +99,16 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """Read documents, or a command's output, whose last line is one. Curves are named after the files.
+    """Read files that contain a JSON document, perhaps after other output. Each curve is named after its file.
 
     Raises:
-        ConfigError: a file cannot be read, or the loads are of different kinds.
+        ConfigError: a file cannot be read, or some files contain rates and others numbers of clients.
     """
     alike = len({path.stem for path in paths}) < len(paths)
     curves = [_read(path, str(path) if alike else path.stem) for path in paths]
     if len({curve.is_open for curve in curves}) > 1:
         kinds = ", ".join(f"{curve.name}: {'rates' if curve.is_open else 'concurrent clients'}" for curve in curves)
-        raise ConfigError(f"--compare: the loads are of different kinds: {kinds}")
+        raise ConfigError(f"--compare: cannot compare rates with numbers of clients: {kinds}")
     return curves
 
 
@@ -124,7 +125,7 @@ def _read(path: Path, name: str) -> Curve:
     except OSError as error:
         raise ConfigError(f"--compare: {path}: {error.strerror}") from None
     except json.JSONDecodeError:
-        raise ConfigError(f"--compare: {path}: its last line is not JSON") from None
+        raise ConfigError(f"--compare: {path}: the last line is not JSON") from None
     except ValueError as error:
         raise ConfigError(f"--compare: {path}: {error}") from None
 
@@ -143,12 +144,12 @@ def _level(value: Mapping[str, Any], load: str) -> Level:
 
 
 def _described(document: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return subject, work, machine and time."""
+    """Return the values of `subject`, `work`, `machine` and `taken` for `Curve`."""
     if "levels" in document:
-        work = f"answers of {document['max_tokens']} tokens, prompts of {document['words']} words"
+        work = f"responses of {document['max_tokens']} tokens, prompts of {document['words']} words"
         return f"endpoint {document['endpoint']}, {document['route']}", work, "", ""
     plan = document["plan"]
-    work = f"answers of {plan['tokens']} tokens, prompts of {plan['prompt_words']} words, {_times(plan['repeat'])}"
+    work = f"responses of {plan['tokens']} tokens, prompts of {plan['prompt_words']} words, {_times(plan['repeat'])}"
     return _subject(plan), work, where(document), taken(document)
 
 
@@ -157,28 +158,29 @@ def _times(repeat: int) -> str:
 
 
 def _subject(plan: Mapping[str, Any]) -> str:
-    """Return the URL, or model, engine and options."""
+    """Return the URL of a measured server, or the model, engine and options if the command started the server."""
     if not plan["engine"]:
         return str(plan["url"])
     model = [] if plan["engine"] == "echo" else [Path(plan["model"] or "demo model").name]
     return ", ".join([*model, f"engine {plan['engine']}", *plan["options"]])
 
 
-# -- the picture of one or more measurements: throughput and latencies by load, and throughput against latency ---------
+# -- the plot of one or more measurements: throughput and latency by load, and throughput against latency --------------
 
 
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, which the color-blind
-_GRAY = "#6B6B6B"  # can tell apart
+# The palette of Okabe and Ito, which color-blind people can distinguish.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_GRAY = "#6B6B6B"
 _FAILED = "#C00000"
 _PERCENTILES: dict[str, dict[str, Any]] = {
     "p50": {"linestyle": "-", "marker": "o", "color": _COLORS[0]},
     "p90": {"linestyle": "--", "marker": "s", "color": _COLORS[1]},
     "p99": {"linestyle": ":", "marker": "^", "color": _COLORS[2]},
 }
-_LEGEND = {"loc": "best"}  # matplotlib's default too, but left unnamed it warns when the search takes over a second
-_TITLE, _NOTE = 84, 170  # characters a line
+_LEGEND = {"loc": "best"}  # as by default, but without matplotlib's warning about a slow search
+_TITLE, _NOTE = 84, 170  # characters per line
 STYLE = {
-    "text.parse_math": False,  # a `$` in a name is a `$`
+    "text.parse_math": False,  # do not interpret a `$` in a name
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -194,11 +196,12 @@ STYLE = {
 
 
 def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
-    """Save the plot; the file's suffix chooses the format.
+    """Draw a plot and save it. The suffix of the file name selects the format.
 
     Args:
-        curves: with loads of one kind.
-        title: by default the names of what was measured.
+        path: the file to write.
+        curves: the curves to draw. Either all or none have rates as loads.
+        title: the title, or None for a description of the curves.
     """
     import matplotlib
 
@@ -207,8 +210,8 @@ def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
 
 
 def draw(curves: Sequence[Curve], title: str | None = None) -> Any:
-    """Return the matplotlib figure."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+    """Draw a plot and return matplotlib's figure. For the arguments, see `save`."""
+    from matplotlib.figure import Figure  # pyplot would need a display and global state
 
     figure: Any = Figure(figsize=(11, 8.5), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)
@@ -230,7 +233,7 @@ def draw(curves: Sequence[Curve], title: str | None = None) -> Any:
 
 
 def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw medians, with bars from the lowest to the highest repetition; for a single curve also the engine alone."""
+    """Draw medians, with bars from the lowest to the highest repetition. Draw the engine alone for a single curve."""
     for color, curve in _colored(curves):
         loads = [level.load for level in curve.levels]
         rates = [level.tokens_per_second for level in curve.levels]
@@ -252,7 +255,7 @@ def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
-    """Draw a time's percentiles by load: all three for a single curve, p50 and p99 for several."""
+    """Draw the percentiles of a latency by load: p50, p90 and p99 for a single curve, p50 and p99 for several."""
     from matplotlib.lines import Line2D
 
     shown = ("p50", "p90", "p99") if len(curves) == 1 else ("p50", "p99")
@@ -266,15 +269,15 @@ def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
     what = LATENCIES[name]
     axes.set(title=f"{what.capitalize()} by load", ylabel=f"{what} [{unit}]")
     _time_axis(axes, [value * scale for value in times])
-    gray = {"color": _GRAY} if len(curves) > 1 else {}  # the first panel says whose color it is
+    gray = {"color": _GRAY} if len(curves) > 1 else {}  # the first panel's legend explains the colors
     axes.legend([Line2D([], [], **{**_PERCENTILES[percentile], **gray}) for percentile in shown], shown, **_LEGEND)
 
 
 def _against(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw throughput against the median time of a whole answer; each point is labelled with its load."""
+    """Draw throughput against the median time of a whole response, and label each point with its load."""
     from matplotlib.patheffects import withStroke
 
-    outline = [withStroke(linewidth=2, foreground="white")]  # legible on a line
+    outline = [withStroke(linewidth=2, foreground="white")]  # makes labels legible on lines
     unit, scale = _unit([value for curve in curves for value in _milliseconds(curve, "latency_ms", "p50")])
     highest = max(level.tokens_per_second for curve in curves for level in curve.levels)
     for color, curve in _colored(curves):
@@ -283,12 +286,12 @@ def _against(axes: Any, curves: Sequence[Curve]) -> None:
         axes.plot(times, rates, "o-", color=color, label=_short(curve.name) or "served")
         for time, rate, level in zip(times, rates, curve.levels, strict=True):
             if not math.isnan(time):
-                below = -7 if rate > 0.08 * highest else 0  # points; clear of the line, and of the axis
+                below = -7 if rate > 0.08 * highest else 0  # points, to not cover the line or the axis
                 label = {"textcoords": "offset points", "va": "center", "fontsize": 8.5, "color": color}
                 axes.annotate(f"{level.load:g}", (time, rate), (7, below), path_effects=outline, **label)
     axes.set(title="Throughput against latency", xlabel=f"{LATENCIES['latency_ms']}, p50 [{unit}]")
     axes.set(ylabel="throughput [tokens/s]")
-    _from_zero(axes.xaxis, room=0.15)  # for the last point's load
+    _from_zero(axes.xaxis, room=0.15)  # room for the label of the last point
     _from_zero(axes.yaxis)
     axes.legend(title=f"points: {_load_label(curves)}", title_fontsize=9, **_LEGEND)
 
@@ -302,19 +305,19 @@ def _colored(curves: Sequence[Curve]) -> Iterator[tuple[str, Curve]]:
 
 
 def _short(name: str) -> str:
-    """Return a name for a legend, of at most 24 characters; a legend leaves out names that begin with `_`."""
+    """Shorten a name to 24 characters for a legend, and remove a leading `_`, with which legends would omit it."""
     name = name.lstrip("_")
     return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
 
 
 def _milliseconds(curve: Curve, name: str, percentile: str) -> list[float]:
-    """Return milliseconds by level; NaN, which draws nothing, where no answer came."""
+    """Return a percentile of each level in milliseconds, or NaN, which is not drawn, if there were no responses."""
     values = [level.times[name].get(percentile) for level in curve.levels]
     return [math.nan if value is None else value for value in values]
 
 
 def _unit(milliseconds: Sequence[float]) -> tuple[str, float]:
-    """Return the unit of an axis, and the factor from milliseconds to it."""
+    """Choose the unit of an axis, and return it with the factor for conversion from milliseconds."""
     largest = max((value for value in milliseconds if not math.isnan(value)), default=0.0)
     return ("s", 0.001) if largest >= 10_000 else ("ms", 1.0)
 
@@ -324,7 +327,7 @@ def _load_label(curves: Sequence[Curve]) -> str:
 
 
 def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
-    """Put a tick at each load, if there is room; use a logarithmic scale if loads span a factor of 8."""
+    """Put a tick at each load if there is room. The scale is logarithmic if loads span a factor of 8 or more."""
     from matplotlib.ticker import NullLocator
 
     loads = sorted({level.load for curve in curves for level in curve.levels})
@@ -336,19 +339,19 @@ def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
     else:
         room = 0.05 * (last - first) or first
         axes.set_xlim(first - room, last + room)
-    places = axes.transScale.transform([(load, 1) for load in loads])[:, 0]
-    distance = 0.09 * (places[-1] - places[0])  # of two labels
+    positions = axes.transScale.transform([(load, 1) for load in loads])[:, 0]
+    distance = 0.09 * (positions[-1] - positions[0])  # minimum distance between labels
     ticks: list[tuple[float, float]] = []
-    for place, load in zip(reversed(places), reversed(loads), strict=True):
-        if not ticks or ticks[-1][0] - place >= distance:
-            ticks.append((place, load))
+    for position, load in zip(reversed(positions), reversed(loads), strict=True):
+        if not ticks or ticks[-1][0] - position >= distance:
+            ticks.append((position, load))
     axes.set_xticks([load for _, load in ticks], [f"{load:g}" for _, load in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(_load_label(curves))
 
 
 def _time_axis(axes: Any, values: Sequence[float]) -> None:
-    """Begin at 0; use a logarithmic scale if times span a factor of 30."""
+    """Use a logarithmic scale if the times span a factor of 30 or more, else a scale that begins at 0."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     known = [value for value in values if not math.isnan(value)]
@@ -362,7 +365,7 @@ def _time_axis(axes: Any, values: Sequence[float]) -> None:
 
 
 def _from_zero(axis: Any, room: float = 0.05) -> None:
-    """Show all data, from 0; `room` is the free space above the largest, as a fraction of it."""
+    """Begin an axis at 0 and show all data. `room` is the free space at the end, as a fraction of the largest value."""
     _, largest = axis.get_data_interval()
     axis.axes.set(**{f"{axis.axis_name}lim": (0, (1 + room) * largest if largest > 0 else 1)})
     axis.set_major_formatter("{x:,g}")
@@ -376,7 +379,7 @@ def _heading(curves: Sequence[Curve], title: str | None) -> str:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """Return when and where a measurement was taken: the machine once, if it is the same."""
+    """Return when and where the measurements were taken. The machine is named once if all used the same one."""
     several = len(curves) > 1
     known = [(f"{curve.name}: " if several else "", curve) for curve in curves if curve.taken]
     if len({curve.machine for _, curve in known}) == 1:
@@ -391,7 +394,7 @@ def _lines(text: str, width: int, most: int) -> list[str]:
 
 
 def _hide_overlaps(figure: Any, axes: Any) -> None:
-    """Hide load labels that would overlap another one."""
+    """Hide labels that overlap other labels."""
     figure.draw_without_rendering()
     kept: list[Any] = []
     for text in axes.texts:

@@ -1,4 +1,4 @@
-"""Processes of a measurement: servers on free loopback ports, workers that put a load on them, the engine alone."""
+"""Processes of a measurement: servers on free loopback ports, load generators, and an engine without a server."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from handler.core.child_processes import die_with_parent
 die_with_parent(signal.SIGTERM)
 from handler.cli import main
 raise SystemExit(main())
-"""  # SIGTERM, as at the end of a measurement: the server ends its engine's processes itself
-_GRACE = 35.0  # seconds: draining takes up to 20, and exiting some more
+"""  # SIGTERM as at the end of a measurement, so that the server itself stops its engine's processes
+_GRACE = 35.0  # seconds; the server drains for up to 20 s before it exits
 
 
 class Server(NamedTuple):
@@ -46,15 +46,15 @@ class Server(NamedTuple):
 def lmi_serve(
     arguments: Sequence[str], *, timeout: float = 300.0, variables: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Start `lmi serve` on a free port, and yield it when it is ready. It also ends if this process is killed.
+    """Start `lmi serve` on a free port, and yield it when it is ready. The server also ends if this process is killed.
 
     Args:
-        arguments: those of `lmi serve`, without the port.
-        timeout: seconds for the engine to load.
-        variables: added to this process's environment.
+        arguments: arguments of `lmi serve`, without the port.
+        timeout: seconds until the server must be ready.
+        variables: environment variables to add to this process's environment.
 
     Raises:
-        ConfigError: it does not start; the message has its last lines.
+        ConfigError: the server does not start. The message contains its last lines of output.
     """
     command = [sys.executable, "-c", _SERVE, "serve", *arguments, "--port", "0"]
     with process(command, timeout=timeout, variables=variables) as server:
@@ -82,7 +82,7 @@ def process(
 
 
 class _Output:
-    """Keeps reading the process's output, as a full pipe would stop the process."""
+    """A thread that reads a process's output, because a full pipe would block the process."""
 
     def __init__(self, running: subprocess.Popen[str]) -> None:
         self._running = running
@@ -95,7 +95,7 @@ class _Output:
         deadline = time.monotonic() + timeout
         while not self._url:
             if self._running.poll() is not None or time.monotonic() > deadline:
-                raise ConfigError(f"the server to be measured did not start:\n{''.join(self._last).rstrip()}")
+                raise ConfigError(f"the server did not start:\n{''.join(self._last).rstrip()}")
             time.sleep(0.02)
         return self._url
 
@@ -112,21 +112,22 @@ class _Output:
                 self._url = found[1]
 
 
-# -- put a load on an HTTP server from several worker processes, each an event loop with its share of the clients ------
+# -- load an HTTP server from several worker processes, each with an event loop for its share of the clients -----------
 
 
 WARM_UP_TOKENS = 8
-WARM_UP_PROMPT = 1 << 20  # number of the first warm-up prompt; lower numbers are measured
-_HEAD_START = 0.05  # seconds until the load begins, so that all processes have heard of it
+WARM_UP_PROMPT = 1 << 20  # number of the first warm-up prompt; measured prompts have lower numbers
+_HEAD_START = 0.05  # seconds until the load begins, so that all processes are ready by then
 
 
 class Worker:
-    """A spawned process at the other end of a pipe. It should end when the pipe is closed.
+    """A spawned process, connected by a pipe. It should end when the pipe is closed.
 
     Args:
-        name: for messages.
-        target: called in the process with its end of the pipe, and `arguments`.
-        daemon: False for a process that starts others.
+        name: name of the process in error messages.
+        target: the function that the process calls with its end of the pipe and `arguments`.
+        arguments: further arguments of `target`.
+        daemon: whether it is a daemon process, which cannot start other processes.
     """
 
     def __init__(self, name: str, target: Callable[..., None], *arguments: Any, daemon: bool = True) -> None:
@@ -146,21 +147,21 @@ class Worker:
         self._pipe.send(message)
 
     def receive(self) -> Any:
-        """Wait for a message.
+        """Wait for a message, and return it.
 
         Raises:
-            ConfigError: the process sent an error, or ended.
+            ConfigError: the process has sent this error, or has ended.
         """
         try:
             message = self._pipe.recv()
         except EOFError:
-            raise ConfigError(f"{self._name} ended early; its trace is above") from None
+            raise ConfigError(f"{self._name} ended early; see its traceback above") from None
         if isinstance(message, ConfigError):
             raise message
         return message
 
     def close(self, grace: float = 5.0) -> None:
-        """Close the pipe; kill the process if it does not end within `grace` seconds."""
+        """Close the pipe, and kill the process if it does not end within `grace` seconds."""
         self._pipe.close()
         self._process.join(grace)
         if self._process.is_alive():
@@ -171,7 +172,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class _Share:
-    """One process's share of the load: client numbers `index`, `index + step`, ..."""
+    """One process's share of the load: the clients or requests with the numbers `index`, `index + step`, ..."""
 
     target: Target
     load: Load
@@ -180,13 +181,16 @@ class _Share:
 
 
 def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], object] = lambda: None) -> list[Result]:
-    """Run the load, and return every request's result.
+    """Run a load, and return the results of all requests.
 
     Args:
-        began: called when the server is warm and before the load begins.
+        target: the server and its requests.
+        load: the load.
+        processes: maximum number of processes that generate the load.
+        began: called after the warm-up and before the load begins.
 
     Raises:
-        ConfigError: nothing listens at the target's address.
+        ConfigError: a process cannot connect to the server.
     """
     if isinstance(load, Closed):
         processes = min(processes, load.clients)
@@ -216,7 +220,7 @@ async def _share(pipe: Connection, share: _Share) -> None:
     try:
         connections = await _warm_connections(share)
     except (OSError, ConfigError) as error:
-        with contextlib.suppress(BrokenPipeError):  # another process said so first
+        with contextlib.suppress(BrokenPipeError):  # another process has reported the error already
             pipe.send(ConfigError(f"cannot connect to {share.target.url}: {error}"))
         return
     pipe.send("ready")
@@ -234,24 +238,24 @@ async def _share(pipe: Connection, share: _Share) -> None:
 
 
 async def _warm_connections(share: _Share) -> Connections:
-    """Connect, and warm up the server, so that first runs of code and first uses of memory are not measured."""
+    """Open connections and warm up the server, so that the first use of code and memory is not measured."""
     load = share.load
     numbers = range(share.index, load.clients, share.step) if isinstance(load, Closed) else [share.index]
     connections = Connections(share.target)
     await asyncio.gather(*(connections.open() for _ in numbers))
-    # a failure here occurs again where it is counted
+    # A failure here is not reported, because it will occur again in the measurement.
     await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in numbers))
     return connections
 
 
-# -- measure the bare engine, without HTTP, text or clients, to compare a server with ----------------------------------
+# -- measure the engine alone, without HTTP, text or clients, to compare a server with it ------------------------------
 
 
 @dataclass(frozen=True)
 class Work:
-    """The same work as a closed loop of `clients`: the same number of concurrent sequences, prompts and lengths.
+    """The same work as in a closed loop of `clients`, with equally many concurrent sequences, and equal prompts.
 
-    With `seconds`, the prompts of `requests` repeat.
+    If `seconds` is set, the prompts of `requests` are repeated until then.
     """
 
     clients: int
@@ -268,12 +272,12 @@ class Run(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Return tokens a second."""
+        """Return the tokens per second."""
         return self.tokens / self.seconds
 
 
 class Offline:
-    """An engine in a process of its own, as in the server; idle between measurements."""
+    """An engine without a server, in a separate process, which is idle between measurements."""
 
     def __init__(self, spec: Spec) -> None:
         self._worker = Worker("the engine without a server", _engine, spec)
@@ -290,7 +294,7 @@ class Offline:
 
 
 def _engine(pipe: Connection, spec: Spec) -> None:
-    """Load the engine, report it, then measure on request until the pipe closes."""
+    """Load the engine, report that it is ready, and measure on request until the pipe is closed."""
     engine, tokenizer = load(*spec), load_tokenizer(*spec)
     pipe.send("ready")
     keys = itertools.count(1)
@@ -306,13 +310,17 @@ def _engine(pipe: Connection, spec: Spec) -> None:
 
 
 def _encode(tokenizer: Tokenizer, work: Work) -> list[list[int]]:
-    """Encode all prompts before the measurement, which is of the engine alone."""
+    """Encode all prompts, so that tokenization is not part of the measurement."""
     numbers = range(work.first, work.first + work.clients * work.requests)
     return [tokenizer.encode(prompt(number, work.prompt_words)).ids for number in numbers]
 
 
 def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int]) -> Run:
-    """Keep `work.clients` sequences running until all are done; each must have its full length."""
+    """Generate all sequences, with `work.clients` of them running at a time, and measure the duration.
+
+    Raises:
+        RuntimeError: a sequence ended before its full length.
+    """
     sampling = Sampling(max_new_tokens=work.tokens, ignore_eos=True)
     lengths: dict[int, int] = {}
     num_tokens = 0
@@ -336,7 +344,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
 
 
 def _outputs(step: Step) -> Iterator[Output]:
-    """Yield a step's outputs, in columns or not."""
+    """Yield all outputs of a step, including those that are stored in columns."""
     for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
         yield Output(key, (id,), (logprob,))
     yield from step.others

@@ -1,4 +1,4 @@
-"""The tables of `lmi bench` and `lmi deploy bench`: metrics, comparison, progress, and output."""
+"""Output of `lmi bench` and `lmi deploy bench`: metrics, tables, comparisons, files, and a progress bar."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from proof.bench.processes import Run
 
 
 class Repetition(NamedTuple):
-    """One run of a load, and of the same work on the bare engine if requested.
+    """One run of a load, and of the same work on the engine alone if requested.
 
-    `others`: cores that other processes kept busy meanwhile.
+    Attributes:
+        results: results of the requests.
+        engine: result of the engine alone, or None.
+        others: CPU cores that other processes kept busy, or None if unknown.
     """
 
     results: Sequence[Result]
@@ -34,7 +37,7 @@ class Repetition(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One load with its repetitions; `disturbed`: how many repetitions other processes caused."""
+    """One load with its repetitions. `disturbed` counts the repetitions that other processes disturbed."""
 
     load: Load
     repetitions: Sequence[Repetition]
@@ -56,33 +59,33 @@ def load_name(load: Load) -> str:
 
 
 def tokens_per_second(results: Sequence[Result]) -> float:
-    """Return tokens a second from the first request's start to the last answer's end, as for the bare engine."""
+    """Return the tokens per second between the start of the first request and the end of the last response."""
     tokens = sum(result.num_tokens for result in results)
     return tokens / (max(result.end for result in results) - min(result.start for result in results))
 
 
 def first_token_times(results: Sequence[Result]) -> list[float]:
-    """Return the seconds from each request's start to its first token."""
+    """Return the time from each request's start to its first token, in seconds."""
     return [result.arrivals[0] - result.start for result in results if result.arrivals]
 
 
 def gaps(results: Sequence[Result]) -> list[float]:
-    """Return the seconds between tokens of an answer, as the client received them; 0 for tokens in one read."""
+    """Return the times between a response's tokens, in seconds. They are 0 for tokens that arrived in one read."""
     return [later - earlier for result in results for earlier, later in itertools.pairwise(result.arrivals)]
 
 
 def answer_times(results: Sequence[Result]) -> list[float]:
-    """Return the seconds from each request's start to the end of its answer, of answers without an error."""
+    """Return the time from start to end of each successful request, in seconds."""
     return [result.end - result.start for result in results if not result.error]
 
 
 def errors(results: Sequence[Result]) -> dict[str, int]:
-    """Return the number of errors by kind."""
+    """Return the number of failed requests for each kind of error."""
     return dict(Counter(result.error for result in results if result.error))
 
 
 def summarize(point: Point) -> dict[str, Any]:
-    """Return one entry of `results` in the JSON line."""
+    """Return a load's results as an entry of `results` in the JSON document."""
     served = [tokens_per_second(repetition.results) for repetition in point.repetitions]
     value: dict[str, Any] = {
         **asdict(point.load),
@@ -113,7 +116,7 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
-    """Return the table; times are in milliseconds."""
+    """Return the results of all loads as a table. Times are in milliseconds."""
     head = ["load", "requests", "tokens/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms", "errors"]
     compared = any("served_over_engine" in value for value in values)
     if compared:
@@ -133,12 +136,12 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
 
 
 def cell(value: float | None, digits: int = 1) -> str:
-    """Return a table's cell; `-` without a value."""
+    """Format a number as a cell of a table. None becomes `-`."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an aligned table in Markdown."""
+    """Format a table in Markdown, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -148,7 +151,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), rule, *map(line, rows)])
 
 
-# -- a table of several measurements by load: each beside the first one ------------------------------------------------
+# -- a table that compares several measurements with the first one, by load --------------------------------------------
 
 
 _ROWS = {
@@ -156,21 +159,21 @@ _ROWS = {
     "TTFT p99 [ms]": ("ttft_ms", "p99"),
     "ITL p50 [ms]": ("itl_ms", "p50"),
     "ITL p99 [ms]": ("itl_ms", "p99"),
-    "answer p50 [ms]": ("latency_ms", "p50"),
-    "answer p99 [ms]": ("latency_ms", "p99"),
+    "response p50 [ms]": ("latency_ms", "p50"),
+    "response p99 [ms]": ("latency_ms", "p99"),
 }
 _OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "taken": "time"}
-"""Fields of `Curve` whose differences the lines below the table name, with the words for them."""
+"""Fields of `Curve` that are listed below the table if they differ, each with its label."""
 
 
 _NOISE, _DISTURBED = "~", "!"
 
 
 def compare(curves: Sequence[Curve]) -> str:
-    """Return the table, and below it what its marks mean and what makes the measurements hard to compare.
+    """Return a table, with an explanation of its marks and a list of other differences between the measurements.
 
-    A load that only some have has `-` for the others. `~`: the repetitions' ranges overlap, so it may be chance.
-    `!`: other processes disturbed it.
+    A cell is `-` if the load was not measured. The mark `~` means that the repetitions' ranges overlap, so a difference
+    may be chance. The mark `!` means that other processes disturbed the measurement.
     """
     names = list(dict.fromkeys(curve.load_name(level) for curve in curves for level in curve.levels))
     names.sort(key=lambda name: float(name.partition(" ")[0]))
@@ -201,23 +204,23 @@ def _rates(curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[
 
 
 def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
-    """Say what the marks in the table mean, and where they could not be set."""
+    """Yield lines that explain the marks in the table, or say why they are missing."""
     if f" {_NOISE} " in shown:
-        yield f"{_NOISE} within noise: its repetitions and the first column's overlap"
+        yield f"{_NOISE} within noise: the repetitions overlap with those of the first column"
     if f" {_DISTURBED} " in shown:
-        yield f"{_DISTURBED} disturbed: other processes kept more cores busy than --quiet allows; measure it again"
+        yield f"{_DISTURBED} disturbed: other processes kept more cores busy than --quiet allows; measure again"
     if once := [curve.name for curve in curves if all(len(level.each) < 2 for level in curve.levels)]:
         yield f"noise unknown for {', '.join(once)}: measured once"
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether the ranges of two sets of repetitions overlap; unknown for one repetition."""
+    """Return whether the ranges of two sets of repetitions overlap. A single repetition never overlaps."""
     repeated = min(len(one), len(other)) > 1
     return repeated and max(min(one), min(other)) <= min(max(one), max(other))
 
 
 def _cells(values: Sequence[float | None]) -> list[str]:
-    """Write values, and the change from the first one in percent."""
+    """Format values as cells. All except the first one show the change from the first in percent."""
     first, *_ = values
     cells = []
     for index, value in enumerate(values):
@@ -233,39 +236,40 @@ def _differences(curves: Sequence[Curve]) -> Iterator[str]:
         values = {curve.name: getattr(curve, field) for curve in curves}
         if len(set(values.values())) > 1:
             for name, value in values.items():
-                yield f"{name}, {word}: {value or 'not known'}"
+                yield f"{name}, {word}: {value or 'unknown'}"
 
 
-# -- arguments of `lmi bench` and `lmi deploy bench` that say where a result goes --------------------------------------
+# -- arguments of `lmi bench` and `lmi deploy bench` for the output of results -----------------------------------------
 
 
 _EXTRA = "lmi-handler[bench]"
 
 
 def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
-    """Add the arguments.
+    """Add the arguments for the output of results.
 
     Args:
-        picture: the default of `--plot`.
+        parser: the command's parser.
+        picture: default of `--plot`.
     """
     report = parser.add_argument_group("report")
     report.add_argument(
-        "--output", type=Path, metavar="FILE", help="also save the line of JSON to this file, for --compare"
+        "--output", type=Path, metavar="FILE", help="also write the line of JSON to this file, for --compare"
     )
-    report.add_argument("--title", metavar="TEXT", help="title of the plot (default: what was measured)")
+    report.add_argument("--title", metavar="TEXT", help="title of the plot (default: a description of the measurement)")
     choice = report.add_mutually_exclusive_group()
     choice.add_argument(
         "--plot",
         type=_picture,
         metavar="FILE",
-        help=f"the plot, as .png, .svg or .pdf (default: {picture}; none without matplotlib)",
+        help=f"save the plot to this .png, .svg or .pdf file (default: {picture}, if matplotlib is installed)",
     )
-    choice.add_argument("--no-plot", action="store_true", help="draw nothing")
+    choice.add_argument("--no-plot", action="store_true", help="do not draw a plot")
     parser.set_defaults(default_picture=picture)
 
 
 def print_result(arguments: argparse.Namespace, document: Mapping[str, Any]) -> int:
-    """Save the document, draw the plot, print the document as the last line; return status 1 if a file failed."""
+    """Save the document and the plot, and print the document. Return 1 if a file cannot be written, else 0."""
     line, status = json.dumps(document), 0
     if arguments.output is not None:
         status |= _write(arguments.output, lambda: arguments.output.write_text(line + "\n", "utf-8"))
@@ -275,18 +279,18 @@ def print_result(arguments: argparse.Namespace, document: Mapping[str, Any]) -> 
 
 
 def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
-    """Save the plot; return status 1 if its file cannot be written."""
+    """Save the plot, unless --no-plot is set. Return 1 if the file cannot be written, else 0."""
     if arguments.no_plot:
         return 0
     if arguments.plot is None and not _has("matplotlib"):
-        print(f"for a plot in a file install matplotlib: {install(_EXTRA)}", file=sys.stderr)
+        print(f"no plot, because matplotlib is not installed; run: {install(_EXTRA)}", file=sys.stderr)
         return 0
     path = arguments.plot or arguments.default_picture
     return _write(path, lambda: plot.save(path, curves, arguments.title))
 
 
 def _write(path: Path, write: Callable[[], object]) -> int:
-    """Write a file and name it; a failure does not end the command, which would lose the measurement."""
+    """Write a file and print its name. An error is printed instead of raised, so that the measurement is not lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write()
@@ -298,10 +302,10 @@ def _write(path: Path, write: Callable[[], object]) -> int:
 
 
 def _picture(text: str) -> Path:
-    """Check before the measurement that this image format is supported."""
+    """Parse the value of --plot, and check before the measurement that the image format is supported."""
     path = Path(text)
     if not _has("matplotlib"):
-        raise argparse.ArgumentTypeError(f"needs matplotlib: {install(_EXTRA)}")
+        raise argparse.ArgumentTypeError(f"requires matplotlib; run: {install(_EXTRA)}")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text}: must end with .png, .svg or .pdf")
     return path
@@ -311,19 +315,19 @@ def _has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-# -- the progress of a measurement: a bar on a terminal, nothing elsewhere ---------------------------------------------
+# -- a progress bar, which is only shown on a terminal -----------------------------------------------------------------
 
 
 Advance: TypeAlias = Callable[[str], None]
-"""Name the step that begins; the one before it is complete."""
+"""A function to call with the name of a step when that step begins and the previous one is complete."""
 
 
 @contextlib.contextmanager
 def progress_bar(steps: int) -> Iterator[Advance]:
-    """Show a bar on standard error if that is a terminal and rich is installed; it disappears at the end.
+    """Show a progress bar if standard error is a terminal and rich is installed. The bar disappears at the end.
 
     Args:
-        steps: how often the function will be called.
+        steps: number of steps, which is how often the yielded function will be called.
     """
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield lambda step: None

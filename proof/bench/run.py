@@ -1,4 +1,4 @@
-"""Run `lmi bench`: repeat every load, in turns with the bare engine if requested."""
+"""The measurement of `lmi bench`: every load is repeated, alternating with the engine alone if requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proof.bench.machine import OthersMeter
 from proof.bench.processes import Offline, Work, lmi_serve, measure
 from proof.bench.report import Advance, Point, Repetition, load_name, progress_bar
 
-_PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
+_PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each repetition
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ class Plan:
 
 
 def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
-    """Measure and print; return exit status 1 if a request failed.
+    """Measure, print the results, and return the exit status, which is 1 if a request failed.
 
     Args:
-        print_result: draws the plot and prints the JSON document, after the table; returns an exit status.
+        plan: the arguments of `lmi bench`.
+        print_result: draws the plot, prints the JSON document, and returns an exit status.
     """
     points = measure_all(plan)
     found = document(plan, points)
@@ -50,15 +51,15 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
 
 
 def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
-    """Print the table."""
-    print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
+    """Print the results as a table."""
+    print(f"responses of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
     print(report.show(points, found["results"]))
     if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
-        print(f"DISTURBED: other processes took more than {plan.quiet:g} of a core: see others_cores in the JSON line")
+        print(f"DISTURBED: other processes used more than {plan.quiet:g} cores; see others_cores in the JSON line")
 
 
 def document(plan: Plan, points: Sequence[Point]) -> dict[str, Any]:
-    """Return the JSON line."""
+    """Return the results as a JSON document."""
     return {"plan": asdict(plan), "results": [report.summarize(point) for point in points], **machine.describe()}
 
 
@@ -79,7 +80,7 @@ def measure_all(plan: Plan) -> list[Point]:
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
-    """Measure `plan.repeat` repetitions, and again those that other processes disturbed."""
+    """Measure `plan.repeat` repetitions, and repeat those that other processes disturbed."""
 
     def repetition(turn: int) -> Repetition:
         if turn < plan.repeat:
@@ -91,7 +92,7 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, ad
 
 
 def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
-    """Measure once. The machine's speed drifts, so every other turn measures the engine first."""
+    """Measure once. The machine's speed may drift, so every other repetition measures the engine first."""
     meter = OthersMeter()
     if offline is None:
         return Repetition(measure(target, load, plan.processes), others=meter.cores())
@@ -104,7 +105,7 @@ def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, tur
 
 @contextlib.contextmanager
 def _engine(plan: Plan) -> Iterator[Offline]:
-    """Load the engine as the server would with the same options."""
+    """Yield an engine that is loaded with the same options as the server's engine."""
     spec = engine_spec(read_config(overrides=_overrides(plan)).checked())
     with contextlib.closing(Offline(spec)) as offline:
         offline.wait_ready()

@@ -1,1 +1,1 @@
-"""This server compared with others on one machine, in turns: `python -m proof.compare.NAME`, from a checkout."""
+"""Comparisons of this server with others on the same machine. In a checkout, run `python -m proof.compare.NAME`."""

@@ -1,14 +1,14 @@
-"""Measure a server on one core that a busy process shares: begun streams, pace, `/ping`, CPU and writes a token.
+"""Measure a server on a core that it shares with a busy process: started streams, pace, `/ping`, CPU time and writes.
 
-The server's whole process tree has one core, the clients the other. Beside ours runs vLLM's Rust front end, in turns,
-with a mock engine core, which the clients' core has. `--requests` measures ours twice: with its engine on the server's
-core, and apart, with its engine on the clients' core too. Two measurements; run each with nothing else on the machine:
+The server's processes run on one core, and the clients on the other. Our server alternates with vLLM's Rust front end,
+whose mock engine core runs on the clients' core. With `--requests`, ours is measured twice: with its engine on the
+server's core, and with its engine on the clients' core. There are two measurements. Run nothing else on the machine:
 
     python -m proof.compare.busy_host [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
-    python -m proof.compare.busy_host --requests         # requests a second, on a whole core
+    python -m proof.compare.busy_host --requests         # requests per second, on a whole core
 
-PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
-DIRECTORY: `python -m tests.gpu.vllm.checkpoint`, by a Python with torch, makes and names it.
+PATH/vllm-rs is the file `vllm/vllm-rs` in the wheel from `pip download --no-deps vllm==0.33.0`.
+`python -m tests.gpu.vllm.checkpoint` creates DIRECTORY and prints its name; it needs torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from proof.compare.clients import Answers, Asking, Clients, Pings, Streaming, St
 from proof.compare.processes import child_by_command, cpu_seconds, free_port, process_seconds, started
 
 SERVER_CORE, CLIENT_CORE = 0, 1
-_PLACES = 4096  # requests that run at once
+_MAX_RUNNING = 4096  # concurrent requests
 _READY_SECONDS = 30.0
 
 
@@ -48,10 +48,10 @@ class FrontEnd(NamedTuple):
     """A server to compare.
 
     Attributes:
-        start: starts it for this pace, in tokens a second a request; 0: no limit. It runs on the server's core, except
-            an engine that is put on the clients'.
-        ping: path of its health check.
-        heads: events of a chat before its first token.
+        start: starts the server with a pace in tokens per second per request, or 0 for no limit. All its processes run
+            on the current core, except an engine that is moved to the clients' core.
+        ping: path of the health check.
+        heads: number of events in a chat before the first token.
         cpu: returns the CPU seconds of the processes on the server's core.
     """
 
@@ -62,7 +62,7 @@ class FrontEnd(NamedTuple):
 
 
 def chat(tokens: int, *, stream: bool = True) -> bytes:
-    """Return an HTTP request of exactly so many tokens."""
+    """Return an HTTP request for a response of exactly `tokens` tokens."""
     body = {
         "model": "model",
         "messages": [{"role": "user", "content": "alpha gamma delta kappa omega sigma theta while"}],
@@ -78,7 +78,7 @@ def chat(tokens: int, *, stream: bool = True) -> bytes:
 
 @contextlib.contextmanager
 def pinned(core: int) -> Iterator[None]:
-    """Pin processes started within to this core."""
+    """Pin this process to a core within this context, and with it all processes that it starts there."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -91,11 +91,11 @@ def _ours(pace: float, **more: str) -> AbstractContextManager[Server]:
     options = {
         **more,
         "option.echo_tokens_per_second": f"{pace:g}",
-        "option.max_rolling_batch_size": _PLACES,
-        "job_queue_size": _PLACES,
+        "option.max_rolling_batch_size": _MAX_RUNNING,
+        "job_queue_size": _MAX_RUNNING,
     }
     arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    return lmi_serve(["--engine", "echo", *arguments], variables={"LMI_LOG_LEVEL": "error"})  # as vllm-rs below
+    return lmi_serve(["--engine", "echo", *arguments], variables={"LMI_LOG_LEVEL": "error"})  # the same as for vllm-rs
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def _ours_apart(pace: float) -> Iterator[Server]:
 
 
 def engine_of(pid: int) -> int:
-    """Return the id of the engine's process, which our server has started."""
+    """Return the id of the engine's process, given the id of our server's process."""
     return child_by_command(pid, b"engine_process")
 
 
@@ -116,18 +116,18 @@ def _seconds_without_engine(pid: int) -> float:
 
 
 OURS = FrontEnd(_ours, "/ping", heads=0)
-"""With its engine on a thread, as `lmi serve --engine echo` has it."""
+"""Our server with the engine on a thread, as `lmi serve --engine echo` starts it."""
 
 OURS_APART = FrontEnd(_ours_apart, "/ping", heads=0, cpu=_seconds_without_engine)
-"""With its engine in a process on the clients' core, as vLLM's front end has its mock core."""
+"""Our server with the engine in a process on the clients' core, like the mock core of vLLM's front end."""
 
 
 def rust(binary: Path, model: Path) -> FrontEnd:
-    """Return vLLM's Rust front end. Its mock core runs on the clients' core.
+    """Return vLLM's Rust front end, with a mock core that runs on the clients' core.
 
     Args:
-        binary: `vllm/vllm-rs` of vLLM's wheel.
-        model: a Hugging Face directory with tokenizer, chat template and config.
+        binary: the file `vllm/vllm-rs` of vLLM's wheel.
+        model: a Hugging Face directory with tokenizer, chat template and config.json.
     """
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ def rust(binary: Path, model: Path) -> FrontEnd:
         command = [str(binary), "serve", str(model), "--served-model-name", "model", "--port", str(port)]
         command += ["--data-parallel-size-local", "0", "--data-parallel-size", "1"]
         command += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(handshake)]
-        quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}  # else it writes a line a request
+        quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}  # otherwise it logs a line per request
         with pinned(CLIENT_CORE):
             engine = subprocess.Popen(core, stdin=subprocess.DEVNULL)
         try:
@@ -153,7 +153,7 @@ def rust(binary: Path, model: Path) -> FrontEnd:
 
 @contextlib.contextmanager
 def on_its_core(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
-    """Start a server on its core; `half`: sharing the core with a busy process."""
+    """Start a server on its core, which it shares with a busy process if `half` is true."""
     with contextlib.ExitStack() as stack:
         with pinned(SERVER_CORE):
             server = stack.enter_context(front_end.start(pace))
@@ -168,25 +168,26 @@ def _spin(pipe: Connection) -> None:
         pass
 
 
-_PACE = 50  # tokens a second of each stream
-_BEGIN_SECONDS = 20.0  # for all streams to begin
-_CLIENTS = 64  # that ask for short answers
-_LONG = 100_000  # tokens; no stream ends while it is measured
-_SETTLE = 1.5  # seconds between the last stream's begin and the window
+_PACE = 50  # tokens per second of each stream
+_BEGIN_SECONDS = 20.0  # limit for all streams to begin
+_CLIENTS = 64  # clients of --requests
+_LONG = 100_000  # tokens of a stream, so that none ends while it is measured
+_SETTLE = 1.5  # seconds between the beginning of the last stream and the measurement
 _PING_LIMIT = 10.0  # seconds
 _WARM_UP = 1.0
 
 
 class Window(NamedTuple):
-    """Streams at a pace.
+    """The measurement of streams at a fixed pace.
 
     Attributes:
-        begun: streams that began within the time for it.
-        begun_seconds: from the first client's connecting to the last one's beginning.
-        kept: share of the pace, over all clients.
-        cpu_us: CPU microseconds per token, of the server's core.
-        writes: per token.
-        ping_p50_ms, ping_max_ms: no answer counts as the limit.
+        begun: number of streams that began in time.
+        begun_seconds: seconds from the first client's connection to the beginning of the last stream.
+        kept: tokens of all streams as a share of the pace.
+        cpu_us: CPU microseconds per token on the server's core.
+        writes: writes per token.
+        ping_p50_ms: median response time of health checks. A missing response counts as the time limit.
+        ping_max_ms: maximum response time of health checks.
     """
 
     begun: int
@@ -199,7 +200,7 @@ class Window(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Requests a second, and CPU microseconds per request, of the server's core."""
+    """The measurement of requests per second, and of CPU microseconds per request on the server's core."""
 
     per_second: float
     cpu_us: float
@@ -219,7 +220,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
             took = pings.result()
     streams = _sum(begun, "streaming")
     if _sum(after, "streaming") < streams:
-        raise RuntimeError("a stream ended before it should")
+        raise RuntimeError("a stream ended during the measurement")
     tokens, segments = (_sum(after, name) - _sum(before, name) for name in ("tokens", "segments"))
     return Window(
         begun=streams,
@@ -233,7 +234,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
 
 
 def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
-    """Wait until every client's stream has begun, or the time limit; raise RuntimeError if none has."""
+    """Wait until all streams have begun or the time is over. Raise RuntimeError if no stream has begun."""
     deadline = time.monotonic() + _BEGIN_SECONDS
     while _sum(found := clients.totals(), "streaming") < number and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -258,7 +259,7 @@ def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream
     return Rate(whole / span(before, after), (cpu_after - cpu_before) / whole * 1e6, _sum(after, "failed"))
 
 
-# -- in turns, and as tables -------------------------------------------------------------------------------------------
+# -- alternate between servers, and print tables -----------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -266,7 +267,7 @@ T = TypeVar("T")
 def _in_turns(
     front_ends: dict[str, FrontEnd], repeat: int, title: str, measure: Callable[[FrontEnd], T]
 ) -> dict[str, list[T]]:
-    """Measure each front end `repeat` times, one after the other; return each one's results by its name."""
+    """Measure the front ends in turns, `repeat` times each, and return the results by name."""
     found: dict[str, list[T]] = {name: [] for name in front_ends}
     for _ in range(repeat):
         for name, front_end in front_ends.items():
@@ -301,7 +302,7 @@ def run_streams(
                 ]
             )
     head = ["streams", "server", "all begun, s", "pace kept", "/ping p50 / max ms", "CPU us/token", "writes/token"]
-    print(f"{_core(half)}, {_PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
+    print(f"{_core(half)}, {_PACE} tokens/s per stream, {seconds:g} s, {repeat} times")
     print(table(head, lines))
     return rows
 
@@ -340,24 +341,24 @@ def _all_begun(window: Window, number: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--clients", default="256,512,768,1024", help="(default: %(default)s)")
-    add("--seconds", type=float, default=30.0, help="seconds of each window (default: %(default)s)")
+    add("--clients", default="256,512,768,1024", help="numbers of clients (default: %(default)s)")
+    add("--seconds", type=float, default=30.0, help="seconds of each measurement (default: %(default)s)")
     add(
         "--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default: %(default)s)"
     )
-    add("--whole", action="store_true", help="without the busy process")
-    add("--tokens", default="1,8", help="of each answer of --requests (default: %(default)s)")
+    add("--whole", action="store_true", help="measure without the busy process, on a whole core")
+    add("--tokens", default="1,8", help="numbers of tokens per response, for --requests (default: %(default)s)")
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
-    add("--requests", action="store_true", help="measure requests a second")
+    add("--requests", action="store_true", help="measure requests per second")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server keeps running
     if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
-        parser.error(f"needs cores {SERVER_CORE} and {CLIENT_CORE}")
+        parser.error(f"this comparison needs CPU cores {SERVER_CORE} and {CLIENT_CORE}")
     if given.rust and not given.model:
         parser.error("--rust needs --model")
     if given.whole and given.requests:
-        parser.error("--requests has a whole core anyway, without --whole")
+        parser.error("--requests always uses a whole core; leave out --whole")
     front_ends: dict[str, FrontEnd] = {"ours": OURS}
     if given.rust:
         front_ends["vllm-rs"] = rust(given.rust, given.model)

@@ -1,6 +1,6 @@
-"""Load generators that only count, as more work would slow the server under test on two cores; and health checks.
+"""Load generators that do little more than count, and health checks.
 
-Each runs in processes of its own, on uvloop.
+More work would slow down the server under test on a machine with two cores. Each runs in separate processes on uvloop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvloop
 
 from proof.bench.processes import Worker
 
-PINGS = 20  # a second
+PINGS = 20  # per second
 _CONNECT_AT_ONCE = 64
 _PROCESSES = 2
 _DATA_SEGMENTS_IN = slice(152, 156)  # tcpi_data_segs_in of Linux's tcp_info
@@ -29,7 +29,7 @@ _PONG = b"HTTP/1.1 200 "
 
 
 class Client(asyncio.Protocol):
-    """A client on one connection; each kind has a tuple of `totals`, of which the first is the time."""
+    """A client with one connection. Each subclass has a tuple of totals, whose first item is the time."""
 
     lost = False
 
@@ -37,7 +37,7 @@ class Client(asyncio.Protocol):
         self.request, self.heads = request, heads
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
         self.ask()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -48,19 +48,20 @@ class Client(asyncio.Protocol):
 
     @staticmethod
     def totals(clients: Sequence[Any], first: float) -> Any:
-        """Add up one process's clients; the first one began to connect at `first`."""
+        """Return the totals of one process's clients, the first of which began to connect at the time `first`."""
         raise NotImplementedError
 
 
 class Streams(NamedTuple):
-    """State and totals of streaming clients; times are of the machine's monotonic clock.
+    """The totals of streaming clients. Times are read from the machine's monotonic clock.
 
     Attributes:
+        at: when the totals were computed.
         first: when the first client began to connect.
         last: when the last stream so far began.
-        streaming: clients whose stream has begun and not ended.
-        tokens: ends of JSON lines or events; chunk framing is not counted.
-        segments: TCP segments with data. On loopback a write is one, unless it is long.
+        streaming: number of clients whose stream has begun and not ended.
+        tokens: number of JSON lines or events.
+        segments: number of TCP segments with data. On loopback, a write is one segment unless it is long.
     """
 
     at: float
@@ -72,10 +73,10 @@ class Streams(NamedTuple):
 
 
 class Streaming(Client):
-    """POSTs once and counts until it is closed. The stream begins with its first token, after `heads` events."""
+    """A client that sends one request and counts tokens. A stream begins with the first token after `heads` events."""
 
     begun = 0.0
-    _cut = False  # the last read ended between a line's brace and its newline
+    _cut = False  # whether the last read ended between a line's brace and its newline
 
     def __init__(self, request: bytes, heads: int = 0) -> None:
         super().__init__(request, heads)
@@ -113,11 +114,12 @@ class Streaming(Client):
 
 
 class Answers(NamedTuple):
-    """Counts of answers.
+    """The totals of clients that repeat a request.
 
     Attributes:
-        whole: with status 200 and of full length.
-        failed: the others, and connections that the server closed.
+        at: when the totals were computed.
+        whole: number of responses with status 200 and full length.
+        failed: number of other responses, and of connections that the server closed.
     """
 
     at: float
@@ -126,7 +128,7 @@ class Answers(NamedTuple):
 
 
 class Asking(Client):
-    """POSTs the same request over and over."""
+    """A client that sends the same request over and over."""
 
     whole = 0
     failed = 0
@@ -140,7 +142,7 @@ class Asking(Client):
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        self._full = self._full or b'"length"' in body  # the finish reason; no read ends within it on loopback
+        self._full = self._full or b'"length"' in body  # the finish reason, which loopback never splits
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() == 200 and self._full:
@@ -159,14 +161,22 @@ T = TypeVar("T", Streams, Answers)
 
 
 class Clients(Generic[T]):
-    """`number` clients that send `request`, in several processes; `heads`: events before an answer's first token."""
+    """A group of clients in several processes.
+
+    Args:
+        kind: the clients' class.
+        url: the server's URL.
+        request: the HTTP request that each client sends.
+        number: number of clients.
+        heads: number of events before a response's first token.
+    """
 
     def __init__(self, kind: type[Client], url: str, request: bytes, number: int, heads: int = 0) -> None:
         shares = [len(range(index, number, _PROCESSES)) for index in range(min(_PROCESSES, number))]
         self._workers = [Worker("a load process", _run, kind, url, request, share, heads) for share in shares]
 
     def totals(self) -> list[T]:
-        """Return each process's totals."""
+        """Return the totals of each process."""
         for worker in self._workers:
             worker.send("totals")
         return [worker.receive() for worker in self._workers]
@@ -177,7 +187,7 @@ class Clients(Generic[T]):
 
 
 def span(before: Sequence[T], after: Sequence[T]) -> float:
-    """Return the seconds between two readings of all processes."""
+    """Return the seconds between two calls of `Clients.totals`."""
     return statistics.mean(later.at - earlier.at for earlier, later in zip(before, after, strict=True))
 
 
@@ -220,18 +230,19 @@ def _where(url: str) -> tuple[str, int, str]:
 
 
 class Pings:
-    """Health checks at a fixed rate for `seconds`, each on a new connection.
+    """A process that sends health checks at a fixed rate, each on a new connection.
 
     Args:
-        url: with the health check's path.
-        limit: seconds until a ping has no answer; it counts as one that took so long.
+        url: URL of the health check.
+        seconds: duration of the process.
+        limit: seconds to wait for a response. A missing response counts as one that took so long.
     """
 
     def __init__(self, url: str, seconds: float, limit: float) -> None:
-        self._worker = Worker("the pings' process", _ping, url, round(seconds * PINGS), limit)
+        self._worker = Worker("the process for health checks", _ping, url, round(seconds * PINGS), limit)
 
     def result(self) -> list[float]:
-        """Wait for the last answer; return the seconds of each ping, in order."""
+        """Wait for the last response, and return the seconds that each health check took, in order."""
         try:
             return list(self._worker.receive())
         finally:

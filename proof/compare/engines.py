@@ -1,15 +1,16 @@
-"""Compare our server over one engine with other servers of the same model, in turns.
+"""Compare our server with other servers of the same model, in turns.
 
-It measures tokens a second, times to the first token (TTFT) and between tokens (ITL), and the CPU time per token of the
-engine's processes and of those around it (the host). The first answer after a start has a row of its own. All get
-OpenAI's completions, streamed, greedy, of equal length. It prints tables, then one line of JSON. Run it with nothing
-else on the machine; `lmi bench --engine` compares with the engine alone:
+It measures tokens per second, time to first token (TTFT), time between tokens (ITL), and the CPU time per token of the
+engine's processes and of all others (the host). The first response after startup has a separate row. All servers get
+the same requests for OpenAI's completions, streamed, greedy and of equal length. The output is tables and one line of
+JSON. Run nothing else on the machine. `lmi bench --engine` compares our server with the engine alone instead:
 
     python -m proof.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
 
--o: as `lmi serve` takes it, with the Python that has the engine. COMMAND starts a server that listens on loopback at
-{port}, says that it is ready at /health, and calls its model `model`: `vllm serve DIRECTORY --served-model-name model`,
-or `llama-server --model FILE --alias model`. The exit status is 1 if a request failed.
+-o is an option as for `lmi serve`; run it with the Python in which the engine is installed. COMMAND starts a server
+that listens on loopback at {port}, responds at /health when it is ready, and names its model `model`, such as `vllm
+serve DIRECTORY --served-model-name model` or `llama-server --model FILE --alias model`. The exit status is 1 if a
+request failed.
 """
 
 from __future__ import annotations
@@ -32,40 +33,39 @@ from proof.bench.processes import Server, lmi_serve, measure
 from proof.compare.processes import Cpu, cpu_seconds, free_port, started
 
 OURS = "lmi serve"
-FIRST = "first answer"
-"""In the place of the number of clients: one answer, measured once, right after the start."""
+FIRST = "first response"
+"""Label of the row for the first response after startup, in place of the number of clients. It is measured once."""
 CORE = (b"VLLM::EngineCore", b"VLLM::Worker")
-"""Beginnings of the names of an engine's own processes, under every server; OpenVINO and llama.cpp have none."""
+"""Prefixes of the names of an engine's own processes, for any server. OpenVINO and llama.cpp have no such processes."""
 
-_LOADING = 900.0  # seconds
-_TIMEOUT = 300.0  # seconds of a request
-_PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one turn
+_LOADING = 900.0  # seconds until a server must be ready
+_TIMEOUT = 300.0  # seconds until a request counts as failed
+_PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each turn
 
 
 class UsageReader(AnswerReader):
-    """Counts tokens by `usage` in the answer's last event.
+    """A reader that takes the number of tokens from `usage` in the response's last event.
 
-    vLLM joins tokens into one event when its sender falls behind. Joined tokens count as 0 s apart, as the client sees
-    them.
+    vLLM joins several tokens in one event if its sender is slow. Such tokens count as 0 s apart, as a client sees them.
     """
 
     def verdict(self, expected_tokens: int) -> str:
         tokens = self._num_tokens()
         if tokens is not None:
-            self.arrivals.pop()  # the event with `usage` has no token
-            del self.arrivals[tokens:]  # llama.cpp tells the finish reason in an event of its own
+            self.arrivals.pop()  # the event with `usage` contains no token
+            del self.arrivals[tokens:]  # llama.cpp sends the finish reason in a separate event
             self.arrivals.extend(self.arrivals[-1:] * (tokens - len(self.arrivals)))
         return super().verdict(expected_tokens)
 
     def _num_tokens(self) -> int | None:
         try:
             return int(json.loads(self._last)["usage"]["completion_tokens"])
-        except (ValueError, KeyError, TypeError):  # a failed answer; the verdict has its error
+        except (ValueError, KeyError, TypeError):  # the request failed, which `verdict` will report
             return None
 
 
 class Completions(Target):
-    """OpenAI's completions."""
+    """A server, and requests to it that use OpenAI's completions."""
 
     path: ClassVar[str] = "/v1/completions"
     reader: ClassVar[type[AnswerReader]] = UsageReader
@@ -77,7 +77,7 @@ class Completions(Target):
 
 
 class Sample(NamedTuple):
-    """A measurement of a server; `others`: cores that other processes kept busy."""
+    """One measurement of a server. `others` is the number of CPU cores that other processes kept busy."""
 
     results: Sequence[Result]
     cpu: Cpu
@@ -85,7 +85,7 @@ class Sample(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Return tokens a second."""
+        """Return the tokens per second."""
         return report.tokens_per_second(self.results)
 
     @property
@@ -99,12 +99,12 @@ class Sample(NamedTuple):
 
     @property
     def engine(self) -> float:
-        """Return CPU seconds per token of the engine's own processes."""
+        """Return the CPU seconds per token of the engine's own processes."""
         return self.cpu.engine / sum(result.num_tokens for result in self.results)
 
 
 Turn = Mapping[str, Sample]
-"""A measurement of each server, one after the other."""
+"""One measurement of each server, by the server's name."""
 
 _RATIOS: dict[str, Callable[[Sample], float]] = {
     "tokens_per_second": lambda sample: sample.rate,
@@ -114,7 +114,7 @@ _RATIOS: dict[str, Callable[[Sample], float]] = {
 
 
 def sample(given: argparse.Namespace, server: Server, turn: int, load: Closed) -> Sample:
-    """Measure a server once; the number of the turn chooses the prompts."""
+    """Measure a server once. The number of the turn determines the prompts."""
     target = Completions(server.url, given.tokens, given.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
     before, others = [Cpu(0.0, 0.0)], machine.OthersMeter()
     results = measure(target, load, given.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))
@@ -122,8 +122,10 @@ def sample(given: argparse.Namespace, server: Server, turn: int, load: Closed) -
 
 
 def turns(given: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
-    """Measure each server in each turn, starting with a different one; return the turns, and how many were
-    disturbed.
+    """Measure all servers in turns, each of which starts with a different server.
+
+    Returns:
+        The turns, and how many of them were disturbed by other processes.
     """
     load = Closed(clients, given.rounds)
 
@@ -135,13 +137,13 @@ def turns(given: argparse.Namespace, clients: int, servers: Mapping[str, Server]
             print(f"{clients:4} clients, {name}: {found[name].rate:,.1f} tokens/s", file=sys.stderr, flush=True)
         return {name: found[name] for name in servers}
 
-    for server in servers.values():  # what one does for the first time at this size is no part of a measurement
+    for server in servers.values():  # a warm-up, so that work at the first requests of this number is not measured
         sample(given, server, 2 * given.repeat, Closed(clients, 1))
     return machine.undisturbed(given.repeat, given.quiet, turn, lambda turn: max(own.others for own in turn.values()))
 
 
 def summarize(clients: int | str, turns: Sequence[Turn], disturbed: int) -> dict[str, Any]:
-    """Return each server's metrics at one number of clients, and ours over the others' (medians of the turns')."""
+    """Return each server's metrics for one number of clients, and the median ratios of our server to the others."""
     value: dict[str, Any] = {"clients": clients, "turns_disturbed": disturbed, "servers": {}, "over": {}}
     for name in turns[0]:
         samples = [turn[name] for turn in turns]
@@ -185,19 +187,19 @@ def show_ratios(values: Sequence[dict[str, Any]]) -> str:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
-    add_repeatable(result, "-o", "options", "KEY=VALUE", "for ours (default: the demo model)")
+    add_repeatable(result, "-o", "options", "KEY=VALUE", "an option for our server (default: the demo model)")
     add("--peer", dest="peers", action="append", type=_peer, default=[], metavar="NAME=COMMAND", help="another server")
-    add("--clients", type=counts, default=[1, 8, 32], help="(default: 1,8,32)")
-    add("--rounds", type=count, default=4, help="answers of each client in a measurement (default: %(default)s)")
-    add("--tokens", type=count, default=128, help="tokens of every answer (default: %(default)s)")
-    add("--prompt-words", type=count, default=48, help="(default: %(default)s)")
+    add("--clients", type=counts, default=[1, 8, 32], help="numbers of concurrent clients (default: 1,8,32)")
+    add("--rounds", type=count, default=4, help="requests per client in a measurement (default: %(default)s)")
+    add("--tokens", type=count, default=128, help="tokens in each response (default: %(default)s)")
+    add("--prompt-words", type=count, default=48, help="words in each prompt (default: %(default)s)")
     add(
         "--repeat",
         type=count,
         default=3,
         help="number of repetitions, of which medians are shown (default: %(default)s)",
     )
-    add("--processes", type=count, default=1, help="of the load generator (default: %(default)s)")
+    add("--processes", type=count, default=1, help="processes of the load generator (default: %(default)s)")
     add("--quiet", type=float, default=0.2, help="CPU cores that other processes may keep busy (default: %(default)s)")
     return result
 
@@ -205,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
 def _peer(text: str) -> tuple[str, str]:
     name, equals, command = text.partition("=")
     if not equals or "{port}" not in command:
-        raise argparse.ArgumentTypeError("must be NAME=COMMAND with {port} in it")
+        raise argparse.ArgumentTypeError("must be NAME=COMMAND, and COMMAND must contain {port}")
     return name, command
 
 
@@ -223,12 +225,12 @@ def run(given: argparse.Namespace) -> int:
         values += [summarize(clients, *turns(given, clients, servers)) for clients in given.clients]
     facts = machine.describe()
     print(machine.summary(facts))
-    print(f"answers of {given.tokens} tokens, prompts of {given.prompt_words} words, {given.rounds} rounds, ", end="")
+    print(f"responses of {given.tokens} tokens, prompts of {given.prompt_words} words, {given.rounds} rounds, ", end="")
     print(f"{given.repeat} times, {given.processes} load processes\n\n{show(values)}\n")
     if given.peers:
         print(show_ratios(values) + "\n")
     if any(value["turns_disturbed"] for value in values):
-        print(f"DISTURBED: more than {given.quiet:g} of a core went elsewhere in some turns")
+        print(f"DISTURBED: in some turns, other processes used more than {given.quiet:g} cores")
     print(json.dumps({**facts, "plan": vars(given), "results": values}))
     return int(any(found["errors"] for value in values for found in value["servers"].values()))
 

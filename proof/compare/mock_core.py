@@ -1,6 +1,6 @@
-"""A mock engine core for vLLM's Rust front end: it generates one token per step for each request, without a model.
+"""A mock engine core for vLLM's Rust front end, which generates one token per step for each request, without a model.
 
-It speaks the protocol of vLLM 0.33: ZeroMQ, msgpack. One message a step has the tokens of all requests.
+It uses the protocol of vLLM 0.33 with ZeroMQ and msgpack. In each step, one message has the tokens of all requests.
 
     python -m proof.compare.mock_core tcp://127.0.0.1:PORT --pace 50
 """
@@ -18,8 +18,8 @@ import zmq
 _IDENTITY = b"\x00\x00"  # rank 0, two bytes, little endian
 _ADD, _ABORT, _UTILITY = b"\x00", b"\x01", b"\x03"
 _LENGTH = 1  # the finish reason
-_IDLE = 1.0  # seconds to wait for a request where no pace is set
-_TOKENS = range(257, 321)  # parts of words in the demo model's vocabulary: each becomes an event
+_IDLE = 1.0  # seconds to wait for a request if no pace is set
+_TOKENS = range(257, 321)  # parts of words in the demo model's vocabulary, each of which becomes an event
 _STATE = {"local": True, "headless": True, "parallel_config_hash": None}
 _READY = {
     "max_model_len": 1 << 20,
@@ -56,17 +56,17 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Core:
-    """The running requests, and the sockets to the front end.
+    """An engine core with its running requests and its sockets to the front end.
 
     Args:
-        handshake: the address at which the front end waits for its cores.
+        handshake: address at which the front end waits for cores.
     """
 
     def __init__(self, handshake: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pack = msgspec.msgpack.Encoder().encode
         self._request = msgspec.msgpack.Decoder(Request).decode
-        self._last_steps: dict[str, int] = {}  # of each request
+        self._last_steps: dict[str, int] = {}  # the last step of each request
         self._step = 0
         self._handshake = self._dealer(handshake)
         self._handshake.send(self._pack({"status": "HELLO", **_STATE}))
@@ -74,7 +74,7 @@ class Core:
         self._input = self._dealer(addresses["inputs"][0])
         self._input.send(self._pack(_READY))
         self._output = self._context.socket(zmq.PUSH)
-        self._output.sndhwm = 0  # no limit: a step never waits for the front end
+        self._output.sndhwm = 0  # no limit, so that a step never waits for the front end
         self._output.connect(addresses["outputs"][0])
         self._handshake.send(self._pack({"status": "READY", **_STATE}))
 
@@ -85,7 +85,7 @@ class Core:
         return socket
 
     def run(self, pace: float) -> None:
-        """Step `pace` times a second, for ever; 0: as fast as it can."""
+        """Run `pace` steps per second forever, or as many as possible if `pace` is 0."""
         due = time.monotonic()
         while True:
             idle = _IDLE if not self._last_steps else 0.0
@@ -95,7 +95,7 @@ class Core:
                 self._advance()
 
     def _receive(self, seconds: float) -> None:
-        """Read the messages that have arrived; if there are none, wait for at most `seconds`."""
+        """Read all messages that have arrived. If there are none, wait for at most `seconds`."""
         if not self._input.poll(math.ceil(seconds * 1000)):
             return
         while True:
@@ -131,8 +131,8 @@ class Core:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("handshake", help="address at which the front end waits for its cores")
-    parser.add_argument("--pace", type=float, default=50.0, help="tokens a second of each request; 0: no limit")
+    parser.add_argument("handshake", help="address at which the front end waits for cores")
+    parser.add_argument("--pace", type=float, default=50.0, help="tokens per second of each request, or 0 for no limit")
     arguments = parser.parse_args()
     Core(arguments.handshake).run(arguments.pace)
 

@@ -1,8 +1,8 @@
-"""A mock of vLLM's gRPC server: it generates one token per step for each request, without a model.
+"""A mock of vLLM's gRPC server, which generates one token per step for each request, without a model.
 
     python -m proof.compare.mock_grpc PORT --pace 50
 
-It listens on loopback, and answers `lmi serve MODEL --engine grpc -o option.base_url=grpc://127.0.0.1:PORT` for any
+It listens on loopback, for `lmi serve MODEL --engine grpc -o option.base_url=grpc://127.0.0.1:PORT`. MODEL can be any
 model with the demo model's tokenizer.
 """
 
@@ -17,15 +17,15 @@ import grpc.aio
 from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as service
 
-_TOKENS = range(257, 321)  # parts of words in the demo model's vocabulary: each becomes an event
+_TOKENS = range(257, 321)  # parts of words in the demo model's vocabulary, each of which becomes an event
 _CONTEXT = 1 << 20
 
 
 class Servicer(service.VllmEngineServicer):  # type: ignore[misc]
-    """Answers all requests in steps.
+    """The mock server, which generates a token for every running request in each step.
 
     Args:
-        pace: steps a second.
+        pace: steps per second.
     """
 
     def __init__(self, pace: float) -> None:
@@ -77,7 +77,7 @@ async def serve(port: int, pace: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("port", type=int)
-    parser.add_argument("--pace", type=float, default=50.0, help="steps a second (default: %(default)s)")
+    parser.add_argument("--pace", type=float, default=50.0, help="steps per second (default: %(default)s)")
     given = parser.parse_args()
     asyncio.run(serve(given.port, given.pace))
 

@@ -1,4 +1,4 @@
-"""Other projects' servers as processes, and the CPU time that a server's processes take."""
+"""Processes of other projects' servers, and measurement of the CPU time that a server's processes use."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ def free_port() -> int:
 def started(
     command: Sequence[str], url: str, timeout: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Start a server that will listen on `url`; yield its process id when it is ready, and end it with its children.
+    """Start a server, yield its process id when it is ready, and stop it and its children at the end.
 
     Args:
-        timeout: seconds until `/health` must answer.
-        environment: the complete environment; None: this process's.
+        command: the command that starts the server.
+        url: URL at which the server will listen.
+        timeout: seconds until `/health` must respond.
+        environment: the complete environment, or None for this process's environment.
 
     Raises:
-        ConfigError: it does not start; the message has its last lines.
+        ConfigError: the server does not start. The message contains its last lines of output.
     """
-    with tempfile.TemporaryDirectory(prefix="peer-") as place:
-        log = Path(place) / "log"
+    with tempfile.TemporaryDirectory(prefix="peer-") as directory:
+        log = Path(directory) / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
@@ -71,7 +73,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, timeout: float, log:
 
 
 class Cpu(NamedTuple):
-    """CPU seconds of a server: of the engine's processes with their children, and of all others (the host)."""
+    """The CPU seconds of a server, separately for the engine's processes and for all others (the host)."""
 
     host: float
     engine: float
@@ -81,13 +83,14 @@ class Cpu(NamedTuple):
 
 
 def cpu_seconds(pid: int, engine: tuple[bytes, ...] = ()) -> Cpu:
-    """Return the CPU seconds of `pid` and its descendants, except those that end meanwhile.
+    """Return the CPU seconds of a process and its descendants. Descendants that end during the call are not counted.
 
     Args:
-        engine: beginnings of the names of the engine's processes; none: it has no process of its own.
+        pid: id of the process.
+        engine: prefixes of the names of the engine's processes. Their descendants also count as the engine's.
 
     Raises:
-        OSError: `pid` has ended.
+        OSError: the process has ended.
     """
     return _cpu_seconds(pid, engine, process_seconds(pid), inside=False)
 
@@ -103,15 +106,15 @@ def _cpu_seconds(pid: int, engine: tuple[bytes, ...], own: float, *, inside: boo
 
 
 def process_seconds(pid: int) -> float:
-    """Return user and system time of all threads of one process, including ended ones, to the nanosecond.
+    """Return the user and system time of a process in seconds, including threads that have ended.
 
-    Uses the kernel's clock of that process, numbered as clock_getcpuclockid(3) does.
+    The kernel has a clock for each process, whose id is computed as in clock_getcpuclockid(3).
     """
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def _command(pid: int) -> bytes:
-    """Return a process's own title, otherwise its command."""
+    """Return the title of a process if it has set one, else its command."""
     return (_PROC / str(pid) / "cmdline").read_bytes()
 
 
@@ -129,19 +132,19 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of all running children of `pid`; none if it has ended."""
+    """Return the ids of all running children of `pid`. The list is empty if `pid` has ended."""
     while True:
         try:
             threads = list((_PROC / str(pid) / "task").iterdir())
         except (FileNotFoundError, ProcessLookupError):
             return []
         found = [_started_by(thread) for thread in threads]
-        if None not in found:  # else what that one started is another's now, perhaps one's that was read before
+        if None not in found:  # if a thread has ended, its children now belong to another, so all are read again
             return [child for some in found for child in some or ()]
 
 
 def _started_by(thread: Path) -> list[int] | None:
-    """Return the ids of the processes that a thread started; None if it has ended."""
+    """Return the ids of the processes that a thread has started, or None if the thread has ended."""
     try:
         return [int(child) for child in (thread / "children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

@@ -139,7 +139,7 @@ def test_all_problems_are_listed_in_one_round(tmp_path: Path, checking: bool) ->
         "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
         "serving.properties, line 7: option.enable_streaming=true needs batch_size=1",
         f"{tmp_path / 'config.json'} is not a JSON object",
-        "serving.properties, line 3: option.speculative_draft_model and option.speculative_config set",
+        "serving.properties, line 3: option.speculative_draft_model and option.speculative_config cannot",
         "the engine 'vllm' is not installed",
         "--allow-host a/b: must be * or a host",
         "environment variable LMI_LOG_LEVEL=LOUD: must be",

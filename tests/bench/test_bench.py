@@ -39,7 +39,7 @@ def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture
     [
         (["--model", "x.gguf"], "leave out --model and -o"),
         (["-o", "option.dtype=fp32"], "leave out --model and -o"),
-        (["--constant"], "--constant is for open loop"),
+        (["--constant"], "--constant requires an open loop"),
         (["--clients", "1", "--rate", "5"], "--rate: not allowed with argument --clients"),
         (["--repeat", "0"], "--repeat: must be a whole number of at least 1"),
         (["--repeat", "two"], "--repeat: must be a whole number of at least 1"),
@@ -76,7 +76,7 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "why"),
     [
         ([], "URL"),
-        (["--engine", "echo", "--rate", "2"], "no open loop"),
+        (["--engine", "echo", "--rate", "2"], "--engine does not support an open loop"),
         (["--engine", "nonesuch"], "known: "),
         (["localhost:8080"], "http://host:port"),
     ],

@@ -83,7 +83,7 @@ def test_one_measurement() -> None:
     throughput, against, first, between = drawn.axes
     assert drawn.get_suptitle().split("\n") == [
         "tiny, engine vllm",
-        "answers of 128 tokens, prompts of 48 words, medians of 3 repetitions",
+        "responses of 128 tokens, prompts of 48 words, medians of 3 repetitions",
     ]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == [
         "Throughput by load",
@@ -93,7 +93,7 @@ def test_one_measurement() -> None:
     ]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
         "concurrent clients",
-        "time of a whole answer, p50 [ms]",
+        "time of a whole response, p50 [ms]",
         "concurrent clients",
         "concurrent clients",
     ]

@@ -41,7 +41,7 @@ def test_without_matplotlib_the_document_and_what_to_install(
     assert install("lmi-handler[bench]") in err
     with pytest.raises(SystemExit):
         parsed("--plot", "x.png")
-    assert f"--plot: needs matplotlib: {install('lmi-handler[bench]')}" in capsys.readouterr().err
+    assert f"--plot: requires matplotlib; run: {install('lmi-handler[bench]')}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x", "png"])
@@ -73,8 +73,8 @@ def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
     assert ["", "failed requests", "0", "-", "3"] in rows
     assert ["16 clients", "tokens/s", "-", "1,680.0", "-"] in rows
     assert "slow, measured: tiny, engine vllm, option.a=1" in shown
-    assert "far, requests: answers of 64 tokens, prompts of 100 words" in shown
-    assert "far, machine: not known" in shown
+    assert "far, requests: responses of 64 tokens, prompts of 100 words" in shown
+    assert "far, machine: unknown" in shown
 
 
 def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() -> None:
@@ -82,10 +82,10 @@ def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() ->
     busy["results"][1]["others_cores"], calm["results"][1]["others_cores"] = 0.21, 0.2
     shown = report.compare([curve_of(calm, "calm"), curve_of(busy, "busy")])
     assert " 800.0 | ! 1,040.0 (+30.0%) |" in shown
-    assert "! disturbed: other processes kept more cores busy than --quiet allows; measure it again" in shown
+    assert "! disturbed: other processes kept more cores busy than --quiet allows; measure again" in shown
     assert "within noise" not in shown
     again = report.compare([curve_of(calm, "calm"), curve_of(served(1, scale=1.05), "again")])
-    assert "~ within noise: its repetitions and the first column's overlap" in again
+    assert "~ within noise: the repetitions overlap with those of the first column" in again
     assert "disturbed" not in again
     once = report.compare([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
     assert "noise unknown for once: measured once" in once
@@ -107,12 +107,12 @@ RATES = served(1, kind="rate")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("nonsense", "its last line is not JSON"),
+        ("nonsense", "the last line is not JSON"),
         ("[1]", "is not a JSON object"),
         ('{"a": 1}', "is not a result of `lmi bench` or `lmi deploy bench`"),
         ('{"levels": []}', "is not a result of `lmi bench` or `lmi deploy bench`"),
         ('{"levels": [{"clients": 1}]}', "does not have the field 'tokens_per_second'"),
-        (json.dumps(RATES), "the loads are of different kinds: a: concurrent clients, b: rates"),
+        (json.dumps(RATES), "cannot compare rates with numbers of clients: a: concurrent clients, b: rates"),
         (None, "No such file"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_file_of_another_layout_is_still_served_as_it_is_read(
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q8_0, more={"blk.0.ffn_extra.weight": np.full((32, 64), 0.5, np.float32)})
     assert converted(source, tmp_path / "cache", "auto", monkeypatch) == source
-    assert "its weights will be rounded" in caplog.text
+    assert "OpenVINO will round the model's weights" in caplog.text
     with pytest.raises(ConfigError, match="does not use all weights"):
         converted(source, tmp_path / "cache", "fp32", monkeypatch)
 
@@ -160,5 +160,5 @@ def test_kinds_of_weights_that_genai_does_not_read_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     write_small(tmp_path / "small.gguf", Kind.Q5_0)
-    with pytest.raises(ConfigError, match=r"does not read all of its kinds of weights, which are Q5_0"):
+    with pytest.raises(ConfigError, match=r"cannot read all kinds of weights in the file: Q5_0"):
         converted(tmp_path / "small.gguf", tmp_path / "cache", dtype, monkeypatch)

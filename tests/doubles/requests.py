@@ -88,7 +88,7 @@ CASES: dict[str, Case] = {
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "typical_p": (
         {"typical_p": 0.5, "do_sample": True},
-        "the engine trtllm does not support it: it has no typical decoding",
+        "the engine trtllm does not support it: it does not implement typical decoding",
     ),
     "top_p": ({"top_p": 2.0, "do_sample": True}, "parameters.top_p=2.0"),
     "too long": ({"max_new_tokens": 100_000}, "max_new_tokens"),

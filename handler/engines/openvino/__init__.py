@@ -1,1 +1,1 @@
-"""OpenVINO GenAI, on CPUs."""
+"""The engine that runs models on CPUs with OpenVINO GenAI."""

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching on a CPU, with its faults worked around."""
+"""The engine for text generation with OpenVINO GenAI's continuous batching on a CPU, and workarounds for its faults."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ __all__ = [
     "structured_output_check",
 ]
 
-_NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
+_NO_ADAPTERS = "it ignores the LoRA adapter that a request selects"
 
-_DEFAULT_CONTEXT = 2048  # tokens, where a model names none
+_DEFAULT_CONTEXT = 2048  # tokens, for models that state no context length
 
-_WARM_UP = 16  # tokens: with 8 or more the CPU plugin prepares 4-bit weights for prompts, a second of CPU time for 135M
+_WARM_UP = 16  # tokens; from 8 on, the CPU plugin prepares 4-bit weights, which takes a second for 135M parameters
 
 
 @dataclass
 class _Running:
     handle: Any
-    eos: frozenset[int]  # ids that end the sequence as EOS
-    stops: frozenset[int]  # ids that end it as STOP
-    own_stops: bool  # the engine does not look for `stops`: see `_ends`
-    scores: Scores | None  # of the prompt, to come with the first output
+    eos: frozenset[int]  # ids that end the sequence with Finish.EOS
+    stops: frozenset[int]  # ids that end the sequence with Finish.STOP
+    own_stops: bool  # whether we must look for `stops`, as the engine does not: see `_ends`
+    scores: Scores | None  # of the prompt, returned with the first output
     logprobs: bool
     num_tokens: int = 0
     least: int = 0
 
 
 class OpenVino:
-    """See `engines.base.Engine`. One pipeline, one handle a request."""
+    """An engine with one pipeline, and one handle per request. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         import openvino_genai
@@ -96,7 +96,7 @@ class OpenVino:
         self._cache_is_fixed = config.options.kv_cache_gib > 0
         self._compiler = GrammarCompiler(partial(self._compile, config))
         self._check: OpenVinoCheck | None = None
-        self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests, once compiled
+        self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
         self._scorer = make_scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
         self._eos = eos_ids(config, self._pipeline.get_tokenizer())
@@ -114,7 +114,7 @@ class OpenVino:
                 context_length(config.model) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
             ),
         )
-        # A vision model's prompt goes through its text, where only one token surely comes back as the same id.
+        # A vision model's prompt is passed as text, and only a single token is certain to be encoded as the same id.
         length = 1 if tokens else max(1, min(_WARM_UP, self.info.max_total_tokens - 2))
         warm_up(self, [min(self._eos, default=0)] * length)
 
@@ -130,7 +130,7 @@ class OpenVino:
             prompt = (openvino.Tensor(numpy.array([ids], dtype=numpy.int64)),)
         else:
             prompt = self._vision.arguments(ids, request.read_media())
-        # Made here, where an exception refuses this request only.
+        # The configuration is made here, where an exception affects only this request.
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)
         start = partial(self._start, key, prompt, generation_config(sampling, self._eos), sampling)
@@ -148,7 +148,7 @@ class OpenVino:
             start(None)
 
     def _compile(self, config: EngineConfig, structured_output: StructuredOutput) -> None:
-        """Compile on a thread; the check is only made for the first text, as that takes a quarter of a second."""
+        """Compile a schema or grammar. The first call creates an `OpenVinoCheck`, which takes a quarter of a second."""
         if self._check is None:
             self._check = OpenVinoCheck(config, self._pipeline.get_tokenizer())
         self._check.compile(structured_output)
@@ -187,8 +187,9 @@ class OpenVino:
             if handle.can_read():
                 if self._read(key, running, step):
                     ended.append(key)
-            elif (status := handle.get_status()) != self._in_progress:  # it will never bring anything again
-                error = "the KV cache cannot hold this request" if status == self._ignored else f"ended as {status}"
+            elif (status := handle.get_status()) != self._in_progress:  # no more output will come
+                too_large, other = "the request does not fit in the KV cache", f"the request ended with status {status}"
+                error = too_large if status == self._ignored else other
                 step.others.append(Output(key, (), (), Finish.ERROR, error=error))
                 ended.append(key)
         for key in ended:
@@ -201,14 +202,14 @@ class OpenVino:
             if begin is None:  # cancelled
                 continue
             if error:
-                step.others.append(failed(key, f"the schema or grammar cannot be followed: {error}"))
+                step.others.append(failed(key, f"the engine cannot compile the schema or grammar: {error}"))
             else:
                 begin()
 
     def statistics(self) -> EngineStatistics:
-        """Report the cache's usage if it has a fixed size: one that grows as needed is always nearly full.
+        """Report the usage of a KV cache of fixed size; a cache that grows as needed is always nearly full.
 
-        GenAI's figure is that of the last step, in percent. Nothing is computed without requests.
+        GenAI reports the usage at its last step, in percent. Without requests there are no steps, so the usage is 0.
         """
         if not self._cache_is_fixed:
             return EngineStatistics()
@@ -221,13 +222,13 @@ class OpenVino:
 
     def close(self) -> None:
         self._running.clear()
-        if self._pipeline.has_non_finished_requests():  # a step frees the memory of cancelled requests
+        if self._pipeline.has_non_finished_requests():  # one more step frees the memory of cancelled requests
             self._pipeline.step()
 
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _read(self, key: int, running: _Running, step: Step) -> bool:
-        """Read a request's results; return whether it has ended. Beams come together, at the end."""
+        """Read a request's results, and return whether it has ended. All beams arrive together, at the end."""
         sequences: dict[int, int] = {}
         ended = False
         while running.handle.can_read():
@@ -267,7 +268,7 @@ class OpenVino:
         return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
 
     def _own_stop(self, running: _Running, ids: Sequence[int]) -> int | None:
-        """Find a stop id that the engine does not stop at, after the first `least` tokens."""
+        """Return the index of a stop id that the engine ignored, or None. Ignore stop ids before the minimum length."""
         if running.own_stops:
             for index, id in enumerate(ids):
                 if id in running.stops and running.num_tokens + index >= running.least:
@@ -294,7 +295,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return replace(
             _CAPABILITIES,
             reasons=reasons,
-            no_media={**no_media(config.model), "audio": "OpenVINO GenAI takes no audio clips in chats"},
+            no_media={**no_media(config.model), "audio": "OpenVINO GenAI does not accept audio in chats"},
         )
     return replace(_CAPABILITIES, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
 
@@ -316,16 +317,16 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     return OpenVinoTokenizer(config.model, config.chat_template)
 
 
-# -- Sampling in the words of GenAI's configuration --------------------------------------------------------------------
+# -- translate Sampling into GenAI's configuration ---------------------------------------------------------------------
 
 
-_MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
+_MAX_SEED = (1 << 63) - 1  # the Python binding requires a signed 64-bit integer
 
 
 def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    if sampling.ignore_eos:  # GenAI then ignores every stop id, so _output finds the request's own
+    if sampling.ignore_eos:  # GenAI then ignores all stop ids, so `_output` looks for the request's own
         return {"ignore_eos": True}
-    # To xgrammar every stop id is an end, so with a schema _output finds the request's own.
+    # xgrammar treats every stop id as an end token, so with a schema `_output` looks for the request's own.
     others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
     return {"eos_token_id": min(eos) if eos else -1, "stop_token_ids": set(eos) | others}
 
@@ -336,7 +337,7 @@ def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any
     if sampling.structured_output is None:
         return {}
     if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
-        raise ValueError("structured output excludes num_beams > 1, ignore_eos and a minimum length")
+        raise ValueError("structured output cannot be combined with num_beams > 1, ignore_eos or a minimum length")
     return {"structured_output_config": genai.StructuredOutputConfig(**genai_arguments(sampling.structured_output))}
 
 
@@ -365,13 +366,13 @@ def _seed(sampling: Sampling) -> dict[str, Any]:
 
 
 def _top(sampling: Sampling) -> dict[str, Any]:
-    if sampling.top_p == 0:  # the smallest nucleus is the most likely token alone
+    if sampling.top_p == 0:  # the smallest nucleus contains only the most likely token
         return {"top_k": 1}
     return {"top_p": sampling.top_p, **({"top_k": sampling.top_k} if sampling.top_k > 0 else {})}
 
 
 def _by_scorer(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    """Leave log-probabilities of prompts to `scorers.py`."""
+    """Return no parameters, because `scorers.py` computes the log-probabilities of prompts."""
     return {}
 
 
@@ -405,45 +406,46 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 _CAPABILITIES = Capabilities(
     SUPPORTS,
-    structural_tags=frozenset({"json"}),  # its qwen_xml allows no line ends, which models write
+    structural_tags=frozenset({"json"}),  # its qwen_xml does not allow the line breaks that models write
     reasons={
-        "typical_p": "it has no typical decoding",
+        "typical_p": "it does not implement typical decoding",
         "bad_sequences": "it cannot forbid token sequences",
         "bad_token_ids": "it cannot forbid tokens",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
-        "logit_bias": "it has no logit bias",
-        "top_logprobs": "it reports the chosen token's log-probability only",
-        "return_context_logits": "it does not give its logits",
-        "return_generation_logits": "it does not give its logits",
+        "logit_bias": "it does not implement a logit bias",
+        "top_logprobs": "it only reports the log-probability of the chosen token",
+        "return_context_logits": "it does not return logits",
+        "return_generation_logits": "it does not return logits",
     },
     no_adapters=_NO_ADAPTERS,
 )
 
 
 def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
-    """Make GenAI's configuration of one request.
+    """Return GenAI's configuration for one request.
 
     Args:
-        eos: ids that end an answer as EOS.
+        sampling: the request's parameters.
+        eos: ids that end a response with Finish.EOS.
 
     Raises:
-        ValueError: GenAI refuses the parameters.
+        ValueError: GenAI rejects the parameters.
     """
     import openvino_genai as genai
 
-    # For log-probabilities GenAI takes the exponential of each logit: a twentieth of one sequence's step.
+    # Log-probabilities only on request: they make the step of a single sequence a twentieth slower.
     config = genai.GenerationConfig(logprobs=int(sampling.logprobs))
-    config.apply_chat_template = False  # of a text: it has been applied
+    config.apply_chat_template = False  # the template has been applied already
     for name, value in arguments(_TABLE, sampling, eos).items():
         setattr(config, name, value)
     config.validate()
     return config
 
 
-# -- make OpenVINO GenAI's pipeline, and the scorer of its prompts, by the configuration -------------------------------
+# -- make OpenVINO GenAI's pipeline and the scorer of prompts from the configuration -----------------------------------
 
 
-TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
+TOKENS_PER_STEP = 256  # GenAI would prefill all new prompts in one step, and delay the tokens of running requests
 
 _PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
 
@@ -463,8 +465,8 @@ def make_pipeline(config: EngineConfig) -> Any:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = config.options.max_rolling_batch_size
     scheduler.max_num_batched_tokens = config.options.max_num_batched_tokens or TOKENS_PER_STEP
-    # Not by default: in bf16 a prompt whose beginning is cached has slightly other numbers, so that a seed's answer may
-    # not come again. Log-probabilities differed by up to 0.07 on a CPU with AVX512-BF16.
+    # Off by default: in bf16 the numbers of a prompt change slightly if its beginning is cached, so a seed may not
+    # reproduce a response. Log-probabilities differed by up to 0.07 on a CPU with AVX512-BF16.
     scheduler.enable_prefix_caching = bool(config.options.enable_prefix_caching)
     if config.options.kv_cache_gib:
         scheduler.cache_size = config.options.kv_cache_gib
@@ -477,10 +479,10 @@ def make_pipeline(config: EngineConfig) -> Any:
 
 
 def _check_numbers(pipeline: Any) -> None:
-    """Try a prompt: in fp16 the CPU plugin may compute NaN, and answers would be noise.
+    """Run a prompt, because in fp16 the CPU plugin may compute NaN, so that every response would be noise.
 
     Raises:
-        ConfigError: a token has no probability.
+        ConfigError: a log-probability is NaN.
     """
     import openvino_genai
 
@@ -495,14 +497,15 @@ def _check_numbers(pipeline: Any) -> None:
         if not is_noise:
             raise
     if is_noise:
-        raise ConfigError("option.dtype=fp16: on this CPU the model computes NaN with it; write bf16 or leave it out")
+        raise ConfigError("option.dtype=fp16: the model computes NaN in fp16 on this CPU; use bf16 or auto")
 
 
 def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
-    """Make the CPU plugin's properties; `auto` depends on the model, where it was converted from GGUF.
+    """Return the CPU plugin's properties for a dtype; `auto` depends on the model if it was converted from GGUF.
 
-    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
-    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
+    fp32 needs three properties. With only the precision hint, the KV cache and the activations of compressed weights
+    would still be quantized. With all three, greedy responses are the same as in transformers, and do not depend on
+    other requests.
     """
     if dtype == "auto":
         return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}
@@ -510,7 +513,7 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
 
     precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if dtype.upper() not in precisions:
-        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
+        raise ConfigError(f"option.dtype={dtype}: this CPU only supports {', '.join(precisions)}")
     if dtype == "fp32":
         return {
             "EXECUTION_MODE_HINT": "ACCURACY",
@@ -520,19 +523,19 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
 
 
-# -- prompts for OpenVINO GenAI's vision models, which take text and images, no ids ------------------------------------
+# -- prompts for OpenVINO GenAI's vision models, which accept text and images but no ids -------------------------------
 
 
 _OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
-"""GenAI's own placeholders, which it replaces wherever they stand."""
+"""GenAI's own placeholders, which it replaces anywhere in a prompt."""
 
 
 class VisionPrompts:
-    """Makes GenAI's arguments of a prompt, and checks that GenAI reads the ids that the host has counted.
+    """A converter of prompts from ids and images to the text and images that GenAI's vision models accept.
 
     Args:
-        tokenizer: the pipeline's.
-        tokens: the model's, by kind.
+        tokenizer: the pipeline's tokenizer.
+        tokens: the model's media tokens, by kind of medium.
     """
 
     def __init__(self, tokenizer: Any, tokens: Mapping[str, MediaTokens]) -> None:
@@ -540,15 +543,15 @@ class VisionPrompts:
         self._tokens = tokens
 
     def arguments(self, ids: Sequence[int], media: MediaPrompt | None) -> tuple[str, list[Any]]:
-        """Return the text, and images as tensors [1, height, width, 3] of u8.
+        """Return the prompt's text, and its images as tensors [1, height, width, 3] of u8.
 
         Raises:
-            ValueError: no text has these ids.
+            ValueError: no text is encoded as these ids, or the text contains one of GenAI's placeholders.
         """
         text, images = ("", ()) if media is None else media
         text = prompt_text(collapse(ids, images, self._tokens), text, partial(ids_of, self._tokenizer), self._decode)
         if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
-            raise ValueError(f"the prompt's text has {tag}, which OpenVINO GenAI reads as an image")
+            raise ValueError(f"the prompt contains {tag!r}, which OpenVINO GenAI would replace with an image")
         return text, [_tensor(image) for image in images]
 
     def _decode(self, ids: list[int]) -> str:

@@ -1,9 +1,9 @@
-"""Converts GGUF files to OpenVINO directories, once, from the files' exact weights.
+"""Conversion of GGUF files to OpenVINO directories, with the files' exact weights.
 
-OpenVINO GenAI rounds the weights of a GGUF file. A Q4_1 or Q4_K block means `scale * q + minimum`. GenAI keeps
-`scale * (q - zero)` with `zero` an integer of 4 bits. This raises SmolLM2's perplexity by a quarter. Here we save
-GenAI's graph and replace its matrices by the file's. They are matched by value: rows from all over a matrix may differ
-from the file by that rounding only. So a file or graph of another layout is refused, not served wrong.
+OpenVINO GenAI rounds the weights of a GGUF file. A weight of a Q4_1 or Q4_K block is `scale * q + minimum`. GenAI
+stores `scale * (q - zero)`, where `zero` is an integer of 4 bits. This raises SmolLM2's perplexity by a quarter. So we
+save GenAI's graph and replace its matrices with the file's. Matrices are matched by value: a sample of their rows may
+differ only by this rounding. So a file or graph with an unknown layout is refused instead of served with wrong weights.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 log = logging.getLogger(__name__)
 
 Weights = Literal["exact", "blocks", "rows"]
-"""Form of a model's weights, see `replace_weights`."""
+"""The form of a model's weights, see `replace_weights`."""
 FULL = frozenset({"F32", "F16", "BF16"})
 """Kinds of weights that are not quantized."""
 KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
-"""Kinds whose blocks `exact_blocks` keeps as they are, and their forms."""
-_CHECKED = 1024  # rows of a matrix, at most, by which the file's is found
+"""Kinds of weights whose blocks `exact_blocks` keeps unchanged, each with its form."""
+_CHECKED = 1024  # maximum number of rows that are compared to find a matrix in the file
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
-_READ, _MATCHED = 0.5, 0.4  # parts of the work: GenAI's graph, and finding the file's weights in it
+_READ, _MATCHED = 0.5, 0.4  # shares of the work: saving GenAI's graph, and matching its matrices
 _ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
 class _Matrix(NamedTuple):
-    """A matrix as arrays, with an item for each of its rows.
+    """A matrix in one of three forms. The first dimension of each array stands for the matrix's rows.
 
-    `f32`: the weights. `i8`: whole numbers and scales. `u4`: whole numbers, zero points and scales. A group has 32
-    weights, or those of a row.
+    The form `f32` has one array, the weights. `i8` has integers and scales. `u4` has integers, zero points and scales.
+    The weights that share a scale are 32 neighbours or a whole row.
     """
 
     form: str
@@ -52,7 +52,7 @@ class _Matrix(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A tensor of the file, the node that it replaces, and the order of its rows there."""
+    """A tensor of the file, the graph's node that it replaces, and the order of the tensor's rows in that node."""
 
     root: Any
     tensor: Any
@@ -60,12 +60,14 @@ class _Source(NamedTuple):
 
 
 def replace_weights(model: Any, path: Path, weights: Weights) -> None:
-    """Replace each of the graph's matrices by the one of the file that fits.
+    """Replace each of the graph's matrices with the matching matrix of the file.
 
     Args:
-        weights: `exact`: the blocks of `KEPT` stay as they are, and other kinds become f32. `blocks`: the same, but
-            others become 8-bit in groups of 32. `rows`: all become 8-bit, with a scale for each row. The last two leave
-            weights that are not quantized as the graph has them.
+        model: OpenVINO GenAI's graph of the file.
+        path: the GGUF file.
+        weights: the form of the new weights. `exact` keeps the blocks of the kinds in `KEPT`, and converts other kinds
+            to f32. `blocks` does the same, but converts other kinds to 8 bits in groups of 32. `rows` converts all
+            weights to 8 bits with one scale per row. `blocks` and `rows` do not replace unquantized weights.
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
@@ -85,19 +87,19 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     computed, scaled = _rotary(reader, vectors)
     odd = _replace_vectors(nodes, {**vectors, _ROTARY: computed}, {**vectors, _ROTARY: scaled})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
-    odd += [n for n, t in tensors.items() if len(t.shape) not in (1, 2)]  # experts, for one
+    odd += [n for n, t in tensors.items() if len(t.shape) not in (1, 2)]  # for example experts
     sources, done = list[_Source](), 0.0
     total = sum(int(tensors[name].n_elements) for name in first)
     for root, values_of in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
-        begin = values_of(np.zeros(1, np.int64))  # the first in either order of rows
+        begin = values_of(np.zeros(1, np.int64))  # the first row, which is the same in either order
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
         near = {n: _order(rows, heads.get(n.split(".")[-2])) for n in fitting if _apart(first[n], *begin) < np.inf}
         name = _nearest(tensors, near, values_of, rows)
         if name is None:
             for name in fitting:
                 _check_finite(name, dequantize(tensors[name].data, tensors[name].tensor_type))
-            raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
+            raise ConfigError(f"no matrix of {path} matches {root.get_friendly_name()} in OpenVINO GenAI's graph")
         del first[name]
         done += int(tensors[name].n_elements) / total
         tell(_READ + _MATCHED * done)
@@ -111,7 +113,7 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
 
 
 def _check_finite(name: str, *arrays: Any) -> None:
-    """Raise FloatingPointError where a tensor's numbers are infinite or none: a model with one answers noise."""
+    """Raise FloatingPointError if a tensor contains infinity or NaN, because the model would generate noise."""
     import numpy as np
 
     if not all(np.isfinite(array).all() for array in arrays):
@@ -119,7 +121,7 @@ def _check_finite(name: str, *arrays: Any) -> None:
 
 
 def _order(rows: int, heads: int | None) -> Any:
-    """Return the order of a matrix's rows in the graph."""
+    """Return the indices of the file's rows, in the order of the graph's rows."""
     import numpy as np
 
     order = np.arange(rows)
@@ -129,12 +131,15 @@ def _order(rows: int, heads: int | None) -> Any:
 def _nearest(
     tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: int
 ) -> str | None:
-    """Return the file's matrix that is the graph's, compared by some rows; by all if several match."""
+    """Return the name of the file's matrix that is closest to the graph's, or None if none matches.
+
+    Only some rows are compared, or all rows if several matrices match.
+    """
     import numpy as np
 
     some = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int))
     apart = _compare(tensors, orders, values_of, some)
-    if len(apart) > 1:  # as embeddings of which a training changed a few
+    if len(apart) > 1:  # for example embeddings and an output matrix that differ in a few rows
         apart = _compare(tensors, {n: orders[n] for n in apart}, values_of, np.arange(rows))
     return min(apart, key=lambda n: apart[n], default=None)
 
@@ -142,7 +147,7 @@ def _nearest(
 def _compare(
     tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: Any
 ) -> dict[str, float]:
-    """Return the matrices that match the graph's in all of `rows`, with their distances from it."""
+    """Return the names of the file's matrices that match the graph's in all given rows, with their distances."""
     import numpy as np
     from gguf.quants import dequantize
 
@@ -156,7 +161,7 @@ def _compare(
 
 
 def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
-    """Return the sum of differences; infinity where rounding does not explain one, or one is not a number."""
+    """Return the sum of absolute differences, or infinity if rounding cannot explain one of them."""
     import numpy as np
 
     with np.errstate(invalid="ignore"):
@@ -166,11 +171,13 @@ def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
 
 
 def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[str, Any]) -> list[str]:
-    """Replace vectors that are equal up to f16, in which a F16 file's graph is saved; return the unused names.
+    """Replace the graph's vectors with exact ones, and return the names of vectors that the graph does not use.
+
+    Vectors match if they are equal in f16, because the graph of an F16 file is saved in f16.
 
     Args:
-        vectors: as GenAI's reader makes them.
-        exact: what to put in their places.
+        vectors: the vectors that GenAI's reader computes, by name.
+        exact: the vectors that replace them, by name.
     """
     import numpy as np
     from openvino import opset13
@@ -189,10 +196,10 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[
 
 
 def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]]:
-    """Yield each matrix of the graph: its node, and a function that computes some of its rows.
+    """Yield the node of each matrix in the graph, with a function that computes some of its rows.
 
-    Args of the function: the rows' indices. It returns three arrays [rows, columns]: the values; by how much rounding
-    may have changed each (inf for a scale of 0); and the change by a zero point that overflowed its bits.
+    The function accepts the indices of rows. It returns three arrays [rows, columns]: the values, the largest rounding
+    error of each value (inf for a scale of 0), and the error of each value if its zero point has overflowed.
     """
     for root in nodes:
         shape = root.get_output_partial_shape(0) if root.get_type_name() == "Convert" else None
@@ -200,7 +207,7 @@ def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple
             continue
         node = _input(root)
         node = _input(node) if node.get_type_name() == "Reshape" else node
-        is_plain = node.get_type_name() == "Constant"  # F16, and Q6_K, which GenAI's reader turns into f16
+        is_plain = node.get_type_name() == "Constant"  # F16, or Q6_K, which GenAI's reader converts to f16
         yield root, functools.partial(_plain if is_plain else _grouped, node)
 
 
@@ -212,12 +219,12 @@ def _plain(constant: Any, rows: Any) -> tuple[Any, Any, Any]:
 
 
 def _grouped(node: Any, rows: Any) -> tuple[Any, Any, Any]:
-    """Compute `(whole - zero) * scale` of Multiply(Subtract(Convert(whole), Convert(zero)), scale)."""
+    """Compute `(whole - zero) * scale` from the nodes Multiply(Subtract(Convert(whole), Convert(zero)), scale)."""
     import numpy as np
 
     whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
     scale = _input(node, 1).data[rows].astype(np.float32)
-    # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
+    # The zero point is rounded by up to half a step; the rest allows for rounded scales and minimums (Q4_K).
     slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
     period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
     values = (_whole(whole, rows) - _whole(zero, rows)) * scale
@@ -238,19 +245,19 @@ def _type(node: Any) -> str:
 
 
 def _whole(constant: Any, rows: Any) -> Any:
-    """Return rows of a constant's integers as f32; of two 4-bit ones in a byte the lower half comes first."""
+    """Return rows of a constant's integers as f32. Two 4-bit integers share a byte, the first in the lower half."""
     import numpy as np
 
     if _type(constant) != "u4":
         return constant.data[rows].astype(np.float32)
     shape = list(constant.get_output_shape(0))[1:]
-    places = rows[:, None] * np.prod(shape) + np.arange(np.prod(shape))
-    halves = constant.data.view(np.uint8).reshape(-1)[places >> 1] >> 4 * (places & 1)
+    indices = rows[:, None] * np.prod(shape) + np.arange(np.prod(shape))
+    halves = constant.data.view(np.uint8).reshape(-1)[indices >> 1] >> 4 * (indices & 1)
     return (halves & 15).reshape(-1, *shape).astype(np.float32)
 
 
 def _form(tensor: Any, weights: Weights) -> str:
-    """Return the form that `_matrix` gives the tensor, without its arrays."""
+    """Return the form to which `_matrix` converts a tensor."""
     if weights == "rows":
         return "i8"
     return KEPT.get(tensor.tensor_type.name, "f32" if weights == "exact" else "i8")
@@ -277,7 +284,7 @@ def _matrix(source: _Source, weights: Weights) -> _Matrix:
 
 
 def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
-    """Quantize rows to whole numbers of -127 to 127, and a scale for each group of a row's weights."""
+    """Quantize rows to integers from -127 to 127, with one scale for each group of `group` weights."""
     import numpy as np
 
     groups = values.reshape(values.shape[0], -1, group)
@@ -287,10 +294,10 @@ def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
 
 
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the form and arrays of a file's matrix of 4 or 8 bits; None for other kinds.
+    """Return the form and arrays of a matrix with 4 or 8 bits per weight, or None for other kinds.
 
-    A weight of `u4` is `(whole - zero) * scale`. Zero points are not whole: f32 represents them as exactly as the
-    minimums.
+    A weight of `u4` is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly
+    as the file's minimums.
     """
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
@@ -313,19 +320,20 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
         factors = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)
         scale = (factors[:, :1] * scale).reshape(data.shape[0], -1, 1)
         minimum = -(factors[:, 1:] * minimum).reshape(data.shape[0], -1, 1)
-        packed = blocks[:, 16:].reshape(data.shape[0], -1, 32)  # of two groups in turn
+        packed = blocks[:, 16:].reshape(data.shape[0], -1, 32)  # the two halves of 32 bytes are two groups
     else:
         return None
     whole = np.concatenate([packed & 15, packed >> 4], -1).reshape(data.shape[0], -1, 32)
-    flat = scale == 0  # all weights of the group are its minimum
+    flat = scale == 0  # all weights of the group equal its minimum
     scale = np.where(flat, np.float32(1), scale)
     return "u4", (np.where(flat, np.uint8(0), whole), -minimum / scale, scale)
 
 
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
-    """Put the file's matrices in place. Those multiplied by the same input become one, as queries, keys and values.
+    """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
 
-    Each multiplication has an overhead of some microseconds. Only what one input needs is in memory at a time.
+    Joining saves some microseconds per multiplication, for example of queries, keys and values. Only the matrices of
+    one input are in memory at a time.
     """
     import numpy as np
     from openvino import opset13
@@ -352,7 +360,7 @@ def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
 
 
 def _nodes(matrix: _Matrix) -> Any:
-    """Make a matrix's nodes, in patterns that the CPU plugin multiplies as they are."""
+    """Build a matrix's nodes in patterns that the CPU plugin multiplies without decompressing the weights first."""
     import numpy as np
     from openvino import Tensor, Type, op, opset13
 
@@ -372,7 +380,7 @@ def _nodes(matrix: _Matrix) -> Any:
 
 
 def _interleaved(reader: Any) -> dict[str, int]:
-    """Return the matrices whose rows llama.cpp pairs in another way than the graph, with their numbers of heads."""
+    """Return the names of matrices whose rows llama.cpp orders differently from the graph, with their head counts."""
     if reader.get_field("general.architecture").contents() != "llama":
         return {}
     heads = reader.get_field("llama.attention.head_count")
@@ -381,12 +389,13 @@ def _interleaved(reader: Any) -> dict[str, int]:
 
 
 def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
-    """Compute the rotary frequencies as GenAI's reader does, and scale them as llama.cpp does.
+    """Return the rotary frequencies as GenAI's reader computes them, and as llama.cpp scales them.
 
-    Llama 3.1 and later have a vector of divisors, which is taken out of `vectors`. Other files may have one divisor.
+    Files of Llama 3.1 and later contain a vector of divisors, which is removed from `vectors`. Other files may contain
+    a single divisor.
 
     Raises:
-        ConfigError: the graph cannot rotate as the file says.
+        ConfigError: OpenVINO GenAI does not support the file's rotary position embedding.
     """
     import numpy as np
 
@@ -394,12 +403,14 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     number = {k.removeprefix(prefix): f.contents() for k, f in reader.fields.items() if k.startswith(prefix)}
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
     if number.get(".rope.dimension_count", size) != size:
-        raise ConfigError(f"OpenVINO GenAI rotates all {size} dimensions, not {number['.rope.dimension_count']}")
+        raise ConfigError(
+            f"OpenVINO GenAI can only rotate all {size} dimensions, not {number['.rope.dimension_count']}"
+        )
     frequencies = 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
     divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
     kind = number.get(".rope.scaling.type", "linear")
     if divisor != 1 and kind not in ("linear", "none"):
-        raise ConfigError(f"OpenVINO GenAI does not know this position scaling: {kind}")
+        raise ConfigError(f"OpenVINO GenAI does not support the position scaling {kind!r}")
     scaled = frequencies if kind == "none" else frequencies / np.float32(divisor)
     if (divisors := vectors.get(_DIVISORS)) is not None and divisors.size == scaled.size:
         scaled = scaled / vectors.pop(_DIVISORS)
@@ -407,25 +418,28 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
 
 
 _UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
-"""GenAI's messages about a kind of weights that its reader does not support."""
+"""Parts of GenAI's errors about kinds of weights that its reader does not support."""
 
-_MAX_ROWS_FILE = 1 << 30  # bytes of a file whose weights become `rows` by default
+_MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
 
-RECIPE = "4"  # part of every fingerprint: change it with the conversion
+RECIPE = "4"  # part of every fingerprint: change it whenever the conversion changes
 SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.argv[1:], weights={!r})"
 
 
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
-    """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
+    """Convert a GGUF file to an OpenVINO directory, unless this was done before, and return the directory.
 
-    An image may also have it in `converted/` next to the file. An unknown layout is remembered below `cache`.
+    A container image may include the directory in `converted/` beside the file. Otherwise the directory is below
+    `cache`, or a note there says that the file's layout is unknown.
 
     Args:
-        weights: their form, see `replace_weights`.
+        source: the GGUF file.
+        cache: the directory for conversions.
+        weights: the form of the weights, see `replace_weights`.
 
     Raises:
-        ConfigError: it is no GGUF file, it cannot be converted (`UnknownLayout` if for its layout), or the directory
-            next to it is incomplete.
+        ConfigError: the file is not a GGUF file, its conversion fails, or the directory beside it is incomplete.
+        UnknownLayout: the layout of the file is unknown.
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
@@ -438,12 +452,12 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
             return cache / name
         if note.is_file():
             raise UnknownLayout(note.read_text())
-        kinds = _kinds(source)  # raises for other files
+        kinds = _kinds(source)  # raises an error if it is not a GGUF file
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
     def make(directory: Path, lock: int) -> None:
-        log.info("converting %s for OpenVINO, once", source)
+        log.info("converting %s for OpenVINO; this happens once", source)
         if changes := _changes(kinds, weights):
             log.info(changes)
         run_converter(SCRIPT.format(weights), source, directory, lock)
@@ -457,9 +471,9 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
 
 
 def default_weights(source: Path) -> Weights:
-    """Return the form of a file's weights in the default precision.
+    """Choose the form of a file's weights for the default precision.
 
-    Rows are faster on few cores, and blocks where memory is the limit, as for large models on many cores.
+    `rows` are faster on few cores. `blocks` are faster if memory is the limit, as for large models on many cores.
     """
     if source.stat().st_size > _MAX_ROWS_FILE or _kinds(source) <= FULL:
         return "blocks"
@@ -474,26 +488,26 @@ def _kinds(source: Path) -> Set[str]:
 
 
 def _changes(kinds: Set[str], weights: Weights) -> str:
-    """Say which kinds of weights do not stay as they are, and what they become; empty if all stay."""
+    """Describe which kinds of weights the conversion changes, or return "" if it changes none."""
     changed = kinds - FULL - (set() if weights == "rows" else KEPT.keys())
     become = {
-        "exact": "32-bit: OpenVINO has no form for theirs",
-        "blocks": "8-bit: OpenVINO has no form for theirs",
-        "rows": "8-bit, with a scale for each row: option.dtype=fp32 keeps them exact",
+        "exact": "32-bit, because OpenVINO does not support their format",
+        "blocks": "8-bit, because OpenVINO does not support their format",
+        "rows": "8-bit with one scale per row; option.dtype=fp32 would keep them exact",
     }
-    return f"its {', '.join(sorted(changed))} weights become {become[weights]}" if changed else ""
+    return f"the file's {', '.join(sorted(changed))} weights become {become[weights]}" if changed else ""
 
 
 def writable(source: Path, cache: Path) -> Path:
-    """Return the GGUF file, or a copy of it below `cache` where it is read-only, as SageMaker's model data are.
+    """Return the GGUF file, or a copy of it below `cache` if it is read-only, as model data are on SageMaker.
 
-    OpenVINO's reader opens it for writing, though it writes nothing.
+    OpenVINO's reader opens the file for writing, although it never writes.
     """
     if os.access(source, os.W_OK):
         return source
 
     def make(directory: Path, lock: int) -> None:
-        log.info("copying the read-only file %s once, as OpenVINO's reader needs write access", source)
+        log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
         directory.mkdir(parents=True)
         shutil.copyfile(source, directory / source.name)
 
@@ -501,7 +515,7 @@ def writable(source: Path, cache: Path) -> Path:
 
 
 def main(source: str, target: str, weights: Weights) -> None:
-    """Run the converter; the exit status tells an unknown layout from a failure, stderr has the error."""
+    """Convert a file, or exit with an error on stderr. The status is `UNKNOWN_LAYOUT` if the layout is unknown."""
     try:
         write_model(Path(source), Path(target), weights)
     except ConfigError as error:
@@ -512,14 +526,14 @@ def main(source: str, target: str, weights: Weights) -> None:
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError) as error:
         if any(message in str(error) for message in _UNREADABLE):
             kinds = ", ".join(sorted(_kinds(Path(source))))
-            sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {kinds}")
-        if isinstance(error, LookupError):  # of GenAI's reader, which does not name it
-            sys.exit("OpenVINO GenAI does not find a key or tensor in the file")
+            sys.exit(f"OpenVINO GenAI cannot read all kinds of weights in the file: {kinds}")
+        if isinstance(error, LookupError):  # raised by GenAI's reader, which does not say what is missing
+            sys.exit("a key or tensor that OpenVINO GenAI needs is missing from the file")
         sys.exit(f"{type(error).__name__}: {error}")
 
 
 def write_model(source: Path, target: Path, weights: Weights) -> None:
-    """Save OpenVINO GenAI's graph of the file, replace its weights, and add the other files of a model directory.
+    """Write a model directory: OpenVINO GenAI's graph with the file's weights, the tokenizer and the configuration.
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
@@ -528,7 +542,7 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
     import openvino
     import openvino_genai
 
-    scratch = target / "scratch"  # GenAI saves beside the file that it reads
+    scratch = target / "scratch"  # GenAI writes beside the file that it reads
     scratch.mkdir(parents=True)
     link = scratch / "model.gguf"
     if os.access(source, os.W_OK):
@@ -540,12 +554,12 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
     scheduler, save = openvino_genai.SchedulerConfig(), {"enable_save_ov_model": True}
     openvino_genai.ContinuousBatchingPipeline(str(link), scheduler, "CPU", save)
     tell(_READ)
-    for path in scratch.glob("openvino_*tokenizer.*"):  # with the chat template
+    for path in scratch.glob("openvino_*tokenizer.*"):  # these contain the chat template
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
         replace_weights(model, source, weights)
-    except FloatingPointError:  # GenAI's reader has no better numbers
+    except FloatingPointError:  # not a question of layout: GenAI's reader would find the same numbers
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a broken file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
@@ -556,5 +570,5 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
     (target / "generation_config.json").write_text(json.dumps(ids))
     config = ids | {"max_position_embeddings": gguf.context_length(source)}
     if weights == "rows":
-        config[PRECISION] = "f32"  # the CPU plugin quantizes activations only then, and is faster with few clients
+        config[PRECISION] = "f32"  # only then does the CPU plugin quantize activations, which is faster for few clients
     (target / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,7 @@
-"""Checks an OpenVINO model directory before loading: OpenVINO's errors name no file."""
+"""Checks, downloads and conversions of OpenVINO model directories.
+
+The files are checked before they are loaded, because OpenVINO's errors do not name the file.
+"""
 
 from __future__ import annotations
 
@@ -30,44 +33,44 @@ _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvin
 _WHISPER = ("openvino_encoder_model", "openvino_decoder_model")
 
 PRECISION = "lmi_precision"
-"""Key in config.json of a model that this server converted: `f32` where that is the fastest precision."""
+"""Key that the converter adds to config.json. The value `f32` means that the model runs fastest in f32."""
 
 
 def is_vision(model: Path) -> bool:
-    """Return whether a directory has a model that takes images."""
+    """Return whether an OpenVINO directory contains a model that accepts images."""
     return (model / f"{_VISION[0]}.xml").is_file()
 
 
 def parts(*, vision: bool) -> tuple[str, ...]:
-    """Return the names of a directory's graphs."""
+    """Return the file names, without suffix, of the graphs in a language model's directory."""
     return (*(_VISION if vision else ("openvino_model",)), *_TEXT)
 
 
 def whisper_parts() -> tuple[str, ...]:
-    """Return the names of a Whisper model's graphs."""
+    """Return the file names, without suffix, of the graphs in a Whisper model's directory."""
     return (*_WHISPER, *_TEXT)
 
 
 def language_model(model: Path) -> Path:
-    """Return the graph that computes logits."""
+    """Return the path of the graph that computes logits."""
     return model / (f"{_VISION[0]}.xml" if is_vision(model) else "openvino_model.xml")
 
 
 def ids_of(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
-    """Encode a text by GenAI's tokenizer.
+    """Encode a text with GenAI's tokenizer.
 
     Args:
-        special: add the model's usual first token.
+        special: whether to add special tokens, such as the model's usual first token.
     """
     ids: list[int] = tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist()
     return ids
 
 
 def check_directory(directory: Path, names: Sequence[str]) -> None:
-    """Raise ConfigError where a file is missing, cut short or of a wrong format.
+    """Raise ConfigError if a file is missing, truncated or in the wrong format.
 
     Args:
-        names: of the graphs that are needed.
+        names: file names, without suffix, of the required graphs.
     """
     for name in names:
         _check_part(directory / f"{name}.xml", directory / f"{name}.bin", names)
@@ -85,14 +88,14 @@ def context_of(directory: Path) -> object:
 
 
 def prefers_f32(directory: Path) -> bool:
-    """Return whether a converted model is fastest in f32; the CPU plugin chooses for others."""
+    """Return whether the converter has marked the model as fastest in f32."""
     return directory.is_dir() and model_files.read_json(directory / "config.json").get(PRECISION) == "f32"
 
 
 def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
     if not xml.is_file():
         raise ConfigError(
-            f"{xml} is missing: an OpenVINO model directory has {', '.join(f'{name}.xml' for name in names)}"
+            f"{xml} is missing: an OpenVINO model directory must contain {', '.join(f'{name}.xml' for name in names)}"
         )
     model_files.check_content(xml)
     needed = _bytes_needed(xml)
@@ -105,8 +108,8 @@ def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
 
 
 def _bytes_needed(xml: Path) -> int:
-    """Return the end of the last constant in the graph's .bin file."""
-    kinds: list[str] = []  # of the open layers and elements
+    """Return the size in bytes that the graph's .bin file must have, which is the end of its last constant."""
+    kinds: list[str] = []  # one per open element: the type of the layer around it
     needed = 0
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -128,27 +131,27 @@ def _bytes_needed(xml: Path) -> int:
     except expat.ExpatError as error:
         raise ConfigError(f"{xml} is cut short, or not XML: {error}") from None
     except ValueError:
-        raise ConfigError(f"{xml} is broken: the place of a constant is not a number") from None
+        raise ConfigError(f"{xml} is broken: the offset or size of a constant is not a number") from None
     return needed
 
 
-# -- fetch a hub's models for OpenVINO; convert Hugging Face checkpoints to OpenVINO directories, once -----------------
-# OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. Language models of some families are
-# converted here (`decoder`). The converter of all others (optimum-intel with torch) is a large optional extra, needed
-# once a model. Each runs in a process of its own, which frees its memory.
+# -- download models from the hub, and convert Hugging Face checkpoints to OpenVINO directories ------------------------
+# OpenVINO GenAI reads its own format and some GGUF files, but not safetensors. The package `decoder` converts language
+# models of some families. All others need optimum-intel with torch, a large optional extra that is used once per model.
+# Each converter runs in a separate process, so that its memory is freed.
 
-RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
-OWN_RECIPE = "own 2"  # likewise, with what OWN_CONVERTER writes
+RECIPE = b"1"  # part of every fingerprint: change it whenever CONVERTER changes
+OWN_RECIPE = "own 2"  # the same for OWN_CONVERTER: change it whenever the output changes
 
 OWN_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
 
-# Not `optimum-cli`: it offers fp32 (twice the size of a bf16 checkpoint), fp16 (rounds its small weights) or,
-# with no format given, int8 from 1e9 parameters on. An empty OVConfig keeps the checkpoint's own type.
+# `optimum-cli` is not used: it offers fp32 (twice the size of a bf16 checkpoint), fp16 (rounds small weights) or,
+# without a format, int8 for models of at least 1e9 parameters. An empty OVConfig keeps the checkpoint's own type.
 CONVERTER = """
 import sys
 from transformers import AutoTokenizer
-if len(AutoTokenizer.from_pretrained(sys.argv[1])) < 100:  # transformers invents one where there are no files
-    sys.exit("the checkpoint comes without its tokenizer's files")
+if len(AutoTokenizer.from_pretrained(sys.argv[1])) < 100:  # transformers invents a tokenizer if the files are missing
+    sys.exit("the checkpoint has no tokenizer files")
 from optimum.exporters.openvino import main_export
 from optimum.intel import OVConfig
 main_export(sys.argv[1], sys.argv[2], task="TASK", library_name="transformers",
@@ -176,14 +179,14 @@ _EXPORTS = {
     Task.RERANK: "text-classification",
     Task.TRANSCRIPTION: "automatic-speech-recognition-with-past",
 }
-"""Tasks, with their names in optimum."""
+"""The tasks' names in optimum."""
 
 
 def download(model_id: str, revision: str | None) -> Path:
-    """Download a hub's model; first all but the weights, to find out which weights it needs.
+    """Download a model from the hub. The weights come last, because the other files tell which weights are needed.
 
     Raises:
-        ConfigError: the hub does not have it, cannot be reached, or has no format that can be loaded here.
+        ConfigError: the model does not exist, the hub cannot be reached, or no available format can be loaded.
     """
     if named := files.gguf_file(model_id):
         name, file = named
@@ -199,24 +202,24 @@ def download(model_id: str, revision: str | None) -> Path:
             f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
             f"name a GGUF file, such as {model_id}/FILE.gguf"
         )
-    fetched = bool(visible(directory, "*.safetensors"))  # and maybe converted too
+    fetched = bool(visible(directory, "*.safetensors"))  # and perhaps already converted
     here = has_bert_config(directory) or not unknown(directory)
     if not fetched and not here and not converter_is_installed():
         raise ConfigError(
-            f"{model_id} has to be converted for OpenVINO, which needs: {install('lmi-handler[convert]')}; "
-            "then start again. The hub's owner OpenVINO has models that need no conversion. "
-            f"On a GPU run: lmi serve {model_id} --engine vllm"
+            f"{model_id} must be converted for OpenVINO. Run: {install('lmi-handler[convert]')}; then start again. "
+            "The organization OpenVINO on the hub has models that need no conversion. "
+            f"On a GPU, run: lmi serve {model_id} --engine vllm"
         )
     return files.download_checkpoint(model_id, revision, torch=converter_is_installed())
 
 
 def conversion(model_id: str) -> str:
-    """Describe how a hub's checkpoint is converted at startup, and the cost; "" for models that need no conversion."""
+    """Describe how a checkpoint from the hub is converted at startup, or return "" if it needs no conversion."""
     if not files.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
         return ""
     there = "is" if converter_is_installed() else "is not"
     return (
-        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; families other than "
+        "unless the hub has the model in OpenVINO's format, it is converted once and cached; families other than "
         f"{FAMILIES} need {install('lmi-handler[convert]')} (6 GB with torch), which {there} installed"
     )
 
@@ -225,22 +228,22 @@ fetch = partial(files.fetch, download=download, is_name=files.is_hub_reference)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
-    """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
+    """Convert `source` to an OpenVINO directory below `cache`, unless this was done before, and return its path."""
     check_converter(source, cache, task, quantization)
     if why_not := unknown(source, task):
-        (script, needed), by = _optimum(source, task), f"by optimum-intel, as {why_not}"
+        (script, needed), by = _optimum(source, task), f"with optimum-intel, because {why_not}"
     else:
         script, needed, by = OWN_CONVERTER.format(*(quantization or (0, 0))), NEEDED, "without torch"
 
     def make(directory: Path, lock: int) -> None:
-        log.info("converting %s to OpenVINO's format, once, %s; this may take minutes", source, by)
+        log.info("converting %s to OpenVINO's format %s; this happens once and may take minutes", source, by)
         run_converter(script, source, directory, lock, needed)
 
     return make_once(_target(source, cache, task, quantization), make)
 
 
 def _optimum(source: Path, task: Task) -> tuple[str, Sequence[str]]:
-    """Return the script by which optimum-intel converts a checkpoint, and the files that it must write."""
+    """Return the script that converts a checkpoint with optimum-intel, and the files that it must write."""
     if task is Task.TRANSCRIPTION:
         return CONVERTER.replace("TASK", _EXPORTS[task]), [f"{part}.xml" for part in whisper_parts()]
     if task is Task.GENERATION:
@@ -253,10 +256,11 @@ def _optimum(source: Path, task: Task) -> tuple[str, Sequence[str]]:
 def check_converter(
     source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None
 ) -> None:
-    """Check that `source` has been converted, or can be.
+    """Check that the checkpoint `source` has been converted or can be converted.
 
     Raises:
-        ConfigError: it needs a converter that is not installed, or cannot be quantized, or its weights do not fit.
+        ConfigError: the required converter is not installed, the model cannot be quantized, or its weights do not
+            match its config.json.
     """
     if _target(source, cache, task, quantization).is_dir():
         return
@@ -266,24 +270,24 @@ def check_converter(
     if not why_not:
         check_weights(source, read_decoder(source))
     elif quantization is not None:
-        raise ConfigError(f"option.quantize: {source} cannot be quantized here, as {why_not}; leave it out")
+        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {why_not}; leave the option out")
     elif not converter_is_installed():
         raise ConfigError(
-            f"{source} has to be converted first, which needs: {install('lmi-handler[convert]')}; then start again "
-            f"(no conversion without it, as {why_not})"
+            f"{source} must be converted with optimum-intel, because {why_not}. "
+            f"Run: {install('lmi-handler[convert]')}; then start again"
         )
 
 
 def unknown(source: Path, task: Task = Task.GENERATION) -> str:
-    """Say why a checkpoint cannot be converted without optimum-intel; "" if it can.
+    """Return the reason why a checkpoint cannot be converted without optimum-intel, or "" if it can.
 
     Raises:
-        ConfigError: its config.json is broken.
+        ConfigError: the checkpoint's config.json is broken.
     """
     if task is not Task.GENERATION:
-        return "it generates no text"
+        return "it does not generate text"
     if not visible(source, "*.safetensors"):
-        return "it has no safetensors"
+        return "it has no safetensors files"
     try:
         read_decoder(source)
     except UnknownDecoder as error:
@@ -292,7 +296,7 @@ def unknown(source: Path, task: Task = Task.GENERATION) -> str:
 
 
 def converter_is_installed() -> bool:
-    return bool(find_spec("optimum") and find_spec("optimum.intel"))  # the second alone would raise
+    return bool(find_spec("optimum") and find_spec("optimum.intel"))  # without optimum, the second call would raise
 
 
 def _target(source: Path, cache: Path, task: Task, quantization: Quantization | None) -> Path:

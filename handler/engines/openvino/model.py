@@ -38,13 +38,13 @@ from handler.engines.openvino.pooling import is_bert
 
 log = logging.getLogger("handler.engine")
 
-_ALREADY = "has its weights in a form of its own; only Hugging Face checkpoints are quantized: leave it out"
-_NO_GENERATION = "is not a model for text generation; others are not quantized: leave it out"
+_FIXED_WEIGHTS = "cannot be quantized: only Hugging Face checkpoints can; leave the option out"
+_NO_GENERATION = "cannot be quantized: only models that generate text can; leave the option out"
 
 _GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 
-_LONG = 1 << 18  # tokens, more than any context here
-_PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the GIL meanwhile
+_LONG = 1 << 18  # tokens; longer than the context of any supported model
+_PART = 1 << 15  # characters encoded at a time, because the tokenizer keeps the GIL while it runs
 
 
 def prepare_model(
@@ -54,11 +54,11 @@ def prepare_model(
     pooling: str = "auto",
     quantization: Quantization | None = None,
 ) -> Path:
-    """Check the model's files, and return them or their cached conversion."""
+    """Check the model's files, convert them if needed, and return the path to load."""
     model = find_model(model_id or model_files.DEMO, task, pooling, quantization)
     cache = model_files.cache_directory() / "converted"
     if model.kind == "gguf" and model_files.visible(model.path.parent, "*.gguf")[1:] and Path(model_id or "").is_dir():
-        log.warning("%s is read, but no other .gguf file next to it: the model takes text only", model.path)
+        log.warning("loading %s but not the other .gguf files beside it: images are not supported", model.path)
     if model.kind == "openvino" or (task not in _GENERATING and is_bert(model.path)):
         return model.path
     if model.kind == "huggingface":
@@ -67,8 +67,8 @@ def prepare_model(
         return converted_model(model.path, cache, "exact")
     try:
         return converted_model(model.path, cache, default_weights(model.path) if dtype == "auto" else "blocks")
-    except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
-        log.warning("its weights will be rounded: %s", error)
+    except UnknownLayout as error:  # OpenVINO can still serve the model with rounded weights
+        log.warning("OpenVINO will round the model's weights: %s", error)
         return writable(model.path, cache)
 
 
@@ -77,44 +77,44 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     quantization = quantization_of(config)
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
     if is_demo and quantization is not None:
-        raise ConfigError(f"option.quantize: the demo model {_ALREADY}")
+        raise ConfigError(f"option.quantize: the demo model {_FIXED_WEIGHTS}")
     if is_demo or files.is_hub_reference(model_id) or files.is_fetched(model_id):
         return
     model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling, quantization)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
-            "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could take one image for another: "
-            "leave it out for a vision model"
+            "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could confuse one image with another; "
+            "leave the option out for a vision model"
         )
 
 
 def quantization_of(config: EngineConfig) -> Quantization | None:
-    """Return what `option.quantize` and `option.group_size` ask for.
+    """Return the quantization that `option.quantize` and `option.group_size` request, or None.
 
     Raises:
-        ConfigError: group_size has no effect.
+        ConfigError: group_size is set, but would have no effect.
     """
     options = config.options.engine_options
     quantize, group = options.get("quantization"), options.get("group_size")
     if group is not None and quantize != "int4":
-        raise ConfigError("option.group_size is for option.quantize=int4: in 8 bits a row is one group; leave it out")
+        raise ConfigError("option.group_size requires option.quantize=int4, because int8 uses one group per row")
     return None if quantize is None else Quantization(8, 0) if quantize == "int8" else Quantization(4, group or 32)
 
 
 def find_model(
     model_id: str, task: Task = Task.GENERATION, pooling: str = "auto", quantization: Quantization | None = None
 ) -> model_files.Model:
-    """Check the files of `option.model_id`, and that they can be converted if needed.
+    """Find the model `model_id`, and check that its files are complete and can be converted if needed.
 
     Raises:
-        ConfigError: there is no such model, or a part of it is missing.
+        ConfigError: the model does not exist, is incomplete, or does not support the task or the quantization.
     """
     pools = task not in _GENERATING
     if task is not Task.GENERATION and model_id == model_files.DEMO:
-        raise ConfigError(f"option.task={task.value}: the demo model generates text; name another with option.model_id")
+        raise ConfigError(f"option.task={task.value}: the demo model only generates text; set option.model_id")
     model = model_files.locate(model_id)
     if quantization is not None and (model.kind != "huggingface" or pools):
-        raise ConfigError(f"option.quantize: {model.path} {_NO_GENERATION if pools else _ALREADY}")
+        raise ConfigError(f"option.quantize: {model.path} {_NO_GENERATION if pools else _FIXED_WEIGHTS}")
     if pools:
         _check_pooling(model, task, pooling)
     if task is Task.TRANSCRIPTION and model.kind == "gguf":
@@ -143,14 +143,14 @@ def _check_pooling(model: model_files.Model, task: Task, pooling: str) -> None:
 
 
 class OpenVinoTokenizer:
-    """See `engines.base.Tokenizer`."""
+    """A tokenizer of OpenVINO GenAI. See `engines.base.Tokenizer`."""
 
     def __init__(self, model: Path, chat_template: str | None = None) -> None:
         import openvino_genai
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         chat_template = chat_template or model_files.tokenizer_template(self._tokenizer.chat_template, model)
-        if chat_template:  # "" would be an error
+        if chat_template:  # GenAI raises an error for ""
             self._tokenizer.chat_template = chat_template
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
@@ -159,7 +159,7 @@ class OpenVinoTokenizer:
         self._forms: ContentForms | None = None
         if self.media_tokens and self.chat_template:
             self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.media_tokens)
-        # Some tokenizers have a built-in limit, and silently cut a longer prompt.
+        # Some tokenizers have a built-in limit and silently truncate longer prompts.
         self._longest = max(map(len, self._vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
@@ -168,20 +168,20 @@ class OpenVinoTokenizer:
         return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Apply the chat template and encode its text, as transformers and vLLM do.
+        """Apply the chat template and encode the result, as transformers and vLLM do.
 
-        A special token in a message counts as one, so its author can pretend to another role. No server escapes them
+        Special tokens in a message are not escaped, so its author can impersonate another role. No server escapes them
         today, and clients rely on that (docs/wire/chat.md).
         """
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
-        # Each message has at least one token of the template's own.
+        # The template adds at least one token to each message.
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")
         try:
             given = [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages)
             text = self._render(given, options, tools)
-        except Exception as error:  # RuntimeError by raise_exception or a fault; others by values that it cannot take
+        except Exception as error:  # the type depends on whether the template, its input or GenAI is at fault
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         if options.continue_final_message:
             text = cut_after(text, last_text(messages[-1]))
@@ -198,7 +198,7 @@ class OpenVinoTokenizer:
         return text
 
     def _check_size(self, num_characters: int, name: str) -> None:
-        """Refuse a text that cannot fit: the tokenizer would hold the GIL for seconds."""
+        """Raise PromptTooLong early for text that cannot fit, as encoding it would keep the GIL for seconds."""
         if num_characters > self._limit * self._longest:
             raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
@@ -210,12 +210,12 @@ class OpenVinoTokenizer:
         ids = ids_of(self._tokenizer, text, special=add_special_tokens)
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
-        # A vision model's engine takes the text.
+        # A vision model's engine needs the text as well as the ids.
         return Prompt(text, ids, self._vocabulary, SharedMedia(text, ()) if self.media_tokens else None)
 
 
 def _size(value: Any) -> int:
-    """Count the characters of the texts in a value, except names."""
+    """Count the characters of all strings in a JSON value, except keys."""
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     if isinstance(value, list | tuple):
@@ -224,14 +224,14 @@ def _size(value: Any) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Take the template's own message and line out of GenAI's, which adds a source file, advice and the template."""
+    """Extract the template's message and line from GenAI's error, which also quotes a source file and the template."""
     text = str(error).rpartition("Minja's error: ")[2]
     found = re.match(r"(.*?) at row (\d+), column", text, re.DOTALL)
     return f"{found[1].strip()[:300]} (line {found[2]} of the template)" if found else text.strip()[:300]
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return the bytes of every id: OpenVINO's `decode` loses characters whose bytes lie in several tokens."""
+    """Return the bytes of every token, because OpenVINO's `decode` loses characters that span several tokens."""
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     pieces = [by_id.get(id, b"") for id in range(max(by_id) + 1)]
     ids_alone = [[id] for id in range(len(pieces))]
@@ -241,7 +241,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     sample = "Hello world, 12 times\n  indented"
     ids = ids_of(tokenizer, sample)
     if b"".join(pieces[id] for id in ids) != sample.encode():
-        raise ConfigError("this model's tokenizer is of a kind whose vocabulary OpenVINO GenAI does not give as bytes")
+        raise ConfigError("OpenVINO GenAI cannot export the vocabulary of this model's tokenizer as bytes")
     return Vocabulary(pieces, special)
 
 
@@ -253,7 +253,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 
 def context_length(model: Path) -> int | None:
-    """Return the context length, in tokens, from the file or directory itself."""
+    """Read the context length in tokens from the model's files, or return None if they do not state it."""
     if model.suffix == ".gguf":
         return gguf.context_length(model)
     context = context_of(model)
@@ -261,7 +261,7 @@ def context_length(model: Path) -> int | None:
 
 
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end an answer: the tokenizer's and generation_config.json's."""
+    """Return the ids of end tokens that the tokenizer and generation_config.json name."""
     eos = tokenizer.get_eos_token_id()
     more = model_files.file_values(config.options, config.model).get("eos_token_id") or []
     ids = [eos, *(more if isinstance(more, list) else [more])]

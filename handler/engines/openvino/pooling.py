@@ -1,4 +1,4 @@
-"""Pooling models by OpenVINO on a CPU: texts of similar length together, their vectors pooled in the graph."""
+"""Pooling models on a CPU with OpenVINO. Batches contain texts of similar length, and the graph pools their vectors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output
 from handler.engines.huggingface.files import Tensors
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 
-# -- OpenVINO's graph of a BERT, RoBERTa or XLM-R checkpoint, made from its safetensors; no torch is needed ------------
-# The computation is that of transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
+# -- build OpenVINO's graph of a BERT, RoBERTa or XLM-R checkpoint from its safetensors, without torch -----------------
+# The graph computes the same as transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
 
 _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
-"""Model types with the prefix of their tensors' names in a model with a head."""
+"""Supported model types, with the prefix of their tensors' names in checkpoints with a task head."""
 
 
 def is_bert(model: Path) -> bool:
-    """Return whether the graph of a Hugging Face directory can be built here."""
+    """Return whether `bert_graph` supports a Hugging Face directory."""
     return has_bert_config(model) and bool(model_files.visible(model, "*.safetensors"))
 
 
 def has_bert_config(model: Path) -> bool:
-    """Return whether the graph can be built for its configuration."""
+    """Return whether `bert_graph` supports the config.json in a directory."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES
@@ -38,10 +38,11 @@ def has_bert_config(model: Path) -> bool:
 
 
 def bert_graph(model: Path) -> Any:
-    """Make the graph: `last_hidden_state` [texts, tokens, size], of a classifier `logits` [texts, labels].
+    """Build the graph of a checkpoint.
 
-    Its inputs are input_ids, attention_mask and position_ids, and token_type_ids where the model has several types: all
-    [texts, tokens] of int64.
+    A classifier's output is `logits` [texts, labels]; other models return `last_hidden_state` [texts, tokens, size].
+    The inputs are input_ids, attention_mask, position_ids and, if the model has several token types, token_type_ids.
+    Each input is int64 [texts, tokens].
 
     Raises:
         ConfigError: a tensor is missing.
@@ -50,7 +51,7 @@ def bert_graph(model: Path) -> Any:
 
 
 class _Tensors:
-    """A checkpoint's tensors by transformers' names."""
+    """A mapping from transformers' current tensor names to a checkpoint's tensors."""
 
     def __init__(self, model: Path) -> None:
         self._tensors = Tensors(model)
@@ -64,7 +65,7 @@ class _Tensors:
 
 
 def _newer(name: str) -> str:
-    """Return transformers' name of a tensor for one of TensorFlow's, which old checkpoints have."""
+    """Replace TensorFlow's name of a tensor, which old checkpoints use, with transformers' current name."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -129,12 +130,12 @@ class _Builder:
         return self._norm(f"{name}output.LayerNorm", self._ops.add(wide, hidden))
 
     def _split(self, hidden: Any) -> Any:
-        """Return the heads: [texts, heads, tokens, size of a head]."""
+        """Split vectors into attention heads: [texts, heads, tokens, head size]."""
         shape = self._whole([0, 0, self._heads, self._size // self._heads])
         return self._ops.transpose(self._ops.reshape(hidden, shape, True), self._whole([0, 2, 1, 3]))
 
     def _head(self, hidden: Any) -> Any:
-        """Classify by the first token; None for a model without a classifier."""
+        """Compute the classifier's logits from the first token, or return None if the model has no classifier."""
         if not any(name in self._tensors for name in ("classifier.weight", "classifier.out_proj.weight")):
             return None
         first = self._ops.gather(hidden, self._whole(0), self._whole(1))
@@ -165,10 +166,10 @@ class _Builder:
 
 MODEL = "openvino_model.xml"
 
-_TOKENS_PER_STEP = 1024  # padding included: more are no faster on a CPU, and let new requests wait for longer
+_TOKENS_PER_STEP = 1024  # including padding; larger steps are no faster on a CPU, but delay new requests
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
 _HIDDEN = ("last_hidden_state", "token_embeddings")
-_ANY = 1 << 20  # tokens of a text, where a model names no limit
+_NO_LIMIT = 1 << 20  # tokens of a text, for models that state no limit
 
 
 class _Text(NamedTuple):
@@ -178,10 +179,10 @@ class _Text(NamedTuple):
 
 
 class OpenVinoPooling:
-    """See `engines.base.Engine`; it gets Pooling in place of Sampling.
+    """An engine for requests with `Pooling` in place of `Sampling`. See `engines.base.Engine`.
 
     Args:
-        properties: the CPU plugin's.
+        properties: properties of OpenVINO's CPU plugin.
     """
 
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
@@ -197,17 +198,17 @@ class OpenVinoPooling:
         self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
         self._waiting: dict[int, _Text] = {}
         own = model_files.read_json(config.model / "config.json")
-        # RoBERTa's positions begin after that of padding.
+        # RoBERTa numbers positions from the padding id + 1.
         self._shifted = "roberta" in str(own.get("model_type"))
         self._padding = int(own.get("pad_token_id") or self._shifted)
         limits = (self._files.most_tokens, config.options.max_model_len)
-        numbers = self._compute([_Text(0, [self._padding + 1], Pooling("embed"))])  # compiles kernels, too
+        numbers = self._compute([_Text(0, [self._padding + 1], Pooling("embed"))])  # also compiles the kernels
         self.info = EngineInfo(
             name="openvino",
             version=importlib.metadata.version("openvino"),
             device="CPU",
             dtype=config.options.dtype,
-            max_total_tokens=min((limit for limit in limits if limit), default=_ANY),
+            max_total_tokens=min((limit for limit in limits if limit), default=_NO_LIMIT),
             dimensions=numbers.shape[1],
         )
 
@@ -233,7 +234,7 @@ class OpenVinoPooling:
         )
 
     def _next(self) -> list[_Text]:
-        """Choose the oldest text and those whose lengths are nearest, within the step's tokens."""
+        """Choose the oldest text and those closest to it in length, up to the step's token limit."""
         if not self._waiting:
             return []
         oldest = len(next(iter(self._waiting.values())).ids)
@@ -247,7 +248,7 @@ class OpenVinoPooling:
         return chosen
 
     def _compute(self, texts: Sequence[_Text]) -> Any:
-        """Return a row for each text, float32 [texts, numbers]."""
+        """Return the graph's output, one row per text: float32 [texts, dimensions]."""
         import numpy
 
         shape = len(texts), max(len(text.ids) for text in texts)
@@ -282,24 +283,24 @@ class OpenVinoPooling:
 
 
 def read_graph(model: Path, mode: str, task: Task) -> Any:
-    """Read or make the model's graph; its only output has a row for each text.
+    """Read or build the model's graph, and reduce it to a single output with one row per text.
 
     Args:
-        mode: as in PoolingFiles.
+        mode: the pooling mode, as in `PoolingFiles`.
 
     Raises:
-        ConfigError: the graph's inputs or outputs are not such a model's.
+        ConfigError: the graph has unsupported inputs, or lacks the output that the task needs.
     """
     import openvino
 
     graph = openvino.Core().read_model(model / MODEL) if (model / MODEL).is_file() else bert_graph(model)
     if unknown := {port.any_name for port in graph.inputs} - _INPUTS:
-        raise ConfigError(f"{model}: the graph needs {', '.join(sorted(unknown))}, which a text does not have")
+        raise ConfigError(f"{model}: the graph has unsupported inputs: {', '.join(sorted(unknown))}")
     outputs = {name: port for port in graph.outputs for name in port.get_names()}
     wanted = _HIDDEN if task is Task.EMBEDDING else ("logits",)
     found = next((outputs[name] for name in wanted if name in outputs), None)
     if found is None:
-        names = ", ".join(sorted(outputs)) or "no name"
+        names = ", ".join(sorted(outputs)) or "no named output"
         raise ConfigError(
             f"{model}: for option.task={task.value} the graph must return {wanted[0]}; it returns {names}"
         )
@@ -321,8 +322,8 @@ def _pooled(hidden: Any, mask: Any, mode: str) -> Any:
     if mode == "cls":
         return ops.gather(hidden, whole(0), whole(1)).output(0)
     if mode == "last":  # padding is on the right
-        place = ops.subtract(ops.reduce_sum(mask, whole([1]), True), whole(1))
-        return ops.gather(hidden, ops.squeeze(place, whole([1])), whole(1), 1).output(0)
+        last = ops.subtract(ops.reduce_sum(mask, whole([1]), True), whole(1))
+        return ops.gather(hidden, ops.squeeze(last, whole([1])), whole(1), 1).output(0)
     weights = ops.unsqueeze(ops.convert(mask, "f32"), whole(2))
     if mode == "max":
         is_token = ops.greater(weights, ops.constant(numpy.float32(0)))

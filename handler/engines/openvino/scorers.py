@@ -1,8 +1,8 @@
-"""Log-probabilities of prompts from the model's logits, by OpenVINO itself.
+"""Log-probabilities of prompts, computed from the model's logits with OpenVINO itself.
 
-GenAI's continuous batching reports no alternatives. It uses other requests' logits when they share a step. It has none
-for tokens in its prefix cache (measured with 2026.4). So a second copy of the model scores prompts, one at a time. It
-is compiled for the first one.
+GenAI's continuous batching cannot be used (measured with 2026.4). It reports no alternatives. It confuses the logits of
+requests that share a step, and has no logits for tokens in its prefix cache. So a second copy of the model scores
+prompts, one at a time. It is compiled when the first prompt needs it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from handler.engines.base import Alternatives, score
 
 MODEL = "openvino_model.xml"
 
-_TOKENS_PER_STEP = 256  # logits take four bytes for each of the vocabulary, for each token
+_TOKENS_PER_STEP = 256  # limits memory: each token takes four bytes for each entry of the vocabulary
 
 
 def has_logits(model: Path) -> bool:
-    """Return whether OpenVINO itself can read the model, and so has its logits."""
+    """Return whether OpenVINO can read the model without GenAI, so that its logits are available."""
     return (model / MODEL).is_file()
 
 
 class Scores(NamedTuple):
-    """A log-probability for each of a prompt's tokens, None for the first; alternatives on request."""
+    """Log-probabilities of a prompt's tokens (None for the first one), and each token's alternatives if requested."""
 
     key: int
     logprobs: Sequence[float | None]
@@ -39,11 +39,11 @@ class _Prompt(NamedTuple):
 
 
 class LogitScorer:
-    """Scores prompts one after another, a part in each step.
+    """A scorer that processes one prompt after another, and a part of a prompt in each step.
 
     Args:
         model: an OpenVINO directory.
-        properties: the CPU plugin's.
+        properties: properties of OpenVINO's CPU plugin.
     """
 
     def __init__(self, model: Path, properties: Mapping[str, str]) -> None:
@@ -58,12 +58,12 @@ class LogitScorer:
         self._tops: list[Alternatives] = []
 
     def check(self, num_tops: int) -> None:
-        """Raise ValueError where prompts cannot be scored."""
+        """Raise ValueError if prompts cannot be scored."""
         if self._request is None:
             self._compile()
 
     def add(self, key: int, ids: Sequence[int], num_tops: int) -> None:
-        """Queue a prompt; only after `check`."""
+        """Queue a prompt. `check` must have been called before."""
         self._waiting.append(_Prompt(key, ids, num_tops))
 
     def cancel(self, key: int) -> None:
@@ -72,7 +72,7 @@ class LogitScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Read a part of the current prompt; return its scores at its end."""
+        """Read a part of the current prompt, and return the prompt's scores if this was the last part."""
         if self._current is None:
             if not self._waiting:
                 return None
@@ -111,18 +111,22 @@ class LogitScorer:
         compiled = openvino.Core().compile_model(self._model / MODEL, "CPU", self._properties)
         inputs = {port.any_name for port in compiled.inputs}
         if unknown := inputs - {"input_ids", "attention_mask", "position_ids", "beam_idx"}:
-            raise ValueError(f"prompts cannot be scored: the model also needs {', '.join(sorted(unknown))}")
+            raise ValueError(f"prompts cannot be scored: the model has unknown inputs: {', '.join(sorted(unknown))}")
         self._inputs, self._request = inputs, compiled.create_infer_request()
 
 
 # -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files: one prompt at a time -------------------
 
 
-NO_TOPS = "for a GGUF file that is served without conversion it gives no alternatives to a prompt's tokens"
+NO_TOPS = "it reports no alternatives to a prompt's tokens if a GGUF file is served without conversion"
 
 
 class PipelineScorer:
-    """`make_pipeline` builds a pipeline without prefix cache."""
+    """A scorer for models that only GenAI can read. It processes one prompt after another.
+
+    Args:
+        make_pipeline: returns a pipeline without a prefix cache.
+    """
 
     def __init__(self, make_pipeline: Callable[[], Any]) -> None:
         self._make_pipeline = make_pipeline
@@ -132,7 +136,7 @@ class PipelineScorer:
         self._logprobs: list[float] = []
 
     def check(self, num_tops: int) -> None:
-        """Raise ValueError where prompts cannot be scored."""
+        """Raise ValueError if alternatives are requested."""
         if num_tops:
             raise ValueError(NO_TOPS)
 
@@ -150,7 +154,7 @@ class PipelineScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Make one step of the current prompt; return its scores at its end."""
+        """Run a step of the current prompt, and return its scores if this was the last step."""
         if self._current is None:
             if not self._waiting:
                 return None
@@ -164,7 +168,7 @@ class PipelineScorer:
         if self._pipeline.has_non_finished_requests():
             return None
         self._current = None
-        # The first is a placeholder, the last the one token generated.
+        # The first number is a placeholder, and the last belongs to the generated token.
         return Scores(key, [None, *self._logprobs[1:-1]])
 
     def _start(self, key: int, tensor: Any) -> None:

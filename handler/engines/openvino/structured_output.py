@@ -1,8 +1,8 @@
-"""Structured output by OpenVINO GenAI (xgrammar inside it), and the check of a text before the engine gets it.
+"""Structured output in OpenVINO GenAI, which contains xgrammar, and a check of each schema or grammar before its use.
 
-GenAI compiles a text in its request's first step, and finds the allowed tokens in every later one. A failure there
-fails the whole batch. So a text first runs in a pipeline of a blank model with the real tokenizer. GenAI keeps compiled
-grammars with the tokenizer, so the real pipeline finds them.
+GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in
+either fails the whole batch. So each grammar is first tried in a pipeline with a blank model and the real tokenizer.
+GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from handler.engines.structured_output.xgrammar import (
     without_text,
 )
 
-# -- write a blank model, to which all tokens but one are equally likely, for checks of structured output -------------
-# It is made in milliseconds, takes a few megabytes, and runs in a pipeline with another model's tokenizer.
+# -- write a blank model for checks of structured output: all tokens except one are equally likely ---------------------
+# Writing it takes milliseconds and a few megabytes. It runs in a pipeline with another model's tokenizer.
 
-_SIZE = 32  # of its one attention head: the CPU plugin's smallest
+_SIZE = 32  # of its only attention head: the smallest size that the CPU plugin supports
 _BLANK = Decoder(
     model_type="blank",
     vocabulary=0,
@@ -68,10 +68,11 @@ _BLANK = Decoder(
 
 
 def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, bytes]:
-    """Make the model's files; returns name -> content.
+    """Return the files of a blank model, as a mapping from name to content.
 
     Args:
-        favourite: a token that is more likely than all others together.
+        num_logits: number of tokens that the model distinguishes.
+        favourite: id of a token that is more likely than all others together, or None.
     """
     with tempfile.TemporaryDirectory() as directory:
         write_blank_model(Path(directory), num_logits, favourite)
@@ -79,9 +80,9 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
 
 
 def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
-    """Write `openvino_model.xml` and `.bin`: one layer of a Llama, whose weights are all zero.
+    """Write `openvino_model.xml` and `.bin` of a Llama with one layer, whose weights are all zero.
 
-    GenAI replaces the attention by paged attention, and finds it by its cache, so there must be one.
+    The layer is needed because GenAI looks for an attention layer with a cache, to replace it with paged attention.
     """
     import numpy as np
     import openvino
@@ -89,7 +90,7 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 
     likely = np.zeros((num_logits, _SIZE), np.float32)
     if favourite is not None:
-        likely[favourite] = (3 + math.log(num_logits)) / _SIZE  # what is multiplied by it is 1 everywhere
+        likely[favourite] = (3 + math.log(num_logits)) / _SIZE  # the vector multiplied by it contains only ones
 
     def matrix(name: str) -> Any:
         if name == "lm_head.weight":
@@ -103,32 +104,33 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 
 
 MASK_SECONDS = 0.05
-"""CPU time of finding a step's allowed tokens, on average; the whole batch waits for it."""
+"""Limit of the average CPU time, in seconds, to compute a step's allowed tokens. The whole batch waits for it."""
 
 _GRAMMAR = XgrammarSupport(bounds=True, others=True)
 _CONVERTER = XgrammarSupport(bounds=False, others=False)
-"""What our own grammars support, which refuse all else, and what GenAI's xgrammar does."""
+"""What our own grammars support (`json_grammar` refuses all other keywords), and what GenAI's xgrammar supports."""
 
-_WALKS = (1, 2)  # seeds
+_SEEDS = (1, 2)  # one for each walk
 _STEPS = 64  # of a walk, unless they become slower and slower
-_MOST_STEPS = 200  # also the steps of a walk through an abridged grammar
-_FEW_PARTS = 4  # with more, the walks through them are shorter
+_MAX_STEPS = 200  # of a walk, also through an abridged grammar
+_FEW_PARTS = 4  # if a grammar has more parts, walks through them are shorter
 _TEMPERATURES = (1.0, 1.3)
-"""Temperatures of those walks: they take an allowed marker nearly always, or about half the time."""
+"""Temperatures of the walks through abridged grammars. With the first one, an allowed marker is drawn nearly always,
+and with the second one about half the time."""
 
 _EVEN = 100.0  # the temperature at which all tokens are about equally likely
-_ANSWER = 2000  # tokens, by which steps that become slower and slower must not have become too slow
-_WINDOW = 8  # steps of the average
+_ANSWER = 2000  # tokens of a long response, for which the duration of a step is predicted
+_WINDOW = 8  # steps over which durations are averaged
 
 _FIRST = StructuredOutput("choice", '["a"]')
-"""Compiled before a measurement, which must not count what all texts share."""
+"""A choice that is compiled before a measurement, so that memory shared by all grammars is not counted."""
 
 
 def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
-    """Make the keywords of `openvino_genai.StructuredOutputConfig`.
+    """Return keyword arguments for `openvino_genai.StructuredOutputConfig`.
 
     Raises:
-        ValueError: it cannot follow the text.
+        ValueError: GenAI does not support the schema or grammar.
     """
     match structured_output.kind:
         case "json_schema":
@@ -144,43 +146,43 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
         case "choice":
             choices = json.loads(structured_output.value)
             if any("\0" in choice for choice in choices):
-                raise ValueError("xgrammar has no NUL")  # it would ignore it
+                raise ValueError("xgrammar does not support NUL characters")  # it would ignore them
             return {"grammar": f"root ::= {one_of(choices)}"}
         case "structural_tag":
             tag = json.loads(structured_output.value)
             tag["format"] = with_schemas(tag["format"], _own_grammar)
             return {"structural_tags_config": json.dumps(tag, ensure_ascii=False)}
-    raise ValueError(f"OpenVINO GenAI has no structured output of the kind {structured_output.kind!r}")
+    raise ValueError(f"OpenVINO GenAI does not support structured output of the kind {structured_output.kind!r}")
 
 
 def _grammar(schema: Any) -> str | None:
-    """Return our own grammar of a schema; None if there is none, and xgrammar follows the schema itself.
+    """Convert a schema to our own grammar, or return None if only xgrammar's converter supports it.
 
     Raises:
-        ValueError: neither follows it.
+        ValueError: neither converter supports the schema.
     """
     grammar = json_grammar(schema)
     if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
-        raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
+        raise ValueError(f"the schema's {keyword} is not supported by OpenVINO GenAI's xgrammar")
     if reference := cyclic_reference(schema):
-        raise ValueError(
-            f"the schema's reference {reference!r} is cyclic: it leads back to itself, with nothing in between"
-        )
+        raise ValueError(f"the schema's reference {reference!r} is cyclic: it only refers back to itself")
     return grammar
 
 
 def _own_grammar(tag: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a schema of a structural tag by our own grammar."""
+    """Replace a JSON schema in a structural tag with our own grammar, if possible."""
     grammar = _grammar(tag["json_schema"])
     return tag if grammar is None else {"type": "grammar", "grammar": grammar}
 
 
 class OpenVinoCheck:
-    """See `engines.base.StructuredOutputCheck`. A process may be forked from its own before the first call.
+    """A check that uses a blank model. See `engines.base.StructuredOutputCheck`.
+
+    It starts no threads before the first call, so the process may be forked until then.
 
     Args:
-        config: names the model's files.
-        tokenizer: GenAI's, of those files; None to have it loaded.
+        config: the engine's configuration, which names the model's files.
+        tokenizer: the model's tokenizer from GenAI, or None to load it.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Any = None) -> None:
@@ -193,46 +195,46 @@ class OpenVinoCheck:
         self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
         self._eos = eos_ids(config, self._tokenizer)
         self._num_logits = count_logits(model) or len(self._tokenizer.get_vocab())
-        self._pipeline: Any = None  # not at once: a fork would lose its threads
+        self._pipeline: Any = None  # made later, because a fork would lose its threads
         marker = self._tokenizer.get_vocab().get(MARKER.encode())
-        self._model = blank_model(self._num_logits, marker)  # at once: it takes longer than all else
+        self._model = blank_model(self._num_logits, marker)  # made now, because it takes longest
 
     def prepare(self) -> None:
-        """Load what all texts need by compiling a first one, in 0.1 s. If that fails, `__call__` raises the error."""
+        """Compile a small grammar, which loads shared data in 0.1 s. Ignore errors, because `__call__` reports them."""
         with contextlib.suppress(Exception):
             self.compile(_FIRST)
 
     def __call__(self, structured_output: StructuredOutput) -> int:
-        """Return the bytes that the engine will keep: GenAI never frees a compiled grammar.
+        """Check a grammar, and return how many bytes the engine will keep. GenAI never frees a compiled grammar.
 
         Raises:
-            ValueError: it cannot follow the text, or needs too long for a step's allowed tokens.
+            ValueError: GenAI does not support the grammar, or takes too long to compute a step's allowed tokens.
         """
         parts = self._abridged(structured_output)
         self.compile(_FIRST)
-        before = status_bytes("RssAnon")  # in a process that does nothing else it grows by what is compiled, or by more
+        before = status_bytes("RssAnon")  # grows by at least the compiled grammar, as this process does nothing else
         self.compile(structured_output)
         kept = max(status_bytes("RssAnon") - before, 0)
         ruled = without_text(structured_output)
-        self.compile(ruled)  # else the first walk would
-        for seed in _WALKS:
+        self.compile(ruled)  # so that the first walk does not measure it
+        for seed in _SEEDS:
             self._walk(ruled, seed)
         for part in parts:
             try:
                 self.compile(part)
             except ValueError:
                 if part.kind == "regex" and structured_output.kind != "regex":
-                    continue  # it is a value that looks like a pattern
+                    continue  # the part is a string that only looks like a pattern
                 raise
             for temperature in _TEMPERATURES:
-                self._walk(part, _WALKS[0], _MOST_STEPS if len(parts) < _FEW_PARTS else _STEPS, temperature)
+                self._walk(part, _SEEDS[0], _MAX_STEPS if len(parts) < _FEW_PARTS else _STEPS, temperature)
         return kept
 
     def _abridged(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-        """Return a client's text, or its parts, with nothing costly after a long start.
+        """Abridge a client's grammar, or the parts of its structural tag, so that short walks reach the costly states.
 
         Raises:
-            ValueError: a rule is cyclic, or the text is no grammar.
+            ValueError: a rule is cyclic, or the grammar has a syntax error.
         """
         if structured_output.kind == "structural_tag":
             parts = [part for each in contents(structured_output) for part in self._abridged(each)]
@@ -243,21 +245,21 @@ class OpenVinoCheck:
         try:
             rules = acyclic(grammar)
         except Unreadable:
-            self.compile(structured_output)  # which refuses it in xgrammar's words
+            self.compile(structured_output)  # raises xgrammar's own message
             raise
-        own = structured_output.kind == "grammar"  # our grammars of schemas and choices have no costly parts
-        return [StructuredOutput("grammar", text) for text in rules.abridged()] if own else ()
+        by_client = structured_output.kind == "grammar"  # our grammars of schemas and choices have no costly parts
+        return [StructuredOutput("grammar", text) for text in rules.abridged()] if by_client else ()
 
     def compile(self, structured_output: StructuredOutput) -> None:
-        """Compile a text for all pipelines with this tokenizer, without the GIL.
+        """Compile a schema or grammar for all pipelines with this tokenizer. The GIL is released meanwhile.
 
         Raises:
-            ValueError: GenAI cannot follow it.
+            ValueError: GenAI does not support the schema or grammar.
         """
         if not self._eos:
-            raise ValueError("the model names no end token, which structured output needs")
+            raise ValueError("structured output needs an end token, but the model's files do not name one")
         try:
-            # `step` would keep the GIL.
+            # `generate` releases the GIL, which `step` would not.
             self._blank_pipeline().generate([self._prompt()], [self._config(structured_output, 0, max_new_tokens=1)])
         except RuntimeError as error:
             raise ValueError(_reason(error)) from None
@@ -265,16 +267,16 @@ class OpenVinoCheck:
     def _walk(
         self, structured_output: StructuredOutput, seed: int, steps: int = _STEPS, temperature: float = _EVEN
     ) -> None:
-        """Generate the start of an answer: each state may need a mask of its own, and a later one may cost more.
+        """Generate the first tokens of a response, because each state's mask is only computed when it is reached.
 
         Args:
-            steps: the walk ends after them, unless they become slower and slower.
+            steps: number of steps after which the walk ends, unless they become slower and slower.
 
         Raises:
-            ValueError: a step takes too long, or would in a long answer.
+            ValueError: a step takes too long, or is predicted to take too long in a long response.
         """
         pipeline = self._blank_pipeline()
-        config = self._config(structured_output, seed, max_new_tokens=_MOST_STEPS, temperature=temperature)
+        config = self._config(structured_output, seed, max_new_tokens=_MAX_STEPS, temperature=temperature)
         handle = pipeline.add_request(0, self._prompt(), config)
         seconds: list[float] = []
         too_slow = False
@@ -289,8 +291,8 @@ class OpenVinoCheck:
                 break
         if too_slow:
             raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
-        if len(seconds) == _MOST_STEPS and forecast(seconds, _ANSWER) > MASK_SECONDS:
-            raise ValueError(f"after {_ANSWER} tokens, each takes the engine more than {MASK_SECONDS:g} s")
+        if len(seconds) == _MAX_STEPS and forecast(seconds, _ANSWER) > MASK_SECONDS:
+            raise ValueError(f"after {_ANSWER} tokens, each one takes the engine more than {MASK_SECONDS:g} s")
 
     def _blank_pipeline(self) -> Any:
         if self._pipeline is None:
@@ -312,7 +314,7 @@ class OpenVinoCheck:
     def _config(
         self, structured_output: StructuredOutput, seed: int, *, max_new_tokens: int, temperature: float = _EVEN
     ) -> Any:
-        """Sample: all tokens, or all but the marker, are equally likely: a walk meets states that a model might not."""
+        """Return a configuration that samples. All tokens except the marker are equally likely with the blank model."""
         config = self._genai.GenerationConfig(
             max_new_tokens=max_new_tokens, do_sample=True, temperature=temperature, rng_seed=seed
         )
@@ -327,28 +329,28 @@ def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
 
 
 def count_logits(model: Path) -> int | None:
-    """Count the rows of the model's last matrix, which may be more than the tokens."""
+    """Return the number of logits, which may exceed the vocabulary, or None if the model does not state it."""
     import openvino
 
     if not model.is_dir():
-        return None  # a GGUF file, which has as many rows as tokens
+        return None  # a GGUF file, whose logits have exactly the size of the vocabulary
     last = openvino.Core().read_model(language_model(model)).output("logits").get_partial_shape()[-1]
     return int(last.get_length()) if last.is_static else None
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return xgrammar's message without the place in its source."""
+    """Return xgrammar's message without the line number of its source."""
     text = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip())
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
 
 
-# -- compile schemas, expressions and grammars on a thread, so that no other request waits -----------------------------
+# -- compile schemas and grammars on a thread, so that no other request waits ------------------------------------------
 
 
-_NICE = 10  # token generation goes first
+_NICE = 10  # the thread's niceness, which lets token generation go first
 _MAX_KNOWN = 1024
-_SOON = 0.005  # seconds that a step waits for a text: GenAI has those that it knows by then
-_IDLE = 0.05  # seconds, where a step has nothing else to do
+_SOON = 0.005  # seconds that a step waits for a compilation, enough for a grammar that GenAI has cached
+_IDLE = 0.05  # seconds that a step waits if it has nothing else to do
 
 
 class _Waiting(NamedTuple):
@@ -357,21 +359,21 @@ class _Waiting(NamedTuple):
 
 
 class GrammarCompiler:
-    """Used by the engine's thread only.
+    """A queue of requests whose schemas or grammars are compiled one at a time. Not thread-safe.
 
-    GenAI locks its compiled grammars while it compiles, and a request needs them when it starts. So one text is
-    compiled at a time, after the start of all requests that are ready. Those with known texts go before all that wait;
-    they cannot begin while one is compiled, as the whole engine would wait for the lock.
+    GenAI locks its compiled grammars while it compiles, and a starting request needs that lock. So no request starts
+    during a compilation, because the whole engine would wait. Between two compilations, all requests start whose
+    grammars have been compiled already.
 
     Args:
-        compile: compiles a text, or raises ValueError; called on a thread.
+        compile: compiles a schema or grammar, or raises ValueError. It is called on a separate thread.
     """
 
     def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
         self._compile = compile
         self._waiting = FairQueue[_Waiting]()
         self._current: _Waiting | None = None
-        self._known: OrderedDict[StructuredOutput, None] = OrderedDict()  # the one used last comes last
+        self._known: OrderedDict[StructuredOutput, None] = OrderedDict()  # least recently used first
         self._jobs: queue.SimpleQueue[StructuredOutput] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._started = False
@@ -380,19 +382,19 @@ class GrammarCompiler:
         self._waiting.put(sort(structured_output), _Waiting(key, structured_output))
 
     def cancel(self, key: int) -> None:
-        """Forget a request; its text still gets compiled, as others may need it."""
+        """Remove a request from the queue. A compilation that has started goes on."""
         self._waiting.drop(lambda waiting: waiting.key == key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
-        """Return the keys of the requests that can go on, each with the reason why its text is refused, or "".
+        """Return the keys of requests that can start, each with an error message, or "" if the compilation succeeded.
 
-        A request that was cancelled meanwhile may be among them.
+        The result may include a request that was cancelled during its compilation.
 
         Args:
-            idle: the engine has no other work.
+            idle: whether the engine has no other work.
         """
         ready: list[tuple[int, str]] = []
-        patience = 0.0  # only in the step that starts a compilation: later ones would delay other requests
+        patience = 0.0  # seconds; only the step that starts a compilation waits, to not delay other requests
         while True:
             if self._current is None:
                 ready += [(key, "") for key in self._take_known()]
@@ -416,7 +418,7 @@ class GrammarCompiler:
         return ready
 
     def _take_known(self) -> list[int]:
-        """Take out the requests whose texts are known."""
+        """Remove the requests whose grammars have been compiled, and return their keys."""
         keys: list[int] = []
 
         def is_known(waiting: _Waiting) -> bool:
@@ -441,7 +443,7 @@ class GrammarCompiler:
             structured_output = self._jobs.get()
             try:
                 self._compile(structured_output)
-            except Exception as error:  # foreign code: it refuses this request
+            except Exception as error:  # GenAI may raise anything; only this request must fail
                 self._results.put(str(error) or type(error).__name__)
             else:
                 self._results.put("")

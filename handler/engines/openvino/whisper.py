@@ -1,4 +1,7 @@
-"""OpenVINO GenAI's WhisperPipeline on a CPU: pieces of clips on a thread, one after another, the clips in turns."""
+"""The engine for transcription with OpenVINO GenAI's WhisperPipeline on a CPU.
+
+A thread transcribes one piece of a clip at a time, and the clips take turns.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output
 from handler.engines.huggingface.whisper import WINDOW, NoAdapters, WhisperIds, clip_of, cut, whisper_ids
 from handler.engines.openvino.ir_files import ids_of
 
-_WAIT = 0.5  # seconds of a step in which no token comes
+_WAIT = 0.5  # seconds that a step waits for the first token
 
 
 @dataclass
 class _Clip:
-    """A clip, with its remaining pieces."""
+    """A clip, with the start and end of each piece that is still to be transcribed."""
 
     key: int
     ids: Sequence[int]
@@ -31,10 +34,10 @@ class _Clip:
 
 
 class OpenVinoWhisper(NoAdapters):
-    """See `engines.base.Engine`. Tokens come one by one; with timestamps, a piece's tokens come at its end.
+    """An engine that returns tokens one by one, or with timestamps a whole piece at once. See `engines.base.Engine`.
 
     Args:
-        properties: the CPU plugin's.
+        properties: properties of OpenVINO's CPU plugin.
     """
 
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
@@ -96,11 +99,11 @@ class OpenVinoWhisper(NoAdapters):
                 continue
             try:
                 self._next_piece(clip)
-            except Exception as error:  # GenAI's, of any kind
+            except Exception as error:  # GenAI may raise any type
                 self._done.put(failed(clip.key, error))
                 continue
             if clip.pieces:
-                self._waiting.put(clip)  # behind the others
+                self._waiting.put(clip)  # behind the other clips
             else:
                 self._done.put(Output(clip.key, (), (), Finish.EOS))
 
@@ -113,30 +116,30 @@ class OpenVinoWhisper(NoAdapters):
         asked = self._ids.language_of(clip.ids)
         language = asked or str(found.language or "")
         if timed:
-            place = Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language)
-            self._done.put(self._timed(clip.key, found.chunks or (), place))
-        if not asked and language in self._ids.languages:  # that of the first piece is that of all
+            heard = Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language)
+            self._done.put(self._timed(clip.key, found.chunks or (), heard))
+        if not asked and language in self._ids.languages:  # the first piece determines the language of all pieces
             clip.ids = self._ids.in_language(clip.ids, language)
 
     def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
-        """Send tokens; return whether somebody waits for more."""
+        """Queue tokens for `step`, and return whether the request still wants more."""
         ids = [id for id in ids if id != eos]
         if shown and ids:
             self._done.put(Output(key, ids, [None] * len(ids)))
         return key in self._wanted
 
-    def _timed(self, key: int, chunks: Sequence[Any], place: Heard) -> Output:
-        """Return a piece's tokens with timestamp tokens: GenAI returns texts, whose ids these are."""
+    def _timed(self, key: int, chunks: Sequence[Any], heard: Heard) -> Output:
+        """Return a piece's tokens and timestamp tokens. The text is encoded again, because GenAI returns no ids."""
         ids: list[int] = []
         for chunk in chunks:
             ids.append(self._ids.of_time(chunk.start_ts))
             ids += ids_of(self._tokenizer, chunk.text)
             if chunk.end_ts >= 0:
                 ids.append(self._ids.of_time(chunk.end_ts))
-        return Output(key, ids, [None] * len(ids), extras=Extras(heard=place))
+        return Output(key, ids, [None] * len(ids), extras=Extras(heard=heard))
 
     def _generation(self, ids: Sequence[int], sampling: Sampling, most: int | None = None) -> Any:
-        """Make GenAI's configuration of a prompt; `most` new tokens, or as many as a piece may have."""
+        """Return GenAI's configuration for a prompt. `most` limits the number of new tokens, if it is not None."""
         config = self._pipeline.get_generation_config()
         start = list(ids).index(self._ids.start)
         if start:
@@ -154,7 +157,7 @@ class OpenVinoWhisper(NoAdapters):
 
 
 def _streamer(genai: Any, take: Callable[[Sequence[int]], bool]) -> Any:
-    """Make a streamer that passes on a transcript's ids, until `take` says that nobody waits for more."""
+    """Return a streamer that passes a transcript's ids to `take`, until `take` returns False."""
 
     class Streamer(genai.StreamerBase):  # type: ignore[misc]
         def write(self, found: int | Sequence[int]) -> Any:

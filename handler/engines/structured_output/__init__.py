@@ -1,1 +1,1 @@
-"""Structured output: validation of clients' texts in a sandbox, and JSON schemas as grammars."""
+"""Structured output: validation of schemas and grammars in a sandbox, and conversion of JSON schemas to grammars."""

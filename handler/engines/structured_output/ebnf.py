@@ -1,8 +1,8 @@
-"""Reads xgrammar's EBNF, and abridges grammars and regular expressions, so that a short trial gets through them.
+"""A parser of grammars in xgrammar's EBNF, which also abridges grammars and regular expressions for short trials.
 
-A matcher follows all derivations of an answer at once. They are endless if a rule can derive itself without any text,
-so such rules are refused. And a costly part may come after any number of harmless tokens, where no trial gets to. So
-`abridged` writes a grammar in which one character may stand for each part that can be long.
+A matcher follows all derivations of a response at once. There are infinitely many if a rule can derive itself without
+any text, so such rules are refused. A costly part may also come after so many harmless tokens that no trial reaches it.
+So `abridged` returns a grammar in which one character may replace each part that can be long.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from handler.core.values import StructuredOutput
 
 MARKER = "~"
-"""Stands for a part that can be long. Every vocabulary has it as a token."""
+"""The character that may replace a long part. Every vocabulary contains it as a token."""
 
 LONG = 32
-"""Characters, or repetitions, from which a part is long."""
+"""The number of characters or repetitions from which a part is considered long."""
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)
@@ -28,12 +28,12 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"))
-_MAX_NESTING = 100  # brackets within brackets
-_MANY = LONG  # repetitions, in effect without a limit
+_MAX_NESTING = 100  # levels of nested brackets
+_MANY = LONG  # repetitions that are considered unlimited
 
 
 class Unreadable(ValueError):
-    """The text is not a grammar in this notation."""
+    """The grammar has a syntax error or an undefined rule."""
 
 
 class _Token(NamedTuple):
@@ -42,35 +42,35 @@ class _Token(NamedTuple):
 
 
 class _Element(NamedTuple):
-    """A part of a sequence: a rule, where it has a name, or a terminal."""
+    """An element of a sequence: a rule if `name` is set, else a terminal."""
 
     name: str = ""
-    is_empty: bool = False  # whatever the rule derives
-    least: int = 1  # repetitions, or a text's characters
+    is_empty: bool = False  # whether it can derive nothing even if its rule cannot
+    least: int = 1  # minimum number of repetitions, or of a literal's characters
 
 
-class _Place(NamedTuple):
-    """The place of an element in the text, with its repetition: the first token, and the one after the last."""
+class _Span(NamedTuple):
+    """The tokens of an element and its repetition."""
 
-    start: int
-    end: int
+    start: int  # index of the first token
+    end: int  # index after the last token
     element: _Element
-    is_loop: bool
+    is_loop: bool  # whether the number of repetitions is unlimited
 
 
 _Choices = Sequence[Sequence[_Element]]
 
 
 class Grammar:
-    """A grammar's rules. Each bracket is a rule too, with a name that no other has.
+    """A parsed grammar. Each pair of brackets becomes a rule too, with a generated name.
 
     Raises:
-        Unreadable: it is not a grammar in this notation.
+        Unreadable: the grammar has a syntax error or an undefined rule.
     """
 
     def __init__(self, text: str) -> None:
         parser = _Parser(text)
-        self._tokens, self._places = parser.tokens, parser.places
+        self._tokens, self._spans = parser.tokens, parser.spans
         self._rules: Mapping[str, _Choices] = parser.rules
         self._calls = {name: _calls(choices) for name, choices in self._rules.items()}
         if missing := set().union(*self._calls.values()) - self._rules.keys():
@@ -78,15 +78,15 @@ class Grammar:
         self._nullable = self._find_nullable()
 
     def cycle(self) -> Sequence[str]:
-        """Find rules that derive one another without any text; empty if there are none."""
+        """Return rules that can derive one another without any text, or an empty sequence if there are none."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
         return next(cycles(units), ())
 
     def abridged(self) -> Sequence[str]:
-        """Write the grammar with `MARKER` as an alternative to each part that is long, loops or calls itself.
+        """Return two versions of the grammar, with `MARKER` as an alternative to each part that can be long.
 
-        A second grammar has it only for parts that are long or loop: a marker ends a recursion, whose depth may be
-        costly.
+        In the first version, these parts are long literals, unlimited repetitions and recursive rules. The second
+        version leaves recursive rules unchanged: their depth may be costly, and a marker would end the recursion.
         """
         recursive = {name for group in cycles(self._calls) for name in group}
         lengths = self._least_lengths()
@@ -94,11 +94,11 @@ class Grammar:
 
     def _marked(self, names: Set[str], lengths: Mapping[str, int]) -> str:
         opening, closing = Counter[int](), Counter[int]()
-        for place in self._places:
-            name, _, least = place.element
-            if place.is_loop or name in names or least * lengths.get(name, 1) >= LONG:
-                opening[place.start] += 1
-                closing[place.end - 1] += 1
+        for span in self._spans:
+            name, _, least = span.element
+            if span.is_loop or name in names or least * lengths.get(name, 1) >= LONG:
+                opening[span.start] += 1
+                closing[span.end - 1] += 1
         parts = []
         for number, token in enumerate(self._tokens):
             begins_rule = self._begins_rule(number)
@@ -114,11 +114,11 @@ class Grammar:
         return number > 1 and [token.text for token in self._tokens[number - 2 : number]] == ["Regex", "("]
 
     def _least_lengths(self) -> Mapping[str, int]:
-        """Count the fewest characters that each rule derives, up to `LONG`."""
+        """Return the minimum number of characters that each rule derives, up to `LONG`."""
         callers = self._callers()
         found = dict.fromkeys(self._rules, LONG)
         waiting = list(self._rules)
-        while waiting:  # a rule comes again only when one that it calls has become shorter
+        while waiting:  # a rule is visited again when the minimum of a rule that it calls has decreased
             name = waiting.pop()
             least = min((self._least_length(sequence, found) for sequence in self._rules[name]), default=0)
             if least < found[name]:
@@ -137,10 +137,10 @@ class Grammar:
                 callers.setdefault(other, []).append(name)
         return callers
 
-    # -- what derives nothing, and what derives one rule alone ------------------------------------------------------
+    # -- rules that can derive nothing, and rules that can derive just one other rule -------------------------------
 
     def _find_nullable(self) -> Set[str]:
-        """Find the rules that may derive nothing."""
+        """Return the rules that can derive nothing."""
         callers = self._callers()
         found: set[str] = set()
         waiting = list(self._rules)
@@ -152,7 +152,7 @@ class Grammar:
         return found
 
     def _units(self, choices: _Choices) -> Iterator[str]:
-        """Find the rules that may be all that is derived: everything beside them may be empty."""
+        """Yield each rule that can be the only one derived, because everything beside it can be empty."""
         for sequence in choices:
             filled = [element for element in sequence if not _is_empty(element, self._nullable)]
             if len(filled) < 2:
@@ -164,10 +164,11 @@ def _is_empty(element: _Element, nullable: Set[str]) -> bool:
 
 
 def acyclic(text: str) -> Grammar:
-    """Read a grammar, and refuse one in which a rule can derive itself without any text.
+    """Parse a grammar, and check that no rule can derive itself without any text.
 
     Raises:
-        ValueError: it is such a grammar, or (`Unreadable`) none.
+        ValueError: a rule can derive itself without any text.
+        Unreadable: the grammar has a syntax error or an undefined rule.
     """
     grammar = Grammar(text)
     if cycle := grammar.cycle():
@@ -177,7 +178,7 @@ def acyclic(text: str) -> Grammar:
 
 
 def _abridged_macro(text: str) -> str:
-    """Abridge an expression quoted in a grammar; one that is not a JSON string stays."""
+    """Abridge a regular expression that is quoted in a grammar. Return it unchanged if it is not a JSON string."""
     try:
         return json.dumps(abridged_expression(json.loads(text)), ensure_ascii=False)
     except ValueError:
@@ -192,7 +193,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise Unreadable(f"EBNF: unexpected {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
+            raise Unreadable(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
         if match.lastgroup != "space":
             found.append(_Token(str(match.lastgroup), match[0]))
         at = match.end()
@@ -200,17 +201,18 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Reads a grammar.
+    """A parser of one grammar.
 
     Attributes:
-        rules: by name, those of brackets too.
-        places: of all elements of the text, those within brackets first.
+        tokens: the grammar's tokens, without attributes of rules.
+        rules: the rules by name, including those made from brackets.
+        spans: the spans of all elements. Elements within brackets come before the brackets.
     """
 
     def __init__(self, text: str) -> None:
         self.tokens = _tokens(text)
         self.rules: dict[str, _Choices] = {}
-        self.places: list[_Place] = []
+        self.spans: list[_Span] = []
         self._at = 0
         self._depth = 0
         while self._at < len(self.tokens):
@@ -222,7 +224,7 @@ class _Parser:
             raise Unreadable(f"EBNF: expected a rule, not {name!r}")
         if name in self.rules:
             raise Unreadable(f"EBNF: the rule {name!r} is defined twice")
-        if self._text(1) != "::=":  # attributes change nothing here, and must follow a name without a space
+        if self._text(1) != "::=":  # remove attributes, which change nothing here and must not follow a space
             del self.tokens[start + 1]
         self._at += 2
         self.rules[name] = self._choices()
@@ -280,7 +282,7 @@ class _Parser:
         return self._bracket(choices)
 
     def _bracket(self, choices: _Choices) -> _Element:
-        name = f"({len(self.rules)})"  # no rule of the text can have it
+        name = f"({len(self.rules)})"  # no rule of the grammar can have this name
         self.rules[name] = choices
         return _Element(name)
 
@@ -297,11 +299,11 @@ class _Parser:
             self._at += 1
             least, most = _bounds(counts[:-1])
         found = element._replace(is_empty=element.is_empty or least == 0, least=least * element.least)
-        self.places.append(_Place(start, self._at, found, most >= _MANY))
+        self.spans.append(_Span(start, self._at, found, most >= _MANY))
         return found
 
     def _skip_bracket(self) -> Sequence[str]:
-        """Skip a bracket; return the names in it that are not names of arguments."""
+        """Skip a pair of brackets, and return the names of rules in it."""
         names, depth = [], 0
         while self._kind():
             depth += (self._text() in ("(", "(=")) - (self._text() == ")")
@@ -314,7 +316,7 @@ class _Parser:
 
 
 def _bounds(counts: Sequence[str]) -> tuple[int, int]:
-    """Read the contents of braces: a number, or two with a comma, or one with a comma and no limit."""
+    """Return the least and most repetitions, from the contents of `{number}`, `{least,}` or `{least,most}`."""
     numbers = [
         min(int(count), _MANY) if len(count) < 20 and count != "-1" else _MANY
         for count in counts
@@ -333,7 +335,7 @@ def _calls(choices: _Choices) -> Set[str]:
 
 
 def cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
-    """Find the names that reach themselves, those that reach each other together (Tarjan's components, iteratively)."""
+    """Yield each group of names that can reach themselves and one another (Tarjan's algorithm, without recursion)."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
@@ -382,20 +384,20 @@ _ANY = rf"[^\n\r{MARKER}]"
 _ANCHORS = ("^", "$")
 
 
-_RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # with the marker in it
+_RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # a range of characters that contains the marker
 
 
 def without_marker(characters: str) -> str:
-    """Take the marker out of a set, as `[^a]` or `[ -~]`: else what may be long would go on where it should end."""
+    """Remove the marker from a character class, such as `[^a]` or `[ -~]`, so that a marker always ends a long part."""
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
     return _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)
 
 
 def abridged_expression(expression: str) -> str:
-    """Write an expression with `MARKER` as an alternative to each repetition that can be long, and to long texts."""
-    levels: list[list[str]] = [[]]  # what each open bracket holds so far
-    run: list[str] = []  # items without a repetition, since the last thing of another sort
+    """Return a regular expression with `MARKER` as an alternative to each long repetition and each long literal."""
+    levels: list[list[str]] = [[]]  # the parts of each open bracket so far
+    run: list[str] = []  # consecutive items without repetitions
 
     def end_run() -> None:
         levels[-1].append(_optional("".join(run)) if len(run) >= LONG else "".join(run))
@@ -404,7 +406,7 @@ def abridged_expression(expression: str) -> str:
     at = 0
     while at < len(expression):
         piece = _PIECE.match(expression, at)
-        assert piece is not None, "it matches any character"
+        assert piece is not None, "the pattern matches any character"
         at = piece.end()
         if piece["open"]:
             end_run()
@@ -432,7 +434,7 @@ def abridged_expression(expression: str) -> str:
 
 
 def abridged_parts(structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-    """Abridge an expression, or each of a schema's patterns, also in structural tags, as an expression of its own."""
+    """Abridge a regular expression, or return each pattern of a schema or structural tag as an abridged expression."""
     if structured_output.kind == "regex":
         expressions = [structured_output.value]
     elif structured_output.kind in ("json_schema", "structural_tag"):
@@ -454,7 +456,7 @@ def _is_long(quantifier: re.Match[str]) -> bool:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Yield everything that may be a pattern, including values that look like one."""
+    """Yield all strings that may be patterns, including values that only look like patterns."""
     waiting = [schema]
     while waiting:
         match waiting.pop():

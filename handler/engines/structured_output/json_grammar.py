@@ -1,8 +1,8 @@
-"""Converts JSON schemas to xgrammar's EBNF without free white space.
+"""Conversion of JSON schemas to xgrammar's EBNF, without free white space.
 
-GenAI lets xgrammar accept white space of any length, with no option against it, and a small model often generates
-nothing else. These grammars follow Python's `json.dumps`, with numbers of at most a double's digits. A schema with
-unsupported keywords is left to xgrammar's own converter.
+xgrammar in GenAI accepts white space of any length, which cannot be turned off, and small models often generate nothing
+else. These grammars allow only the white space of Python's `json.dumps`, and numbers with at most a double's digits.
+Schemas with unsupported keywords are left to xgrammar's own converter.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-# Converts ranges of numbers to xgrammar's EBNF, without exponents; GenAI's xgrammar accepts numbers outside.
-#
-# A number with at most `_DECIMALS` decimals is an integer in units of its last decimal, so ranges of integers suffice.
+# Ranges of numbers are converted here, because GenAI's xgrammar accepts numbers outside a range. Exponents are not
+# allowed. A number with decimals is treated as an integer in units of its last decimal, so ranges of integers suffice.
 
-_DIGITS = 19  # before the point, without a bound
+_DIGITS = 19  # digits before the point, if there is no bound
 _DECIMALS = 6
-_EXACT = 15  # digits of a double: no number may be rounded onto an exclusive bound
+_EXACT = 15  # digits that a double represents exactly, so that no number is rounded to an exclusive bound
 
 
 def integers(limits: Mapping[str, Any]) -> str | None:
-    """Write the integers between `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum` as one element.
+    """Convert a range of integers.
+
+    Args:
+        limits: values of `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum`.
 
     Returns:
-        None if a bound is not a number, or no integer lies between them.
+        One EBNF element, or None if a limit is not a number or no integer lies between the limits.
     """
     return _between(limits, 0)
 
 
 def numbers(limits: Mapping[str, Any]) -> str | None:
-    """Write numbers with decimals, as `integers`; None also where the bounds have more digits than a double."""
+    """Convert a range of numbers with decimals, see `integers`. Return None also if a limit has too many digits."""
     bounds = [value for value in limits.values() if _is_number(value)]
     available = _EXACT - max((len(str(math.floor(abs(value)))) for value in bounds), default=0)
     needed = max(map(_decimals, bounds), default=0)
@@ -57,7 +59,7 @@ def _decimals(value: float) -> int:
 
 
 def _bounds(limits: Mapping[str, Any], decimals: int) -> tuple[int, int] | None:
-    """Return the least and the largest number, in units of the last decimal."""
+    """Return the smallest and the largest number, in units of the last decimal, or None if there are none."""
     if not all(map(_is_number, limits.values())):
         return None
     units = {name: Decimal(str(value)).scaleb(decimals) for name, value in limits.items()}
@@ -82,9 +84,14 @@ def _signed(low: int, high: int, decimals: int) -> Iterator[str]:
 
 
 class _Range:
-    """Numbers of at least 0, in units of the last decimal, digit by digit.
+    """A grammar of a range of non-negative numbers, which is built digit by digit.
 
-    No two branches begin with the same digit: where they do, GenAI's xgrammar sometimes allows other numbers.
+    No two branches begin with the same digit, because GenAI's xgrammar would sometimes allow other numbers.
+
+    Args:
+        low: the smallest number, in units of the last decimal.
+        high: the largest number, in units of the last decimal.
+        decimals: number of decimals.
     """
 
     def __init__(self, low: int, high: int, decimals: int) -> None:
@@ -97,7 +104,7 @@ class _Range:
         self.grammar = either(others if zero is None else [f'"0" {zero}', *others])
 
     def _more(self, value: int, length: int) -> str | None:
-        """Write the rest after `length` digits before the point; None if no number with them is in the range."""
+        """Return what may follow the first `length` digits, or None if no number in the range begins with them."""
         inside = [self._contains(value, more) for more in range(self._digits - length + 1)]
         if None in inside:
             end = self._end(value)
@@ -108,8 +115,9 @@ class _Range:
         return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
 
     def _contains(self, value: int, more: int) -> bool | None:
-        """Return whether all numbers with these digits and `more` others before the point are in the range; None
-        for some.
+        """Return whether all numbers with the digits of `value` and `more` others before the point are in the range.
+
+        None means that only some are in the range.
         """
         least = value * 10**more * self._unit
         most = (value + 1) * 10**more * self._unit - 1
@@ -118,12 +126,12 @@ class _Range:
         return False if most < self._low or least > self._high else None
 
     def _end(self, value: int) -> str | None:
-        """Write the rest after the last digit before the point."""
+        """Return what may follow the last digit before the point, or None if no such number is in the range."""
         least, most = max(self._low - value * self._unit, 0), min(self._high - value * self._unit, self._unit - 1)
         return self._fraction(least, most) if least <= most else None
 
     def _fraction(self, low: int, high: int) -> str:
-        """Write the point and the decimals; zeros at the end are optional, and so is a point without decimals."""
+        """Return the grammar of the point and the decimals. Trailing zeros are optional, also the point before them."""
         if not self._decimals:
             return '""'
         after = either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
@@ -141,7 +149,7 @@ class _Range:
 
 
 def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]:
-    """Write each digit with its rest; digits with the same rest share a branch."""
+    """Return a branch for each digit and what follows it. Neighbouring digits with the same continuation are joined."""
     groups: list[tuple[int, int, str]] = []
     for digit in range(least, 10):
         after = follows(digit)
@@ -153,12 +161,12 @@ def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]
 
 
 def _any(least: int, most: int) -> str:
-    """Repeat a digit; xgrammar takes {0,0} for an unlimited repetition."""
+    """Return the grammar of a number of digits. {0,0} is avoided, which xgrammar reads as an unlimited repetition."""
     return f"[0-9]{{{least},{most}}}" if most else '""'
 
 
 def either(expressions: Iterable[str]) -> str:
-    """Write alternatives as one element."""
+    """Join alternatives to one EBNF element."""
     return f"({' | '.join(expressions)})"
 
 
@@ -166,12 +174,12 @@ _ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$schema", "$id",
     "$comment", "$defs", "definitions", "discriminator",
 ))  # fmt: skip
-"""Keywords without effect on validity."""
+"""Keywords that do not affect validity."""
 
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 
-# A string's rest is recursive and has a look-ahead, as xgrammar is much faster then: less than 1 ms a token, against 18
-# for `char*` with a rule for a character.
+# `string_rest` is recursive and has a look-ahead, which makes xgrammar much faster: a token takes less than 1 ms,
+# compared with 18 ms for `char*` with a rule for a character.
 _COMMON = r"""
 value ::= string | number | boolean | null | any_array | any_object
 string ::= "\"" string_rest
@@ -186,16 +194,16 @@ any_object ::= "{}" | "{" string ": " value (", " string ": " value)* "}"
 """
 
 
-_MAX_DEPTH = 64  # of subschemas; the same in the engine as in its check, whatever the stack holds there
-_MAX_RANGES = 1 << 16  # characters that all ranges of numbers take
+_MAX_DEPTH = 64  # of nested subschemas; a fixed limit, so that the engine and its check give the same result
+_MAX_RANGES = 1 << 16  # total characters of all ranges of numbers in a grammar
 
 
 class Unsupported(Exception):
-    """The schema has an unsupported keyword, or value of one."""
+    """The schema contains an unsupported keyword, or an unsupported value of a keyword."""
 
 
 def json_grammar(schema: Any) -> str | None:
-    """Convert a decoded schema to a grammar with the rule `root`; None if it is not supported."""
+    """Convert a decoded schema to a grammar with the rule `root`, or return None if the schema is not supported."""
     try:
         return _Grammar(schema).text
     except Unsupported:
@@ -203,15 +211,15 @@ def json_grammar(schema: Any) -> str | None:
 
 
 def literal(text: str) -> str:
-    """Write a string in EBNF; other than printable ASCII is escaped by code point."""
+    """Return a string as a literal in EBNF. All characters except printable ASCII are escaped."""
     plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(plain) + '"'
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """Write alternatives as one element, in which no two branches begin with the same character.
+    """Join strings as alternatives of one EBNF element, in which no two branches begin with the same character.
 
-    With a dozen that do, GenAI's xgrammar confuses them, and allows other texts.
+    If a dozen branches do, GenAI's xgrammar confuses them and allows other strings.
     """
     branches = []
     for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
@@ -223,7 +231,7 @@ def one_of(texts: Iterable[str]) -> str:
 
 
 def _common_prefix(first: str, last: str) -> str:
-    """Return the common start of two texts, and so of all that are sorted between them."""
+    """Return the common prefix of two strings. In a sorted list, the strings between the two also have this prefix."""
     length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
 
@@ -244,7 +252,7 @@ class _Grammar:
         return name
 
     def _expression(self, schema: Any) -> str:
-        """Convert a subschema to one element, which may be repeated or follow others."""
+        """Convert a subschema to one EBNF element, which can be repeated or combined with others."""
         if self._depth == _MAX_DEPTH:
             raise Unsupported
         self._depth += 1
@@ -265,7 +273,7 @@ class _Grammar:
                 if not schema.keys() <= {name, "type"}:
                     raise Unsupported
                 return make(self, schema[name])
-        types = schema.get("type", "object" if "properties" in schema else None)  # xgrammar assumes so too
+        types = schema.get("type", "object" if "properties" in schema else None)  # as xgrammar assumes
         if not isinstance(types, list):
             return self._of_type(types, schema)
         keywords = schema.keys() - {"type"}
@@ -280,7 +288,7 @@ class _Grammar:
         if kind not in _TYPES or not schema.keys() <= {"type", *_KEYWORDS.get(kind, ())}:
             raise Unsupported
         if kind == "string" and len(schema) > 1:
-            # Without escapes, which would need a slow rule.
+            # Escapes are not allowed, because they would need a slow rule.
             return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(schema, "Length")} "\\""')
         if kind in _RANGES and len(schema) > 1:
             element = _RANGES[kind]({name: value for name, value in schema.items() if name != "type"})
@@ -309,7 +317,7 @@ class _Grammar:
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         others = schema.get("additionalProperties", False)
-        # As without the keyword, no others come beside named properties where they are allowed.
+        # Beside named properties no others are generated, even if they are allowed, as if the keyword were missing.
         closed = others is False or (properties and (others is True or others == {}))
         if not isinstance(properties, dict) or not closed:
             raise Unsupported
@@ -317,7 +325,8 @@ class _Grammar:
             raise Unsupported
         if not properties:
             return '"{}"' if "additionalProperties" in schema else "any_object"
-        # The rest after each property, from the last one back: where it is the first in the object, or a later one.
+        # The rest of the object from each property on, built backwards. `first` is used if no property precedes it, and
+        # `later` if one does.
         first = later = '"}"'
         for name, schema in reversed(properties.items()):
             pair = f"{literal(json.dumps(name, ensure_ascii=False) + ': ')} {self._expression(schema)} {later}"

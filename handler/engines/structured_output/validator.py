@@ -1,7 +1,7 @@
-"""Validator of structured output: whether the engine can follow a client's schema, expression or grammar.
+"""Validation of structured output: a check whether the engine can compile a client's schema or grammar.
 
-A few hundred characters can keep a compiler busy for hours or take all memory. In the engine that would stop every
-request, so each text is first compiled in a sandbox process, within limits.
+A few hundred characters can keep a compiler busy for hours or exhaust the memory. In the engine, this would stop every
+request. So each schema or grammar is first compiled in a sandbox process with limits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from handler.engines.process.sandbox import (
 
 T = TypeVar("T")
 
-_COSTLY = re.compile(r'"(?:pattern|format)|\d{3}')  # expressions, and large counts as of repetitions
+_COSTLY = re.compile(r'"(?:pattern|format)|\d{3}')  # regular expressions, and large numbers such as repetitions
 
 
 def sort(subject: StructuredOutput) -> Hashable:
-    """Return what texts of one client have in common, and what distinguishes costly ones from others.
+    """Return a key that is often the same for schemas or grammars of one client, and different for costly ones.
 
-    A client has no other mark here: behind SageMaker all requests come from one address.
+    The client itself is unknown, because all requests from SageMaker come from one address.
     """
     text = subject.value
     size = len(text).bit_length() // 2  # to a factor of four
@@ -49,15 +49,16 @@ def sort(subject: StructuredOutput) -> Hashable:
 
 
 class FairQueue(Generic[T]):
-    """Flows that take turns, each first in, first out. Thread-safe.
+    """A queue of several flows that take turns. Each flow is first in, first out. Thread-safe.
 
     Args:
-        capacity: of all flows; None for any. Beyond it the longest flow loses its newest entry.
+        capacity: maximum number of entries in all flows, or None for no limit. Beyond it, the longest flow loses its
+            newest entry.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
         self._capacity = capacity
-        self._flows: OrderedDict[Hashable, deque[T]] = OrderedDict()  # the next one comes first
+        self._flows: OrderedDict[Hashable, deque[T]] = OrderedDict()  # in the order of their turns
         self._num_waiting = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -66,7 +67,7 @@ class FairQueue(Generic[T]):
         return self._num_waiting
 
     def put(self, flow: Hashable, item: T) -> T | None:
-        """Add an entry; return the one that finds no room, perhaps this one."""
+        """Add an entry. If the queue is full, return the entry that was removed, which may be the new one."""
         with self._changed:
             self._flows.setdefault(flow, deque()).append(item)
             self._num_waiting += 1
@@ -77,12 +78,12 @@ class FairQueue(Generic[T]):
             return None
 
     def first(self) -> T | None:
-        """Return the entry that `get` would take now; None if none waits."""
+        """Return the entry that `get` would return now, or None if the queue is empty."""
         with self._changed:
             return next(iter(self._flows.values()))[0] if self._flows else None
 
     def get(self) -> T | None:
-        """Wait for an entry and take it out; None once the queue is closed."""
+        """Wait for an entry, remove it and return it. Return None after the queue has been closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._flows or self._closed)
             if self._closed:
@@ -94,7 +95,7 @@ class FairQueue(Generic[T]):
             return item
 
     def drop(self, unwanted: Callable[[T], bool]) -> None:
-        """Forget entries."""
+        """Remove all entries for which `unwanted` returns true."""
         with self._changed:
             for flow, items in list(self._flows.items()):
                 kept = deque(item for item in items if not unwanted(item))
@@ -105,7 +106,7 @@ class FairQueue(Generic[T]):
                     del self._flows[flow]
 
     def close(self) -> None:
-        """Release all current and future waiters in `get`."""
+        """Make all current and future calls of `get` return None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -120,23 +121,24 @@ class FairQueue(Generic[T]):
 
 
 _MEMORY = 256 << 20
-_PATIENCE = 20.0  # seconds by the clock for each of CPU time: other work may have the processors
-_WAIT = 60.0  # seconds that a text may wait for its turn
+_PATIENCE = 20.0  # seconds of wall time per second of CPU time, because other work may use the processors
+_WAIT = 60.0  # seconds that a schema or grammar may wait for its turn
 
-_QUICK = (0.2, 1.0)  # seconds of CPU time in the lanes before the last
-_CAPACITY = (256, 64, 8)  # texts that may wait in each lane
+_QUICK = (0.2, 1.0)  # limits of the CPU time in seconds, for all lanes but the last
+_CAPACITY = (256, 64, 8)  # schemas and grammars that may wait in each lane
 _THREADS = (2, 2, 1)
 _NICE = (2, 5, 8)
 
-_MAX_KNOWN = 1024  # texts of at most 16,384 characters, with their verdicts
-# Seconds of CPU time that the good ones took together: more could reach the engine at once.
-_MAX_SECONDS = 30.0
+_MAX_KNOWN = 1024  # verdicts that are remembered, each for a schema or grammar of at most 16,384 characters
+_MAX_SECONDS = (
+    30.0  # total CPU time of the remembered grammars that were accepted, as they may reach the engine at once
+)
 
-_RESTART_BYTES = 512 << 20  # kept in an engine; it is restarted above this as soon as it is idle
-_MAX_BYTES = 1 << 30  # kept in an engine; above this it gets no new texts
+_RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon as it is idle
+_MAX_BYTES = 1 << 30  # if an engine keeps more, it gets no new schemas and grammars
 _NO_SPACE = (
     f"structured output: the engine already keeps {_MAX_BYTES >> 20} MiB of schemas and grammars; "
-    "it takes new ones when it has been idle"
+    "it will accept new ones after it has been idle"
 )
 
 _PURPOSE = Purpose("schemas and grammars", "are tried", " (option.guide_timeout=0 accepts them unchecked)")
@@ -145,12 +147,12 @@ _PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and source line in xgrammar
 
 
 class Verdict(NamedTuple):
-    """Result of a check.
+    """The result of a check.
 
     Attributes:
-        refusal: the reason why the engine cannot follow the text; "" if it can.
+        refusal: the reason why the engine does not support the schema or grammar, or "" if it does.
         seconds: CPU time of the check.
-        kept: bytes that the engine keeps of it for the rest of its life.
+        kept: bytes that the engine will not free until it ends.
     """
 
     refusal: str = ""
@@ -159,14 +161,14 @@ class Verdict(NamedTuple):
 
 
 class Restartable(Protocol):
-    """An engine that may have to be restarted to free memory (`EngineSupervisor`), or several (`ReplicaSet`)."""
+    """One engine (`EngineSupervisor`) or several (`ReplicaSet`) that can be restarted to free memory."""
 
     @property
     def replica_restarts(self) -> Sequence[int]:
-        """Number of restarts so far, of each replica. Thread-safe."""
+        """The number of restarts of each replica so far. Thread-safe."""
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as no request of its own is in flight. Thread-safe."""
+        """Restart a replica as soon as it has no request in flight. Thread-safe."""
 
 
 class _Waiting(NamedTuple):
@@ -180,17 +182,17 @@ class _Lane(NamedTuple):
 
 
 class StructuredOutputValidator:
-    """Checks each text once and keeps the verdict. Thread-safe.
+    """A validator that checks each schema or grammar once and remembers the verdict. Thread-safe.
 
-    Every text starts in a lane with a fifth of a second of CPU time. One that needs more starts again in a lane with
-    more. The last lane allows all. In each lane texts of one sort wait for each other, and the sorts take turns. So bad
-    texts hardly delay good ones. Where a lane is full, the sort with the most texts loses its newest.
+    Each check starts in a lane with a limit of 0.2 s of CPU time. If that is not enough, it starts again in a lane with
+    a higher limit, up to `seconds`. In each lane, grammars of the same sort wait for each other, and the sorts take
+    turns, so costly grammars hardly delay others. If a lane is full, the sort with the most entries loses its newest.
 
     Args:
-        make: returns the engine's check, in the sandbox process; it is pickled.
-        seconds: of CPU time that a text may take.
-        memory: bytes that it may take.
-        engine: restarted where it keeps too much of the texts.
+        make: returns the engine's check. It is pickled, and called in the sandbox process.
+        seconds: limit of a check's CPU time.
+        memory: limit of a check's memory, in bytes.
+        engine: the engine to restart if it keeps too much memory for grammars.
     """
 
     def __init__(
@@ -214,28 +216,29 @@ class StructuredOutputValidator:
             for limit, capacity, nice in zip(limits, _CAPACITY[-len(limits) :], _NICE, strict=False)
         ]
         self._lock = threading.Lock()
-        self._known: OrderedDict[StructuredOutput, Verdict] = OrderedDict()  # the one used last comes last
+        self._known: OrderedDict[StructuredOutput, Verdict] = OrderedDict()  # least recently used first
         self._known_seconds = 0.0
         self._futures: dict[StructuredOutput, list[Future[str]]] = {}
         self._running = False
         self._closed = False
 
     def start(self) -> None:
-        """Start the process in the background, at the first call; else the first text starts it."""
+        """Start the sandbox process in the background, if it has not started. Otherwise the first check starts it."""
         with self._lock:
             self._start()
 
     def check(self, subject: StructuredOutput) -> Future[str]:
-        """Check a text.
+        """Check a schema or grammar.
 
         Returns:
-            The caller's own future of the refusal, "" for none; its exception is `Unavailable`. It is not cancellable.
+            A new future, which cannot be cancelled. Its result is the reason for a refusal, or "". Its exception is
+            `Unavailable`.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()
         is_new = False
         with self._lock:
-            if not subject.value:  # nothing in it is the client's
+            if not subject.value:  # it contains nothing from the client
                 future.set_result("")
             elif self._closed:
                 future.set_exception(_stopping())
@@ -256,7 +259,7 @@ class StructuredOutputValidator:
         return future
 
     def close(self) -> None:
-        """End the process and fail the checks under way."""
+        """Stop the sandbox process, and fail all unfinished checks."""
         with self._lock:
             self._closed = True
             futures, self._futures = self._futures, {}
@@ -268,7 +271,7 @@ class StructuredOutputValidator:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the sandbox, where it runs."""
+        """The process id of the sandbox, or None if it is not running."""
         return self._sandbox.pid
 
     # -- lanes ---------------------------------------------------------------------------------------------------
@@ -277,7 +280,7 @@ class StructuredOutputValidator:
         if self._running or self._closed:
             return
         self._running = True
-        # The process ends with the thread that started it (PR_SET_PDEATHSIG), so these threads stay.
+        # These threads never end, because the process ends with the thread that started it (PR_SET_PDEATHSIG).
         for number, num_threads in zip(range(len(self._lanes)), _THREADS, strict=False):
             for _ in range(num_threads):
                 threading.Thread(target=self._run, args=(number,), name="guides", daemon=True).start()
@@ -285,13 +288,13 @@ class StructuredOutputValidator:
     def _run(self, number: int) -> None:
         lane = self._lanes[number]
         if number == 0:
-            with contextlib.suppress(NotRun):  # the first text reports it
+            with contextlib.suppress(NotRun):  # the first check reports the error
                 self._sandbox.start()
         while (waiting := lane.waiting.get()) is not None:
             subject = waiting.subject
             try:
                 if time.monotonic() - waiting.since > _WAIT:
-                    raise NotRun("too many others are checked first")
+                    raise NotRun("too many other schemas and grammars are being checked")
                 seconds: list[float] = []
                 (verdict,) = self._sandbox.run(Job(subject, lane.limits), spent=seconds.append)
                 self._settle(subject, verdict._replace(seconds=seconds[-1]))
@@ -300,11 +303,11 @@ class StructuredOutputValidator:
             except LimitExceeded:
                 self._try_next_lane(waiting, number + 1)
             except NotRun as error:
-                if isinstance(error, TooBusy) and number + 1 < len(self._lanes):  # which has more patience
+                if isinstance(error, TooBusy) and number + 1 < len(self._lanes):  # the next lane waits longer
                     self._enter(number + 1, waiting)
                 else:
                     self._settle(subject, Unavailable(f"structured output: {client_words(str(error))}"))
-            except Exception as error:  # a bug: it ends this check, not the lane
+            except Exception as error:  # a bug: only this check fails, and the lane goes on
                 self._settle(subject, serving_error(error))
 
     def _try_next_lane(self, waiting: _Waiting, number: int) -> None:
@@ -320,7 +323,7 @@ class StructuredOutputValidator:
 
     def _settle(self, subject: StructuredOutput, outcome: Verdict | ServingError) -> None:
         with self._lock:
-            futures = self._futures.pop(subject, ())  # none where `close` has failed them
+            futures = self._futures.pop(subject, ())  # none if `close` has failed them
             if isinstance(outcome, Verdict):
                 self._remember(subject, outcome)
                 if not self._kept.add(subject, outcome):
@@ -342,23 +345,23 @@ class StructuredOutputValidator:
 
 @dataclass
 class _Count:
-    """Texts that a replica may keep since its last start: any replica may get any text."""
+    """The schemas and grammars that a replica may have compiled since its last start, which could be all of them."""
 
     restarts: int
     hashes: set[int] = field(default_factory=set)
     num_bytes: int = 0
-    is_told: bool = False  # to restart
+    is_told: bool = False  # whether it has been told to restart
 
 
 class _Kept:
-    """Counts the memory that each replica of an engine may keep of texts since its last start."""
+    """A count of the memory that each replica may keep for schemas and grammars since its last start."""
 
     def __init__(self, engine: Restartable | None) -> None:
         self._engine = engine
         self._counts: dict[int, _Count] = {}
 
     def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
-        """Count a text; False if the engine has no memory left for it."""
+        """Count a schema or grammar, or return False if the engine may keep no more memory."""
         if self._engine is None or not verdict.kept:
             return True
         new = []
@@ -391,7 +394,7 @@ def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work | Prepared:
             yield Verdict(kept=check(subject) or 0)
         except MemoryError:
             raise
-        except Exception as error:  # the engine's own words about the text
+        except Exception as error:  # the message is the engine's reason for a refusal
             yield Verdict((_PLACE.sub("", str(error).strip()) or type(error).__name__)[:_REASON_CHARACTERS])
 
     prepare = getattr(check, "prepare", None)

@@ -1,6 +1,4 @@
-"""The installed xgrammar: its rules of a schema, an expression or a structural tag, a trial of them, and the keywords
-that it ignores.
-"""
+"""The installed xgrammar: conversion of schemas to its EBNF, trials of grammars, and the schema keywords it ignores."""
 
 from __future__ import annotations
 
@@ -21,13 +19,14 @@ _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
 
 
 def ebnf(kind: str, text: str) -> str:
-    """Write a text's rules in xgrammar's EBNF.
+    """Convert a schema, regular expression, grammar or structural tag to xgrammar's EBNF.
 
     Args:
         kind: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG, as vLLM names them.
+        text: the schema, regular expression, grammar or structural tag.
 
     Raises:
-        ValueError: xgrammar cannot follow it.
+        ValueError: xgrammar does not support the text.
     """
     from xgrammar import Grammar
 
@@ -46,24 +45,24 @@ def ebnf(kind: str, text: str) -> str:
 
 
 def has_own_rules(kind: str, text: str) -> bool:
-    """Return whether a client wrote rules, which may be costly: xgrammar's own rules of a schema are not."""
+    """Return whether a text contains rules by the client. They may be costly, unlike xgrammar's rules for a schema."""
     return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 
 def said(error: Exception) -> str:
-    """Say what xgrammar found, without the place in its source; a failed check of its own has no words for a client."""
+    """Return xgrammar's message without the line of its source. The message of a bare assertion is replaced."""
     text = _FAILED.sub("", _PLACE.sub("", str(error).strip()))
     if "Check failed" in str(error) and not text.strip():
-        return "xgrammar cannot compile it"
+        return "xgrammar cannot compile the schema or grammar"
     return text
 
 
 class XgrammarCheck:
-    """Compiles schemas and grammars for a checkpoint's vocabulary, and computes the masks of their first tokens, as
-    an engine would.
+    """A check that compiles a schema or grammar and computes the masks of the first tokens, as an engine would.
 
     Args:
         model: a directory with a tokenizer.
+        trust_remote_code: whether to run Python code from this directory.
     """
 
     def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
@@ -83,13 +82,14 @@ class XgrammarCheck:
         )
 
     def __call__(self, kind: str, text: str) -> None:
-        """Try a text.
+        """Check a schema, regular expression, grammar or structural tag.
 
         Args:
-            kind: as in `ebnf`.
+            kind: the kind of text, as in `ebnf`.
+            text: the schema, regular expression, grammar or structural tag.
 
         Raises:
-            ValueError: a rule is cyclic, xgrammar cannot follow the text, or a step takes too long.
+            ValueError: a rule is cyclic, xgrammar does not support the text, or a step takes too long.
         """
         written = ebnf(kind, text)
         rules = acyclic(written)
@@ -112,7 +112,7 @@ Tag = Mapping[str, Any]
 
 
 def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
-    """Return a tag's format with each part that is a JSON schema replaced."""
+    """Return the format of a structural tag, in which `replace` has replaced each part that is a JSON schema."""
     if tag["type"] == "json_schema":
         return replace(tag)
     parts: dict[str, Any] = {
@@ -124,7 +124,7 @@ def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
 
 
 def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
-    """Give each schema, expression and grammar of a structural tag as structured output of its own."""
+    """Yield each schema, regular expression and grammar of a structural tag as separate structured output."""
     waiting = [json.loads(structured_output.value)["format"]]
     while waiting:
         tag = waiting.pop()
@@ -140,7 +140,7 @@ def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
 
 
 def without_text(structured_output: StructuredOutput) -> StructuredOutput:
-    """Return the rule without the free text that may come before it."""
+    """Return the structured output without the free text that it may allow at the beginning."""
     if not structured_output.allows_text:
         return structured_output
     tag = json.loads(structured_output.value)
@@ -148,34 +148,34 @@ def without_text(structured_output: StructuredOutput) -> StructuredOutput:
     return StructuredOutput(structured_output.kind, json.dumps(tag, ensure_ascii=False))
 
 
-# -- follow a matcher through answers, and refuse one whose steps take too long ----------------------------------------
-# A matcher finds the allowed tokens of each step, while all requests of the engine wait. Some do most of their work
-# only then. So a check draws tokens as a model might, and measures CPU time.
+# -- walk through possible responses, and refuse a grammar whose steps take too long -----------------------------------
+# In each step a matcher computes the allowed tokens, while all requests of the engine wait. Some grammars need most of
+# their time only then. So a check draws tokens as a model might, and measures CPU time.
 
 STEP_SECONDS = 0.01
-"""CPU time of a step, averaged over a few, or ten times as much once. Ordinary texts took up to 0.0003, once 0.01; an
-ambiguous grammar takes seconds after ten or twenty tokens."""
+"""Limit of a step's average CPU time, in seconds. A single step may take ten times as much. Ordinary grammars took up
+to 0.0003, once 0.01; an ambiguous grammar takes seconds after ten or twenty tokens."""
 
-_WINDOW = 8  # tokens of the average
-_STEPS = 64  # tokens with many alternatives, unless they become slower; those with few, as in a literal, cost little
-_MOST_STEPS = 200  # the same, also of an abridged grammar
-_FORCED_STEPS = 512
+_WINDOW = 8  # steps over which times are averaged
+_STEPS = 64  # steps with many allowed tokens in a walk, unless they become slower and slower
+_MAX_STEPS = 200  # steps with many allowed tokens in any walk
+_FORCED_STEPS = 512  # steps with few allowed tokens in any walk; they cost little, as in a literal
 _FEW = 64
 _WALK_SECONDS = 0.5
-_ANSWER = 2000  # tokens, by which steps that become slower and slower must not have become too slow
-_ABRIDGED = 3  # times as much may a step of an abridged grammar take: it is more ambiguous than its original
-_SHARES = (0.5, 0.9)  # of an abridged grammar's steps, those that take the marker where it is allowed
+_ANSWER = 2000  # tokens of a long response, for which the duration of a step is predicted
+_ABRIDGED = 3  # factor of the limits for an abridged grammar, which is more ambiguous than its original
+_SHARES = (0.5, 0.9)  # of an abridged grammar's steps that choose the marker if it is allowed, in one walk each
 
 
 class Walker:
-    """Walks through answers.
+    """A walker through possible responses, which measures the CPU time of each step.
 
     Args:
-        vocabulary: each token's text, with its id.
-        size: ids that a mask has.
-        mask: a torch tensor of one row, into which matchers write a bit for each id.
-        fill: writes the tokens that a matcher allows now into the mask.
-        accept: moves a matcher on by a token; False if the answer ends.
+        vocabulary: the tokens' texts, with their ids.
+        size: number of ids in a mask.
+        mask: a torch tensor with one row, which has a bit for each id.
+        fill: writes the tokens that a matcher currently allows into the mask.
+        accept: advances a matcher by a token, and returns False if the response ends.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class Walker:
         self._marker = vocabulary.get(MARKER)
 
     def start(self, make: Callable[[], Any]) -> None:
-        """Walk through a text's first tokens: random ones, then long ones.
+        """Walk through the first tokens of two responses, with random tokens and with long ones.
 
         Args:
-            make: returns a matcher in its first state.
+            make: returns a matcher in its initial state.
 
         Raises:
             ValueError: the steps take too long.
@@ -208,24 +208,24 @@ class Walker:
             self._walk(make(), longest=longest)
 
     def abridged(self, make: Callable[[], Any]) -> None:
-        """Walk through an abridged grammar, past its long parts and through them; see `start`."""
+        """Walk through responses of an abridged grammar, which skip many of its long parts. See `start`."""
         for share in _SHARES:
-            self._walk(make(), marked=share, steps=_MOST_STEPS)
+            self._walk(make(), marked=share, steps=_MAX_STEPS)
 
     def _walk(self, matcher: Any, *, longest: bool = False, marked: float = 0.0, steps: int = _STEPS) -> None:
-        """Make the masks of an answer's first tokens.
+        """Compute the masks of a response's first tokens, and measure the time.
 
         Args:
-            longest: choose the longest of many allowed tokens, else a random one.
-            marked: the share of steps that take the marker where it is allowed.
-            steps: tokens with many alternatives; more where they become slower.
+            longest: whether to choose the longest of many allowed tokens instead of a random one.
+            marked: share of steps that choose the marker if it is allowed.
+            steps: number of steps with many allowed tokens. More follow if they become slower and slower.
         """
         import numpy as np
 
         limit = STEP_SECONDS * (_ABRIDGED if marked else 1)
         draw, times = np.random.default_rng(0), list[float]()
         began, free, forced = time.process_time(), 0, 0
-        while free < _MOST_STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
+        while free < _MAX_STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
             before = time.process_time()
             self._fill(matcher, self._mask)
             spent = time.process_time() - before
@@ -250,31 +250,31 @@ class Walker:
                 raise ValueError(f"each token takes the engine more than {limit:g} s")
             if not goes_on:
                 return
-        if free == _MOST_STEPS and forecast(times, _ANSWER) > 5 * STEP_SECONDS:
-            raise ValueError(f"after {_ANSWER} tokens, each takes the engine more than {5 * STEP_SECONDS:g} s")
+        if free == _MAX_STEPS and forecast(times, _ANSWER) > 5 * STEP_SECONDS:
+            raise ValueError(f"after {_ANSWER} tokens, each one takes the engine more than {5 * STEP_SECONDS:g} s")
 
 
 def forecast(seconds: Sequence[float], number: int) -> float:
-    """Continue a line through the middles of a walk's second and last quarter to step `number`."""
+    """Predict the duration of step `number` from a line through the medians of the second and the last quarter."""
     quarter = len(seconds) // 4
     early, late = median(seconds[quarter : 2 * quarter]), median(seconds[-quarter:])
     return late + (late - early) / (2 * quarter) * (number - len(seconds))
 
 
-# -- keywords of a JSON schema that xgrammar silently ignores, so that the schema can be refused -----------------------
-# xgrammar reads each subschema by one keyword: the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf` and `allOf`, else
-# its `type`. It ignores keywords beside the former, and some combinations of those that belong to a type. The rules
-# here are measured (`tests/unit/engines/schema_cases.py`). Unknown names and annotations pass, as JSON Schema has it;
-# `oneOf` passes though its branches may overlap. An answer may be narrower than the schema, as without unnamed
-# properties. docs/decisions.md says why these rules exist.
+# -- find keywords of a JSON schema that xgrammar silently ignores, so that the schema can be refused ------------------
+# xgrammar converts a subschema by its first keyword of `$ref`, `const`, `enum`, `anyOf`, `oneOf` and `allOf`, and
+# ignores all other keywords. Without any of these it uses `type`, and ignores some combinations of a type's keywords.
+# The rules here are measured (`tests/unit/engines/schema_cases.py`). Unknown keywords and annotations are accepted, as
+# JSON Schema requires, and `oneOf` is accepted although its branches may overlap. A grammar may allow less than the
+# schema, for example no unnamed properties. docs/decisions.md explains why these rules exist.
 
 
 class XgrammarSupport(NamedTuple):
     """Differences between versions of xgrammar.
 
     Attributes:
-        bounds: it follows `minimum` and `maximum`.
-        others: it distinguishes named properties from all others.
+        bounds: whether `minimum` and `maximum` are enforced.
+        others: whether named properties are distinguished from all others.
     """
 
     bounds: bool
@@ -298,7 +298,7 @@ _OF_TYPE: Mapping[str, Sequence[str]] = {
         "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
     ),
 }  # fmt: skip
-"""Keywords that limit values of a type, and have no effect on other values."""
+"""Keywords that restrict values of a type and do not affect other values."""
 
 _LIMITING = frozenset(("type", *_HEADS, *_NEVER, *(name for names in _OF_TYPE.values() for name in names)))
 
@@ -308,19 +308,19 @@ _FORMATS = frozenset((
 ))  # fmt: skip
 
 _MAX_PATH = 150  # characters
-_MAX_LOOKUPS = 10_000  # subschemas and values in which types are looked up, of one schema
+_MAX_LOOKUPS = 10_000  # subschemas and values per schema whose types are looked up
 
 
-class _Place(NamedTuple):
+class _Subschema(NamedTuple):
     schema: Any
     path: tuple[str, ...] = ()
-    default: str | None = None  # type of a subschema without one
-    rebased: bool = False  # its references are to another document
+    default: str | None = None  # type if the subschema does not state one
+    rebased: bool = False  # whether its references refer to another document
 
 
 def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
-    """Return the path of the first keyword of a decoded schema that xgrammar ignores; None for none."""
-    places, seen, types = [_Place(schema)], set[int](), _Types(schema)
+    """Return the path of the first keyword in a decoded schema that xgrammar ignores, or None if there is none."""
+    places, seen, types = [_Subschema(schema)], set[int](), _Types(schema)
     while places:
         place = places.pop()
         if not isinstance(place.schema, dict) or id(place.schema) in seen:
@@ -335,7 +335,7 @@ def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
 
 
 def cyclic_reference(schema: Any) -> str | None:
-    """Return a reference that leads back to itself with nothing else on the way; None for none."""
+    """Return a reference that leads back to itself through other references only, or None if there is none."""
     edges: dict[str, set[str]] = {}
     waiting = ["#"]
     while waiting:
@@ -348,7 +348,7 @@ def cyclic_reference(schema: Any) -> str | None:
 
 
 def _alone(schema: Any) -> Iterator[str]:
-    """Yield the references that may be all that a value follows."""
+    """Yield the references that can be the only constraint on a value: the schema itself, or branches of it."""
     waiting = [schema]
     while waiting:
         match waiting.pop():
@@ -358,24 +358,24 @@ def _alone(schema: Any) -> Iterator[str]:
                 waiting += branches
 
 
-def _below(place: _Place, root: Any) -> Iterator[_Place]:
+def _below(place: _Subschema, root: Any) -> Iterator[_Subschema]:
     """Yield the subschemas that xgrammar reads."""
     schema, path = place.schema, place.path
     rebased = place.rebased or bool(path and "$id" in schema)
     if isinstance(reference := schema.get("$ref"), str):
-        yield _Place(_target(reference, root), tuple(reference.split("/")[1:]))
+        yield _Subschema(_target(reference, root), tuple(reference.split("/")[1:]))
     for name in ("properties", "patternProperties"):
         if isinstance(schema.get(name), dict):
-            yield from (_Place(below, (*path, name, key), None, rebased) for key, below in schema[name].items())
+            yield from (_Subschema(below, (*path, name, key), None, rebased) for key, below in schema[name].items())
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
         if isinstance(schema.get(name), list):
-            yield from (_Place(below, (*path, name, str(n)), None, rebased) for n, below in enumerate(schema[name]))
+            yield from (_Subschema(below, (*path, name, str(n)), None, rebased) for n, below in enumerate(schema[name]))
     for name in ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames"):
-        yield _Place(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
+        yield _Subschema(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _ignored(place: _Place, known: _Types, xgrammar: XgrammarSupport) -> str | None:
-    """Return an ignored keyword of this subschema, with the reason."""
+def _ignored(place: _Subschema, known: _Types, xgrammar: XgrammarSupport) -> str | None:
+    """Return a keyword of this subschema that xgrammar ignores, with the reason, or None if there is none."""
     schema = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
         if name in schema:
@@ -397,14 +397,14 @@ def _ignored(place: _Place, known: _Types, xgrammar: XgrammarSupport) -> str | N
 
 
 def _idle(name: str, value: Any) -> bool:
-    """Return whether a keyword allows everything."""
+    """Return whether a keyword with this value allows everything."""
     if name in ("required", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies"):
         return value in ([], {})
     return (name == "uniqueItems" and value is False) or (name == "propertyNames" and value in (True, {}))
 
 
 def _implied(schema: Mapping[str, Any]) -> str | None:
-    """Return the type that xgrammar assumes without one, which is narrower."""
+    """Return the type that xgrammar assumes for a subschema without `type`, or None if it assumes none."""
     if any(name in schema for name in ("properties", "additionalProperties", "unevaluatedProperties")):
         return "object"
     return "array" if any(name in schema for name in ("items", "prefixItems", "unevaluatedItems")) else None
@@ -420,7 +420,7 @@ def _ignored_beside(head: str, schema: Mapping[str, Any], known: _Types) -> str 
     return None
 
 
-def _ignored_of(head: str, value: Any, place: _Place) -> str | None:
+def _ignored_of(head: str, value: Any, place: _Subschema) -> str | None:
     if head == "$ref":
         rebased = place.rebased or (place.path and "$id" in place.schema)
         return None if _is_plain(value) and not rebased else "$ref"
@@ -430,7 +430,7 @@ def _ignored_of(head: str, value: Any, place: _Place) -> str | None:
 
 
 def _is_plain(reference: Any) -> bool:
-    """Return whether xgrammar can resolve a reference: it does not unescape names, and ignores other documents."""
+    """Return whether xgrammar can resolve a reference. It cannot unescape names or read other documents."""
     if not isinstance(reference, str) or any(mark in reference for mark in "~%"):
         return False
     start, *names = reference.split("/")
@@ -438,7 +438,7 @@ def _is_plain(reference: Any) -> bool:
 
 
 def _target(reference: str, root: Any) -> Any:
-    """Resolve a plain reference; None if it leads nowhere, which xgrammar refuses."""
+    """Resolve a plain reference, or return None if its target does not exist. xgrammar refuses such a reference."""
     target = root
     for name in reference.split("/")[1:]:
         target = target.get(name) if isinstance(target, dict) else None
@@ -446,27 +446,27 @@ def _target(reference: str, root: Any) -> Any:
 
 
 def _names(value: Any) -> list[str]:
-    """Return one or several names; none for a value that xgrammar refuses."""
+    """Return the names in a string or list, or an empty list if the value is invalid. xgrammar refuses such a value."""
     names = value if isinstance(value, list) else [value]
     return names if all(isinstance(name, str) for name in names) else []
 
 
 class _Types:
-    """Looks up the types of subschemas' values; many subschemas may lead to the same ones."""
+    """A lookup of the types that a schema's subschemas allow. The number of lookups is limited by `_MAX_LOOKUPS`."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._num_lookups = 0
 
     def are(self, value: Any, head: str, types: Any) -> bool:
-        """Return whether a `type` next to a keyword has no effect, as all its values are of such a type."""
+        """Return whether `types` beside a keyword have no effect, because all the keyword's values have these types."""
         allowed, actual = _names(types), self._of({head: value})
         return actual is not None and all(
             kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual
         )
 
     def _of(self, schema: Any) -> set[str] | None:
-        """Return the types of a subschema's values; None if they are not obvious."""
+        """Return the types of a subschema's values, or None if they are not obvious."""
         types, places, seen = set[str](), [schema], set[int]()
         while places:
             schema = places.pop()
@@ -506,7 +506,7 @@ def _type_of(value: Any) -> str:
 
 
 def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
-    """Find keywords after the first of format, pattern and lengths, as xgrammar only follows the first."""
+    """Return a keyword that is ignored, because xgrammar only enforces the first of format, pattern and lengths."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
     first = next((name for name in ("format", "pattern") if name in schema), None)
@@ -527,18 +527,18 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
             return name
     named, required = schema.get("properties", {}), schema.get("required", [])
     if isinstance(named, dict) and isinstance(required, list) and any(name not in named for name in _names(required)):
-        return "required of what is not in properties"
+        return "required of names missing from properties"
     return _ignored_of_patterns(schema) or _ignored_of_names(schema, xgrammar) or _ignored_of_others(schema, xgrammar)
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
-    """Find a pattern next to another subschema for the same property, of which xgrammar follows only one."""
+    """Return a conflict if several subschemas may apply to one property, because xgrammar only enforces one of them."""
     if "patternProperties" not in schema:
         return None
     if schema.get("properties"):
         return "patternProperties beside properties"
     several = isinstance(schema["patternProperties"], dict) and len(schema["patternProperties"]) > 1
-    return "patternProperties of several patterns" if several else None
+    return "patternProperties with several patterns" if several else None
 
 
 def _ignored_of_names(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
@@ -561,7 +561,7 @@ def _ignored_of_others(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
     if is_open or "patternProperties" in schema or "propertyNames" in schema:
         least = schema.get("minProperties", 0)
         if isinstance(least, int) and least > 1:  # xgrammar counts a repeated name twice
-            return "minProperties beside names that are free"
+            return "minProperties with names that are not fixed"
     return None
 
 

@@ -1,1 +1,1 @@
-"""TensorRT-LLM, on GPUs, through its LLM API."""
+"""The engine that runs models on GPUs with TensorRT-LLM's LLM API."""

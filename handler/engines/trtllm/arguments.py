@@ -1,4 +1,4 @@
-"""Translates options into the arguments of `tensorrt_llm.LLM` (tensorrt_llm/llmapi/llm_args.py)."""
+"""Translation of options into the arguments of `tensorrt_llm.LLM` (tensorrt_llm/llmapi/llm_args.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handler.engines.trtllm.sampling import SUPPORTS
 log = logging.getLogger("handler.engine")
 
 Release = tuple[int, int]
-NEWEST: Release = (1, 3)  # the newest with differences below
+NEWEST: Release = (1, 3)  # the newest release that is distinguished below
 
 _SAME_NAME = (
     "context_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size",
@@ -33,7 +33,7 @@ _SAME_NAME = (
     "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width",
     "iter_stats_max_iterations", "request_stats_max_iterations",
 )  # fmt: skip
-"""Options that are keywords of LLM themselves."""
+"""Options that have the same name as an argument of LLM."""
 
 _KV_CACHE = {
     "kv_cache_max_tokens": "max_tokens",
@@ -64,17 +64,20 @@ _RELEASES: Mapping[str, tuple[Release, Release]] = {
     "onboard_blocks": ((1, 0), (1, 2)),
     "disable_flashinfer_sampling": ((1, 2), (1, 2)),
 }
-"""First and last release of options that not each has: llm-api/reference in the documentation of 1.0 to 1.3.0rc29."""
+"""First and last release of each option that some releases do not support.
+
+The source is llm-api/reference in the documentation of 1.0 to 1.3.0rc29.
+"""
 
 _LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
 _LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")
-"""Modules of LoraConfig, of 1.3 first: there the others only lead to it, with a warning."""
+"""Modules that define LoraConfig in different releases. That of 1.3 comes first, where the others print a warning."""
 
-_MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
-_CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model name any
+_MAX_INPUT_LEN = 1024  # LMI's default if max_output_len is set
+_CONTEXT_LENGTH = 2048  # tokens, if neither the options nor the model state a context length
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend", "generation_config")
-"""Keywords that option.engine_args cannot change: our tokenizer reads the same directory, for the same backend, and
-requests have the model's defaults already."""
+"""Arguments that option.engine_args cannot change, because the handler depends on them. Our tokenizer reads the same
+directory, and requests already contain the defaults of the model's generation_config.json."""
 
 _CLASSES = {
     "kv_cache_config": "KvCacheConfig",
@@ -90,19 +93,20 @@ _CLASSES = {
 
 
 def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) -> dict[str, Any]:
-    """Make the keywords of LLM, with sub-configurations as plain dicts.
+    """Return the arguments of LLM, with sub-configurations as plain dicts.
 
     Args:
-        gpus: number of GPUs here, for `devices` "max".
+        config: the engine's configuration.
+        gpus: number of available GPUs, for the degree "max".
         release: major and minor number of the installed version.
 
     Raises:
-        ConfigError: options contradict each other, or this version has no such thing; with all such problems.
+        ConfigError: options contradict each other, or this version does not support them. All problems are named.
     """
     options, problems = config.options.engine_options, Problems()
     for name, (first, last) in _RELEASES.items():
         if options.get(name) is not None and not first <= release <= last:
-            message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} has no such argument"
+            message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
             problems.append(Problem("", f"option.{name}", message))
     arguments: dict[str, Any] = {
         "model": str(config.model),
@@ -118,7 +122,7 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     if (backend := options.get("guided_decoding_backend")) is not None:
         if backend not in ("xgrammar", "llguidance"):
             key = "option.guided_decoding_backend"
-            problems.append(Problem("", key, f"{key}={backend}: trtllm has xgrammar and llguidance"))
+            problems.append(Problem("", key, f"{key}={backend}: the engine trtllm supports xgrammar and llguidance"))
         arguments["guided_decoding_backend"] = backend
     if cache := _kv_cache(config):
         arguments["kv_cache_config"] = cache
@@ -128,7 +132,7 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
         arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
-    if release >= (1, 3):  # which would limit prompts to 1,024 tokens by default
+    if release >= (1, 3):  # its default would limit prompts to 1,024 tokens
         arguments.setdefault("max_input_len", arguments["max_seq_len"])
     sampler = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
     with problems:
@@ -152,7 +156,7 @@ def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[st
 
 
 def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
-    """Make the token limits; `max_seq_len` is always set, so that the engine's limit is ours."""
+    """Return the token limits. `max_seq_len` is always set, so that the engine and the handler have the same limit."""
     options = config.options.engine_options
     arguments: dict[str, Any] = {}
     limit = _either(
@@ -181,9 +185,9 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
 
 
 def _either(problems: Problems, first: int | None, key: str, second: int | None, other: str) -> int | None:
-    """Return the value of an option with two names."""
+    """Return the value of an option that has two names."""
     if first is not None and second is not None and first != second:
-        problems.append(Problem("", key, f"{key}={first} contradicts {other}={second}: they are the same thing"))
+        problems.append(Problem("", key, f"{key}={first} contradicts {other}={second}: set only one of them"))
     return first if first is not None else second
 
 
@@ -218,7 +222,7 @@ def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
-    # There is no adapter at the start from which the engine could take the modules.
+    # The modules must be named, because no adapter is known at startup from which the engine could infer them.
     config: dict[str, Any] = {"lora_target_modules": list(options.get("lora_target_modules") or _LORA_MODULES)}
     for name in ("max_lora_rank", "max_loras", "max_cpu_loras"):
         if options.get(name) is not None:
@@ -235,12 +239,14 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
-    """Choose the sampler; before 1.3 always explicitly, as defaults differ between versions.
+    """Return the arguments that select the sampler.
 
-    1.3 only has TorchSampler, and no argument for it.
+    Before 1.3 they are always set, because the defaults differ between versions. 1.3 only has TorchSampler.
 
     Args:
-        arguments: all others, with those of option.engine_args.
+        arguments: all other arguments, including those in option.engine_args.
+        sampler: the requested sampler, or "auto".
+        release: major and minor number of the installed version.
     """
     if release >= (1, 3):
         if sampler == "TRTLLMSampler":
@@ -250,9 +256,9 @@ def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> di
     if release < (1, 1) and (ours := arguments.get("enable_trtllm_sampler")) is not None:
         sampler = "TRTLLMSampler" if ours else "TorchSampler"
     if beams and sampler == "TorchSampler":
-        raise ConfigError("TorchSampler has no beam search before TensorRT-LLM 1.3 (option.max_beam_width)")
+        raise ConfigError("TorchSampler does not support option.max_beam_width before TensorRT-LLM 1.3")
     name = sampler if sampler != "auto" else "TRTLLMSampler" if beams else "TorchSampler"
-    if release < (1, 1):  # without mixed_sampler its TorchSampler samples all requests as the first one
+    if release < (1, 1):  # without mixed_sampler, TorchSampler uses the first request's parameters for all requests
         ours = name == "TRTLLMSampler"
         return {"enable_trtllm_sampler": ours, "enable_mixed_sampler": not ours}
     return {"sampler_type": name}
@@ -287,10 +293,10 @@ def _construct(name: str, value: Any) -> Any:
 
 
 def import_name(name: str, *modules: str) -> Any:
-    """Import a name from the first of these modules that has it: TensorRT-LLM moves names.
+    """Import a name from the first of several modules that defines it, because TensorRT-LLM moves names.
 
     Raises:
-        ConfigError: no module has it.
+        ConfigError: no module defines the name.
     """
     for module in modules:
         try:
@@ -309,23 +315,23 @@ _MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
-    """Make the variables of TensorRT-LLM and its MPI workers."""
+    """Return the environment variables of TensorRT-LLM and its MPI workers."""
     variables = {}
     if not config.options.engine_options.get("usage_stats"):
-        # Since 1.3 it reports its use to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
+        # Since 1.3 TensorRT-LLM reports usage to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
         variables["TRTLLM_NO_USAGE_STATS"] = "1"
     if os.geteuid() == 0:
-        # Open MPI 5 starts MPI workers by `prte`, which refuses to run as root; the start would wait for ever. Unlike
-        # mpirun it does not read OMPI_ALLOW_RUN_AS_ROOT (src/mca/schizo/prte in PRRTE 3).
+        # Open MPI 5 starts MPI workers with `prte`, which refuses to run as root, and the engine would wait forever.
+        # Unlike mpirun, prte does not read OMPI_ALLOW_RUN_AS_ROOT (src/mca/schizo/prte in PRRTE 3).
         variables |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return variables
 
 
 def leave_mpi(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables by which mpirun started this process, as in DJL's mpi_mode.
+    """Remove the variables that mpirun has set, if mpirun started this process as in DJL's mpi_mode.
 
-    With them MPI would take the engine's own workers for that run's, and fail to start them. Variables of networks
-    stay; so do all of them under TensorRT-LLM's own launcher.
+    With these variables, MPI would treat the engine's own workers as part of that run and fail to start them. Variables
+    for the network are kept. All variables are kept under TensorRT-LLM's own launcher.
     """
     if "TLLM_SPAWN_PROXY_PROCESS" in environ or not any(name in environ for name in _LAUNCHED):
         return
@@ -335,19 +341,19 @@ def leave_mpi(environ: MutableMapping[str, str]) -> None:
 
 
 def check_rank(directory: Path, max_rank: int) -> None:
-    """Check the rank of an adapter against the one that TensorRT-LLM was started with.
+    """Check that the rank of an adapter is at most `max_rank`.
 
     Raises:
         OSError: the adapter has been removed.
-        ValueError: TensorRT-LLM would fail when a request names it.
+        ValueError: the rank is too high, and TensorRT-LLM would fail when a request uses the adapter.
     """
     rank = json.loads((directory / "adapter_config.json").read_text()).get("r")
     if not isinstance(rank, int) or rank > max_rank:
-        raise ValueError(f"the adapter's rank is {rank}; option.max_lora_rank={max_rank}")
+        raise ValueError(f"the adapter's rank is {rank}, but option.max_lora_rank={max_rank}")
 
 
 def max_prompt(arguments: Mapping[str, Any]) -> int:
-    """Return the tokens of the longest prompt: without chunked prefill it must fit into one step."""
+    """Return the maximum number of tokens in a prompt. Without chunked prefill, a prompt must fit into one step."""
     step = arguments.get("max_num_tokens") or _MAX_NUM_TOKENS
     limits = [] if arguments.get("enable_chunked_prefill") else [step]
     return min([*limits, *filter(None, (arguments.get("max_input_len"),))], default=1 << 62)
@@ -361,41 +367,41 @@ def vocabulary_size(model: Path) -> int:
 def tensor_parallel_gpus(config: EngineConfig) -> int:
     if config.options.tensor_parallel_degree != "max":
         return int(config.options.tensor_parallel_degree)
-    from torch import cuda  # counting them does not start CUDA in this process
+    from torch import cuda  # counting the GPUs does not initialize CUDA in this process
 
     return int(cuda.device_count())
 
 
-# -- capabilities of the installed TensorRT-LLM with given arguments, without importing it -----------------------------
+# -- capabilities of the installed TensorRT-LLM with certain arguments, without importing it ---------------------------
 
 
-_OLDEST: Release = (1, 0)  # the first whose PyTorch backend is `tensorrt_llm.LLM`
+_OLDEST: Release = (1, 0)  # the first release in which `tensorrt_llm.LLM` uses the PyTorch backend
 _OF_THE_IMAGE: Release = (1, 2)
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
 """LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
 
-_OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler has that, but no log-probabilities"
+_OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler supports it, but returns no log-probabilities"
 _IGNORES = f"TorchSampler silently ignores it before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
-_NO_LOGPROBS = "it has no log-probabilities with option.sampler_type=TRTLLMSampler"
+_NO_LOGPROBS = "it returns no log-probabilities with option.sampler_type=TRTLLMSampler"
 
-# In 1.1 and 1.2 TorchSampler ignores these. `seed` is among them, as one generator serves all requests: seeds by
-# request came with NVIDIA/TensorRT-LLM pull request 17172.
+# Parameters that TorchSampler ignores in 1.1 and 1.2. It uses one generator for all requests, so `seed` is one of these
+# parameters. NVIDIA/TensorRT-LLM pull request 17172 introduced a seed for each request.
 _IGNORED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "seed")
 
 
 def installed_version() -> str:
     try:
         return importlib.metadata.version("tensorrt_llm")
-    except importlib.metadata.PackageNotFoundError:  # from a source tree
+    except importlib.metadata.PackageNotFoundError:  # TensorRT-LLM runs from a source tree
         return str(importlib.import_module("tensorrt_llm").__version__)
 
 
 def release_of(version: str) -> Release:
-    """Return the major and minor numbers of a version.
+    """Return the major and minor numbers of a version of TensorRT-LLM.
 
     Raises:
-        ConfigError: it is too old.
+        ConfigError: the version is too old.
     """
     match = re.match(r"(\d+)\.(\d+)", version)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -406,36 +412,34 @@ def release_of(version: str) -> Release:
 
 def warn_of_newer(version: str) -> None:
     if release_of(version) > NEWEST:
-        log.warning(
-            "TensorRT-LLM %s is installed: newer than 1.3, the newest that this engine was written for", version
-        )
+        log.warning("TensorRT-LLM %s is installed, but this engine was written for versions up to 1.3", version)
 
 
 def installed_release() -> Release:
-    """Return the installed version's release; without one, the image's, for checking a configuration."""
+    """Return the installed release, or the container image's release if TensorRT-LLM is not installed."""
     return release_of(installed_version()) if find_spec("tensorrt_llm") else _OF_THE_IMAGE
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:
-    """Return whether LLM with these arguments uses TorchSampler, which has log-probabilities.
+    """Return whether LLM with these arguments uses TorchSampler, which supports log-probabilities.
 
-    TRTLLMSampler reports them as growing lists, which TensorRT-LLM itself takes for increments. It then fails with an
-    AssertionError, except in beam search, so none are requested there.
+    TRTLLMSampler reports log-probabilities as growing lists, but TensorRT-LLM expects increments, and fails with an
+    AssertionError except in beam search. So they are not requested from TRTLLMSampler without beam search.
     """
     return not arguments.get("enable_trtllm_sampler") and arguments.get("sampler_type") != "TRTLLMSampler"
 
 
 def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
-    """Return whether a request can compute its whole prompt, and none of it comes from the prefix cache.
+    """Return whether a request can compute its whole prompt, without using results in the prefix cache.
 
-    Since 1.2 a request can have a cache of its own (`cache_salt`).
+    Since 1.2, a request can have a separate cache (`cache_salt`).
     """
     cache = arguments.get("kv_cache_config") or {}
     return release >= (1, 2) or cache.get("enable_block_reuse") is False
 
 
 def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
-    reasons = {"typical_p": "it has no typical decoding"}
+    reasons = {"typical_p": "it does not implement typical decoding"}
     if torch_sampler(arguments):
         reasons["bad_sequences"] = "TorchSampler cannot forbid sequences of tokens"
         if release < (1, 3):
@@ -444,7 +448,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     else:
         reasons |= {
             "top_logprobs": _NO_LOGPROBS,
-            "best_of": f"{_NO_LOGPROBS}, which the choice of the best answer needs",
+            "best_of": f"{_NO_LOGPROBS}, which are needed to choose the best response",
         }
     if (arguments.get("max_beam_width") or 1) < 2:
         reasons["num_beams"] = "it was started without option.max_beam_width"
@@ -452,7 +456,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         reasons["structured_output"] = "it was started without option.guided_decoding_backend=xgrammar or llguidance"
     if max_prompt(arguments) < arguments["max_seq_len"]:
         reasons["thinking_token_budget"] = (
-            "a prompt with its thought may be too long for a step (option.enable_chunked_prefill=true)"
+            "a prompt with reasoning may be too long for one step; set option.enable_chunked_prefill=true"
         )
     if not arguments.get("gather_generation_logits"):
         reasons["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
@@ -460,7 +464,8 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
         reasons |= {"prompt_logprobs": why, "return_context_logits": why}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
-    # Since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar; its version has no other styles for sure.
+    # Supported since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar. `json` is the only style that every
+    # version of xgrammar in use is known to support.
     tags = release >= (1, 2) and arguments.get("guided_decoding_backend") == "xgrammar"
     return Capabilities(
         SUPPORTS,
@@ -473,29 +478,30 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
 
 
 def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
-    """Return, by kind, why TensorRT-LLM accepts no such media with this model here; "" if it does.
+    """Return for each kind of media the reason why the engine does not accept it with this model, or "" if it does.
 
-    It only reads audio clips for Phi-4-multimodal (1.0 to 1.3), by code and by an adapter that come with that model.
+    TensorRT-LLM 1.0 to 1.3 accepts audio only for Phi-4-multimodal, with code and an adapter from the checkpoint.
 
     Args:
-        own_caches: a request can have a prefix cache of its own, or there is none.
+        model: directory of the model, or None.
+        own_caches: whether each request can have a separate prefix cache, or there is no prefix cache.
     """
     images = read_image_tokens(model)
-    reasons = {"audio": "TensorRT-LLM has no model_type qwen2_audio (config.json)", "image": ""}
+    reasons = {"audio": "TensorRT-LLM does not support model_type qwen2_audio (config.json)", "image": ""}
     if not isinstance(images, str) and not isinstance(images, QwenTokens):
-        reasons["image"] = "TensorRT-LLM has no model_type llava (config.json)"
+        reasons["image"] = "TensorRT-LLM does not support model_type llava (config.json)"
     elif not own_caches:
-        reasons["image"] = "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"
+        reasons["image"] = "before TensorRT-LLM 1.2, images need option.enable_prefix_caching=false"
     return {kind: reason or reasons[kind] for kind, reason in no_media(model).items()}
 
 
 def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
-    """Raise ValueError where TensorRT-LLM, started for prompts of `most` tokens, would fail on a prompt."""
+    """Raise ValueError if a prompt is empty, has more than `most` tokens, or contains ids outside the vocabulary."""
     if not ids:
         raise ValueError("the prompt is empty")
     if len(ids) > most:
         raise ValueError(
-            f"the prompt has {len(ids)} tokens, more than the {most} that TensorRT-LLM was started for "
+            f"the prompt has {len(ids)} tokens, but TensorRT-LLM was started with a limit of {most} "
             "(option.max_input_len; option.max_num_batched_tokens without option.enable_chunked_prefill=true)"
         )
     if not all(0 <= id < vocabulary for id in ids):
@@ -503,10 +509,10 @@ def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
 
 
 def background_error(llm: Any) -> Exception | None:
-    """Return the first error of a thread or worker of TensorRT-LLM that it has not reported yet.
+    """Return the first error in TensorRT-LLM's threads and workers that has not been raised yet, or None.
 
-    Its executor keeps them in a queue, and raises them with the next request (`_error_queue` in executor/executor.py,
-    1.0 to 1.4).
+    The executor keeps such errors in a queue, and raises them at the next request (`_error_queue` in
+    executor/executor.py, 1.0 to 1.4).
     """
     waiting = getattr(getattr(llm, "_executor", None), "_error_queue", None)
     found = next(iter(tuple(getattr(waiting, "queue", ()))), None)

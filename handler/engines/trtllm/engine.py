@@ -1,6 +1,6 @@
-"""TensorRT-LLM by its LLM API: the PyTorch backend of 1.0 and later (nvidia.github.io/TensorRT-LLM/llm-api).
+"""The engine for TensorRT-LLM's LLM API with the PyTorch backend since 1.0 (nvidia.github.io/TensorRT-LLM/llm-api).
 
-Tested on a double (`tests/doubles`); docs/trtllm.md lists the parts that have not run on a GPU.
+It is tested with a double (`tests/doubles`). docs/trtllm.md lists the parts that have not run on a GPU.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments
 
 __all__ = ["TrtLlm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
-_PATIENCE = 0.02  # seconds that a step waits for results, before new commands are read
+_PATIENCE = 0.02  # seconds that a step waits for results, so that new commands are read soon
 
 
 class TrtLlm:
-    """See `engines.base.Engine`.
+    """An engine that submits requests to `LLM.generate_async`. See `engines.base.Engine`.
 
-    `generate_async` needs an event loop in the calling thread: our own, which runs inside `add` and `step`
-    (`engine.py`). Each request has a task there that takes its results and wakes `step`.
+    `generate_async` needs an event loop in the calling thread. Ours only runs during `add` and `step`. Each request has
+    a task on this loop, which reads the results and wakes `step`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -84,7 +84,7 @@ class TrtLlm:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[int, RunningRequest] = {}
-        self._fresh: dict[int, RunningRequest] = {}  # requests with new results, in order of arrival
+        self._fresh: dict[int, RunningRequest] = {}  # requests with unread results, in order of arrival
         self._broken: BaseException | None = None
         self._silence = Silence()
         self._inactivity = float(config.options.engine_options.get("inactivity_timeout", math.inf))
@@ -92,9 +92,9 @@ class TrtLlm:
         self._refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
         classes = construct(arguments)
         self._lora = classes.get("lora_config")
-        self._checked: set[int] = set()  # ids of adapters
+        self._checked: set[int] = set()  # ids of adapters whose rank has been checked
         self._llm = tensorrt_llm.LLM(**classes)
-        self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report an MPI worker's death
+        self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report the death of an MPI worker
         self._loop = SteppedLoop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
@@ -116,7 +116,7 @@ class TrtLlm:
 
     @property
     def first_id(self) -> int:
-        """An id in the model's vocabulary."""
+        """A token id that is certain to be in the vocabulary."""
         return min(self._model.eos, default=0)
 
     def add(self, request: EngineRequest) -> None:
@@ -134,27 +134,27 @@ class TrtLlm:
             lora_request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
             more["lora_request"] = lora_request(adapter.name, adapter.id, adapter.path)
         if self._salted:
-            # Tokens from the prefix cache have no logits: give such a request a cache of its own.
+            # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
             more["cache_salt"] = f"{os.getpid()}.{request.key}" if options.prompt_logits else cache_salt(media)
         if not self._expects_results():
             self._silence.begin()
         self._loop.run_until_complete(self._submit(request.key, inputs, arguments, options, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Check the adapter: TensorRT-LLM loads it only with the first request that names it."""
+        """Check the adapter's rank. TensorRT-LLM loads the adapter when the first request uses it."""
         if self._lora is not None:
             check_rank(Path(adapter.path), self._lora.max_lora_rank)
         self._checked.add(adapter.id)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Forget the check; TensorRT-LLM's cache evicts the least recently used adapters by itself."""
+        """Forget that the adapter was checked. TensorRT-LLM's cache evicts the least recently used adapters itself."""
         self._checked.discard(adapter.id)
 
     def cancel(self, key: int) -> None:
         self._fresh.pop(key, None)
         running = self._running.pop(key, None)
         if running is not None and not running.ended and self._broken is None:
-            running.result.abort()  # its end comes later, and its task ignores it
+            running.result.abort()  # its last result arrives later, and is ignored
 
     def step(self) -> Step:
         if not self._fresh and self._broken is None:
@@ -174,13 +174,13 @@ class TrtLlm:
             if not running.ended and self._broken is None:
                 running.result.abort()
         self._running.clear()
-        tasks = list(self._tasks)  # the set empties itself as they end
+        tasks = list(self._tasks)  # a copy, because tasks that end are removed from the set
         for task in tasks:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         self._llm.shutdown()
-        self._loop.run_until_complete(asyncio.sleep(0))  # the last notices: a coroutine each, which must not be left
+        self._loop.run_until_complete(asyncio.sleep(0))  # run the coroutines of the last notifications
         self._loop.close()
 
     # -- on the event loop ---------------------------------------------------------------------------------------
@@ -188,20 +188,20 @@ class TrtLlm:
     async def _submit(
         self, key: int, inputs: Any, arguments: Mapping[str, Any], options: RequestOptions, more: Mapping[str, Any]
     ) -> None:
-        """Submit a request; an exception means that it is refused."""
+        """Submit a request, or raise an exception if TensorRT-LLM refuses it."""
         try:
             result = self._llm.generate_async(
                 inputs,
-                # A new one for each request: TensorRT-LLM writes into it, and reads that again.
+                # A new object for each request, because TensorRT-LLM changes it.
                 sampling_params=self._sampling_params(**arguments),
                 streaming=not options.whole,
                 **more,
             )
-        except Exception as error:  # foreign code: it concerns this request, or breaks the engine
-            # An image is processed here, by code that raises anything; an LLM that has ended raises RuntimeError.
+        except Exception as error:  # it affects only this request, or means that the engine is broken
+            # Code that processes an image here may raise any exception. An LLM that has ended raises RuntimeError.
             if self._is_refusal(error) or ("multi_modal_data" in inputs and not isinstance(error, RuntimeError)):
                 raise
-            return self._break(error)  # the next step raises it
+            return self._break(error)  # the next step raises the error
         running = RunningRequest(key, result, options)
         task = self._loop.create_task(self._follow(running))
         self._tasks.add(task)
@@ -212,33 +212,33 @@ class TrtLlm:
         self._running[key] = running
 
     async def _follow(self, running: RunningRequest) -> None:
-        """Take a request's results to the end, also after its cancellation."""
+        """Read a request's results until the last one, even if the request is cancelled."""
         try:
             async for _ in running.result:
                 if error := getattr(running.result, "error", None):  # since 1.3 some failures are not raised
                     running.error = str(error)
                     break
                 self._notify(running)
-        except Exception as error:  # foreign code: it concerns this request, or breaks the engine
-            # The result must not be read after an exception: it would wait for ever.
+        except Exception as error:  # it affects only this request, or means that the engine is broken
+            # No more results must be read after an exception, because that would wait forever.
             if not self._is_refusal(error):
                 return self._break(error)
             running.error = describe(error)
             if not (isinstance(error, self._refusal) or running.result.aborted()):
-                # Reading a result has failed, which the engine does not know. In 1.2 reading the last one of an aborted
-                # request fails too (`_handle_sequence` in executor/result.py).
+                # The engine does not know that reading a result has failed. In 1.2, reading the last result of an
+                # aborted request also fails (`_handle_sequence` in executor/result.py).
                 running.result.abort()
         running.ended = True
         self._notify(running)
 
     async def _news(self) -> None:
-        """Wait shortly for a result, then let the tasks take all that have come."""
+        """Wait briefly for a result, then let the tasks read all results that have arrived."""
         self._waiter = self._loop.create_future()
         timer = self._loop.call_later(_PATIENCE, self._wake)
         await self._waiter
         self._waiter = None
         timer.cancel()
-        for _ in range(2):  # one message of the engine wakes many tasks: let them all run
+        for _ in range(2):  # let all tasks run, because one message from the engine may wake many
             await asyncio.sleep(0)
 
     def _notify(self, running: RunningRequest) -> None:
@@ -255,7 +255,7 @@ class TrtLlm:
         self._wake()
 
     def _is_refusal(self, error: Exception) -> bool:
-        """Return whether an exception concerns its request only; any other one breaks the engine.
+        """Return whether an exception affects only its request. Any other exception means that the engine is broken.
 
         RequestError is a RuntimeError, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
         """
@@ -264,10 +264,13 @@ class TrtLlm:
     # -- inactivity ----------------------------------------------------------------------------------------------
 
     def _check_activity(self, *, heard: bool) -> None:
-        """Check that results still come: the executor can die without an error anywhere.
+        """Check that results still arrive, because the executor can die without reporting an error.
+
+        Args:
+            heard: whether this step has read results.
 
         Raises:
-            TimeoutError: no request advanced for option.inactivity_timeout.
+            TimeoutError: no request has made progress for `option.inactivity_timeout` seconds.
         """
         if heard or not self._expects_results():
             self._silence.begin()
@@ -280,7 +283,7 @@ class TrtLlm:
     def _expects_results(self) -> bool:
         """Return whether a working engine would soon return a result.
 
-        An answer that comes whole may take any time, and requests that have not begun may wait for it.
+        A response that is not streamed may take any time, and requests without output may be waiting for it.
         """
         running = self._running.values()
         return bool(running) and (
@@ -328,40 +331,41 @@ def load(config: EngineConfig) -> TrtLlm:
 load_tokenizer = files.load_tokenizer
 
 
-# -- read one request's result while it grows --------------------------------------------------------------------------
-# TensorRT-LLM returns one object whose lists grow (`GenerationResult` in executor/result.py), so the new tokens follow
-# from our own count. Its `*_diff` lists repeat and lose tokens under load. Each message may have several tokens.
+# -- read a request's result while it grows ----------------------------------------------------------------------------
+# TensorRT-LLM returns one object per request, whose lists grow (`GenerationResult` in executor/result.py). We count the
+# tokens that have been read to find the new ones, because its `*_diff` lists repeat and lose tokens under load. A
+# message may contain several tokens.
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """The parts of an answer that a request needs, and the ids that end it."""
+    """A request's settings for reading its result."""
 
     prompt: Sequence[int]
-    width: int = 1  # sequences: beams
-    stops: frozenset[int] = frozenset()  # ids that end it as STOP
-    own_stops: frozenset[int] = frozenset()  # ids that the engine does not stop at
-    least: int = 0  # tokens before which none of `own_stops` counts
+    width: int = 1  # number of beams
+    stops: frozenset[int] = frozenset()  # ids that end the response with Finish.STOP
+    own_stops: frozenset[int] = frozenset()  # ids at which we stop, because the engine does not
+    least: int = 0  # number of tokens before which `own_stops` are ignored
     tops: int = 0
     prompt_logprobs: bool = False
     prompt_tops: int = 0
     context_logits: bool = False
     generation_logits: bool = False
-    goes_on: bool = False  # the prompt ends with a part of the answer
+    goes_on: bool = False  # whether the prompt ends with a part of the response
 
     @property
     def whole(self) -> bool:
-        """Return whether the answer comes at once: beams exist only at the end, and the last message has all logits."""
+        """Return whether the response is not streamed, as only the last message contains the beams or all logits."""
         return self.width > 1 or self.generation_logits
 
     @property
     def prompt_logits(self) -> bool:
-        """Return whether the logits of all the prompt's tokens are needed."""
+        """Return whether the logits of all prompt tokens are needed."""
         return self.prompt_logprobs or self.context_logits
 
     @property
     def plain(self) -> bool:
-        """Return whether the output has only tokens, and the engine alone decides where it ends."""
+        """Return whether the output consists only of tokens, and the engine itself stops at all end tokens."""
         return not (self.whole or self.own_stops or self.tops or self.prompt_logits)
 
 
@@ -383,14 +387,14 @@ def request_options(request: EngineRequest, model: Model) -> RequestOptions:
 
 
 class RunningRequest:
-    """A request in the engine; `one_token` and `outputs` return what is new since the last call of either."""
+    """A request in the engine. `one_token` and `outputs` return what is new since the last call of either method."""
 
     def __init__(self, key: int, result: Any, options: RequestOptions) -> None:
         self.key = key
-        self.result = result  # without a reference it may be freed before its end
-        self.ended = False  # no result will come any more
+        self.result = result  # keeps a reference, without which the result may be freed too early
+        self.ended = False  # whether the last result has been read
         self.error = ""
-        self.stopped = False  # by one of `own_stops`; the engine goes on until `abort`
+        self.stopped = False  # whether one of `own_stops` ended the response; the engine continues until `abort`
         self.options = options
         self._plain = options.plain
         self._sent = 0
@@ -398,16 +402,16 @@ class RunningRequest:
 
     @property
     def begun(self) -> bool:
-        """Return whether tokens have come."""
+        """Return whether the request has returned any tokens."""
         return self._sent > 0
 
     @property
     def _num_cached(self) -> int | None:
-        """Return the number of the prompt's tokens that were in the prefix cache; None: unknown."""
+        """Return the number of prompt tokens that were in the prefix cache, or None if it is zero or unknown."""
         return None if self.options.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:
-        """Add the new token to the columns of `step`; False if there is more to return, or less."""
+        """Add a single new token to the columns of `step`, or return False if there is anything else to return."""
         if not self._plain or self.ended or self.error or (not self._sent and self._num_cached):
             return False
         try:
@@ -416,7 +420,7 @@ class RunningRequest:
                 return False
             id, entries = output.token_ids[sent], output.logprobs
             logprob = _logprob(entries[sent], id) if entries else None
-        except (AttributeError, IndexError, KeyError, TypeError):  # `outputs` reports it
+        except (AttributeError, IndexError, KeyError, TypeError):  # `outputs` reports the error
             return False
         step.keys.append(self.key)
         step.ids.append(id)
@@ -431,7 +435,7 @@ class RunningRequest:
             if self.options.width > 1:
                 return self._beams() if self.ended else []
             return self._single()
-        except Exception as error:  # foreign objects: this request fails, its neighbours go on
+        except Exception as error:  # unexpected objects in the result must only fail this request
             self.error = self.error or describe(error)
             return [failed(self.key, self.error)]
 
@@ -439,13 +443,13 @@ class RunningRequest:
         output = self.result.outputs[0]
         if output.finish_reason is None and (self.ended or self.options.whole):
             if self.ended:
-                raise ValueError("the engine ended the request without a reason")
+                raise ValueError("the engine ended the request without a finish reason")
             return []
         pending = self._prompt_pending
         if pending and self.result.context_logits is None:
             if output.finish_reason is not None:
-                raise ValueError("the engine gave no logits of the prompt")
-            return []  # they come before the first output, or with it
+                raise ValueError("the engine returned no logits for the prompt")
+            return []  # the logits arrive before the first output, or with it
         self._prompt_pending = False
         ids = self._ids(output)[self._sent :]
         finish = self._finish(output, ids)
@@ -457,20 +461,20 @@ class RunningRequest:
         return [result] if ids or finish is not None else []
 
     def _beams(self) -> list[Output]:
-        """Return all beams, in the engine's order: the best first."""
+        """Return all beams, best first, in the engine's order."""
         beams = []
         for number, output in enumerate(self.result.outputs[: self.options.width]):
             ids = self._ids(output)
             finish = self._finish(output, ids)
             if finish is None:
-                raise ValueError("the engine ended a beam without a reason")
+                raise ValueError("the engine ended a beam without a finish reason")
             beams.append(self._output(output, ids, finish, number, 0, with_prompt=self._prompt_pending and not number))
         if len(beams) != self.options.width:
-            raise ValueError(f"the engine gave {len(beams)} of {self.options.width} beams")
+            raise ValueError(f"the engine returned only {len(beams)} of {self.options.width} beams")
         return beams
 
     def _ids(self, output: Any) -> Sequence[int]:
-        """Return all ids so far, with a stop id that ended the answer, which some versions cut off."""
+        """Return all ids so far, including the stop id that ended the response, which some versions remove."""
         ids, reason = output.token_ids, output.stop_reason
         if output.finish_reason == "stop" and isinstance(reason, int) and ids[-1:] != [reason]:
             return [*ids, reason]
@@ -486,7 +490,7 @@ class RunningRequest:
                 reason = output.stop_reason
                 last = reason if isinstance(reason, int) else ids[-1] if ids else None
                 return Finish.STOP if last in self.options.stops or isinstance(reason, str) else Finish.EOS
-        raise ValueError(f"the engine ended the request: {output.finish_reason}")  # cancelled, timeout, not_finished
+        raise ValueError(f"the engine ended the request with the finish reason {output.finish_reason!r}")
 
     def _own_stop(self, ids: Sequence[int]) -> int | None:
         for at, id in enumerate(ids):
@@ -521,20 +525,20 @@ class RunningRequest:
         rows, size = _rows(self.result.context_logits), len(self.options.prompt)
         if len(rows) != size:
             raise ValueError(
-                f"the engine gave logits of {len(rows)} of the prompt's {size} tokens: the others were in its prefix "
-                "cache, or in parts (option.enable_prefix_caching=false, option.enable_chunked_prefill=false)"
+                f"the engine returned logits for only {len(rows)} of the prompt's {size} tokens; "
+                "set option.enable_prefix_caching=false and option.enable_chunked_prefill=false"
             )
         return rows
 
 
 def _logprob(entry: Any, id: int) -> float | None:
-    """Read one token's log-probability; old samplers leave it out for an unlikely token."""
+    """Return a token's log-probability, or None if it is missing, as old samplers omit it for unlikely tokens."""
     value = entry.get(id) if isinstance(entry, Mapping) else entry
     return getattr(value, "logprob", value)
 
 
 def _top(entry: Mapping[int, Any], count: int) -> Alternatives:
-    """Return the most likely ids, best first; `entry` may have the chosen one in addition."""
+    """Return the `count` most likely ids, best first. `entry` may contain the chosen id in addition."""
     best_first = sorted(((id, value.logprob) for id, value in entry.items()), key=lambda pair: -pair[1])
     return tuple(best_first[:count])
 
@@ -542,7 +546,7 @@ def _top(entry: Mapping[int, Any], count: int) -> Alternatives:
 def _rows(tensor: Any) -> Any:
     """Convert a tensor [..., rows, vocabulary] to a numpy array of float32 [rows, vocabulary]."""
     if tensor is None:
-        raise ValueError("the engine gave no logits")
+        raise ValueError("the engine returned no logits")
     array = tensor.float().cpu().numpy()
     return array.reshape(-1, array.shape[-1])
 
@@ -551,56 +555,54 @@ def _to_lists(rows: Any) -> Any:
     return None if rows is None else rows.tolist()
 
 
-# -- event loop that runs only inside its owner's calls; other threads may schedule callbacks in between ---------------
+# -- an event loop that runs only during calls by its owner; other threads may schedule callbacks at any time ----------
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """Reports to other threads that it runs, as long as it is open.
+    """An event loop that other threads see as running until it is closed.
 
-    A thread of TensorRT-LLM's proxy puts results into a request's queue and wakes the reader only if
-    `loop.is_running()`. Otherwise a request whose last result it was would never end (`_SyncQueue.notify_many` in
-    tensorrt_llm/llmapi/utils.py and `dispatch_result_task` in executor/proxy.py, 1.0 to 1.4). Before October 2025, and
-    with an executor in the LLM's process, the error of that even shuts the LLM down.
+    A thread of TensorRT-LLM's proxy puts results into a request's queue, but wakes the reader only if
+    `loop.is_running()`. A request would never end if its reader were not woken for the last result
+    (`_SyncQueue.notify_many` in tensorrt_llm/llmapi/utils.py and `dispatch_result_task` in executor/proxy.py, 1.0 to
+    1.4). Before October 2025, the resulting error even shuts down an LLM whose executor is in the same process.
 
-    Callbacks of `call_soon_threadsafe` are kept until the loop runs again, so no notice is lost. A loop on a thread of
-    its own took a tenth more CPU a token with 256 streams.
+    Callbacks of `call_soon_threadsafe` are kept until the loop runs again, so no notification is lost. A loop on a
+    separate thread took a tenth more CPU time per token with 256 streams.
     """
 
     def __init__(self) -> None:
-        self._owner = threading.get_ident()  # asyncio's constructor calls is_running
+        self._owner = threading.get_ident()  # set first, because asyncio's constructor calls `is_running`
         super().__init__()
 
     def is_running(self) -> bool:
-        """Return the real state on the thread that created the loop: asyncio checks it before it runs or
-        closes the loop.
-        """
+        """Return the real state to the owner's thread, where asyncio checks it before running or closing the loop."""
         if threading.get_ident() == self._owner:
             return super().is_running()
         return not self.is_closed()
 
 
-# -- prompts of vision models, which TensorRT-LLM reads as text, and computes the ids itself ---------------------------
-# Facts of 1.0 to 1.3 (llmapi/llm.py, inputs/registry.py, _torch/models/modeling_qwen2vl.py, NVIDIA/TensorRT-LLM):
+# -- prompts of vision models, which are passed as text, because TensorRT-LLM computes the ids itself ------------------
+# What we know of 1.0 to 1.3 (llmapi/llm.py, inputs/registry.py, _torch/models/modeling_qwen2vl.py):
 #
-# * Ids with images are decoded and encoded again; before 1.3 that fails without `mm_processor_kwargs`.
-# * Before 1.3 a step that has prompts of ids beside images fails for all of them: texts alone get Qwen2-VL's positions.
-# * The images' hashes in the KV cache leave out the width, and one image that cannot be hashed ends hashing for good.
+# * Ids with images are decoded and encoded again. Before 1.3, this fails without `mm_processor_kwargs`.
+# * Before 1.3, prompts of ids do not get Qwen2-VL's positions, and a step with such prompts and images fails.
+# * The hash of an image in the KV cache does not depend on its width. If hashing fails once, it is turned off for good.
 
 
 def cache_salt(media: MediaPrompt | None) -> str | None:
-    """Name the prefix cache of prompts with the same media; None without media."""
+    """Return the name of a prefix cache for prompts with the same media, or None without media."""
     if media is None or not media.media:
         return None
     return hashlib.sha256(",".join(medium.digest for medium in media.media).encode()).hexdigest()
 
 
 class VisionPrompts:
-    """Makes the inputs of `generate_async`, and checks the ids that TensorRT-LLM computes.
+    """A converter of prompts to the inputs of `generate_async`, which also checks the ids that TensorRT-LLM computes.
 
     Args:
-        tokenizer: the LLM's.
-        tokens: the model's.
-        vocabulary: size of it.
+        tokenizer: the LLM's tokenizer.
+        tokens: the model's image tokens.
+        vocabulary: number of ids in the vocabulary.
     """
 
     def __init__(self, tokenizer: Any, tokens: QwenTokens, vocabulary: int) -> None:
@@ -609,10 +611,10 @@ class VisionPrompts:
         self._vocabulary = vocabulary
 
     def inputs(self, ids: Sequence[int], media: MediaPrompt | None) -> dict[str, Any]:
-        """Return the text, with images as Pillow's.
+        """Return the prompt's text, and its images as Pillow images.
 
         Raises:
-            ValueError: no text has these ids, or not as many placeholders as images.
+            ValueError: no text is encoded as these ids, or the numbers of placeholders and images differ.
         """
         text, images = ("", ()) if media is None else media
         short = collapse(ids, images, {"image": self._tokens})
@@ -622,16 +624,20 @@ class VisionPrompts:
         return inputs
 
     def check(self, found: Sequence[int], ids: Sequence[int]) -> str:
-        """Compare the ids that TensorRT-LLM computes; return what is wrong, or "".
+        """Compare the ids that TensorRT-LLM has computed with those expected, and return an error message or "".
 
-        Before 1.3 ids of images are outside the vocabulary.
+        Before 1.3, the ids of images are outside the vocabulary.
+
+        Args:
+            found: the ids that TensorRT-LLM has computed.
+            ids: the expected ids.
         """
         placeholder = self._tokens.placeholder
         if len(found) != len(ids):
-            return f"TensorRT-LLM computes {len(found)} tokens for a prompt of {len(ids)}: a bug"
+            return f"TensorRT-LLM computes {len(found)} tokens for a prompt of {len(ids)} tokens, which is a bug"
         for at, (one, id) in enumerate(zip(found, ids, strict=True)):
             if one != id and not (id == placeholder and one >= self._vocabulary):
-                return f"TensorRT-LLM computes the id {one} in the prompt's place {at}, which has {id}: a bug"
+                return f"TensorRT-LLM computes the id {one} instead of {id} at position {at}, which is a bug"
         return ""
 
     def _encode(self, text: str) -> list[int]:
@@ -642,6 +648,6 @@ class VisionPrompts:
 
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
-    """Make them for a model with images; None if prompts are ids."""
+    """Return the converter for a model that accepts images, or None if prompts are passed as ids."""
     tokens = read_image_tokens(model)
     return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

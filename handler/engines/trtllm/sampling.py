@@ -1,4 +1,4 @@
-"""Translates Sampling into the keywords of TensorRT-LLM's SamplingParams (tensorrt_llm/sampling_params.py)."""
+"""Translation of Sampling into the arguments of TensorRT-LLM's SamplingParams (tensorrt_llm/sampling_params.py)."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from handler.engines.structured_output.ebnf import acyclic
 
 _MAX_SEED = (1 << 64) - 1
 
-# Limits that keep one request from ending the engine: a NaN, or a `top_k` above the vocabulary's size, fails a
+# Limits that keep a request from crashing the engine: a NaN, or a `top_k` above the vocabulary's size, fails a
 # device-side assertion.
-_COLDEST = 1e-5  # a lower temperature is greedy: logits divided by it may be infinite
-_FORBIDDEN = -1e30  # added to a logit; minus infinity for all allowed tokens would give NaN
+_COLDEST = 1e-5  # lower temperatures are treated as greedy, because logits divided by them may be infinite
+_FORBIDDEN = -1e30  # bias of forbidden tokens; minus infinity could result in NaN
 
 
 @dataclass(frozen=True)
 class Model:
-    """Facts of the loaded model that requests depend on."""
+    """Properties of the loaded model that affect requests."""
 
     vocabulary: int  # number of ids
     eos: frozenset[int]
-    tokenizer_eos: int | None  # the tokenizer's one of them
-    torch_sampler: bool  # it has log-probabilities; TRTLLMSampler only for beams
+    tokenizer_eos: int | None  # the tokenizer's end token, which is also in `eos`
+    torch_sampler: bool  # whether TorchSampler is used; TRTLLMSampler returns log-probabilities only for beams
     max_beam_width: int
 
     @property
     def end_id(self) -> int:
-        """Return the EOS that TensorRT-LLM's `min_tokens` suppresses, by default the tokenizer's; -1 is none."""
+        """Return the only end token that TensorRT-LLM's `min_tokens` suppresses, or -1 if there is none."""
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Return whether we find the stop ids instead of the engine: its `min_tokens` suppresses only `end_id`."""
+    """Return whether we look for stop ids ourselves, because the engine's `min_tokens` suppresses only `end_id`."""
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
 def stops(sampling: Sampling, model: Model) -> frozenset[int]:
-    """Return the ids other than `end_id` that end an answer."""
+    """Return the ids that end a response, except `end_id`."""
     eos = frozenset() if sampling.ignore_eos else model.eos
     return eos - {model.end_id} | frozenset(sampling.stop_token_ids)
 
@@ -53,10 +53,10 @@ def _by_tokenizer(sampling: Sampling) -> bool:
 
 
 def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Make the keywords for end tokens and forbidden tokens.
+    """Return the arguments for end tokens and forbidden token sequences.
 
-    With `end_id` TensorRT-LLM adds no stop ids of its own, and -1 is no end. It reads forbidden words as text only
-    where it sets `end_id` itself.
+    If `end_id` is set, TensorRT-LLM adds no stop ids of its own; -1 means no end token. It encodes forbidden words only
+    if `end_id` is not set.
     """
     made: dict[str, Any] = {}
     if _by_tokenizer(sampling):
@@ -65,13 +65,16 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
         made |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
     if not own_stops(sampling, model) and (ids := stops(sampling, model)):
         made["stop_token_ids"] = sorted(ids)
-    if sampling.min_new_tokens and not sampling.ignore_eos:  # with no end_id it would hold back the id -1
+    if sampling.min_new_tokens and not sampling.ignore_eos:  # without end_id, it would suppress the id -1
         made["min_tokens"] = sampling.min_new_tokens
     return made
 
 
 def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Make the keywords of greedy decoding, sampling or beam search. Version 1.0 needs all three to sample."""
+    """Return the arguments for greedy decoding, sampling or beam search.
+
+    Version 1.0 only samples if temperature, top_k and top_p are all set.
+    """
     if sampling.num_beams > 1:
         return {
             "use_beam_search": True,
@@ -86,7 +89,7 @@ def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
-    return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0: all
+    return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0 allows all tokens
 
 
 def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
@@ -95,15 +98,15 @@ def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:
     if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
-        return {"logprobs": max(1, sampling.top_logprobs)}  # 0 gives none
+        return {"logprobs": max(1, sampling.top_logprobs)}  # for 0, no log-probabilities are returned
     return {}
 
 
 def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Compute a prompt's log-probabilities from its logits.
+    """Request the prompt's logits, from which we compute log-probabilities.
 
-    Before 1.3 `prompt_logprobs` has the most likely tokens only, not the prompt's own (NVIDIA/TensorRT-LLM pull request
-    11235).
+    Before 1.3, `prompt_logprobs` only returns the most likely tokens, not the prompt's own (NVIDIA/TensorRT-LLM pull
+    request 11235).
     """
     return {"return_context_logits": True} if sampling.prompt_logprobs or sampling.return_context_logits else {}
 
@@ -115,14 +118,14 @@ def _guided_decoding(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Forbid ids. TorchSampler cannot, so there they get a large negative bias."""
+    """Return the forbidden ids. TorchSampler ignores them, so `_bias` gives them a large negative bias instead."""
     if model.torch_sampler or not sampling.bad_token_ids:
         return {}
     return {"bad_token_ids": list(sampling.bad_token_ids)}
 
 
 def _bias(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Make the numbers added to each id's logit: numpy float32 [vocabulary]."""
+    """Return the biases that are added to the logits: a numpy array of float32 [vocabulary]."""
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
         changes |= dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
@@ -136,10 +139,10 @@ def _bias(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
-    """Make the keywords of GuidedDecodingParams.
+    """Return the arguments of GuidedDecodingParams.
 
     Raises:
-        ValueError: TensorRT-LLM has no such kind.
+        ValueError: TensorRT-LLM does not support this kind of structured output.
     """
     match structured_output.kind:
         case "json_schema":
@@ -148,9 +151,9 @@ def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, 
             return {"json_object": True}
         case "regex" | "grammar" | "structural_tag" as kind:
             return {kind: structured_output.value}
-        case "choice":  # as a regular expression: it has no choices
+        case "choice":  # as a regular expression, because choices are not supported
             return {"regex": f"({regex_of(structured_output.value)})"}
-    raise ValueError(f"TensorRT-LLM has no structured output of the kind {structured_output.kind!r}")
+    raise ValueError(f"TensorRT-LLM does not support structured output of the kind {structured_output.kind!r}")
 
 
 _DRAWN: Mapping[str, Rule] = {
@@ -160,7 +163,7 @@ _DRAWN: Mapping[str, Rule] = {
     "seed": _seed,
     "min_p": unless_neutral("min_p"),
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_tokens",
@@ -191,23 +194,23 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
 def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Make the keywords of SamplingParams; `guided_decoding` holds those of GuidedDecodingParams.
+    """Return the arguments of SamplingParams. For `guided_decoding`, they contain a dict for GuidedDecodingParams.
 
     Raises:
-        ValueError: the engine would refuse a value, or fail on it, after the request was submitted.
+        ValueError: the engine would refuse a value, or fail on it after the request was submitted.
     """
     _check(sampling, model)
     return {
-        # We turn ids into text and find stop strings, so the engine makes no text.
+        # The engine need not decode ids, because the handler does it and looks for stop strings.
         "detokenize": False,
-        # Else the id that ends the answer is cut from token_ids, but not from logprobs.
+        # Otherwise the id that ends the response is removed from token_ids, but not from logprobs.
         "include_stop_str_in_output": True,
         **arguments(_TABLE, sampling, model),
     }
 
 
 def _check(sampling: Sampling, model: Model) -> None:
-    """Refuse values that its Python side accepts, and its C++ side rejects later without their name."""
+    """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter."""
     _require(sampling.max_new_tokens >= 1, "max_new_tokens must be at least 1")
     _require(sampling.min_new_tokens >= 0, "min_new_tokens must be at least 0")
     _require(0 <= sampling.temperature < math.inf, "temperature must be at least 0")
@@ -227,15 +230,13 @@ def _check(sampling: Sampling, model: Model) -> None:
         _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
     if sampling.structured_output is not None:
         _require(
-            not sampling.ignore_eos, "ignore_eos and structured output exclude each other: nothing may follow its end"
+            not sampling.ignore_eos, "structured output cannot be combined with ignore_eos: nothing may follow its end"
         )
-        _require(
-            not sampling.min_new_tokens, "a minimum length and structured output exclude each other: it decides the end"
-        )
+        _require(not sampling.min_new_tokens, "structured output cannot be combined with a minimum length")
     if _by_tokenizer(sampling) and sampling.ignore_eos:
-        # TensorRT-LLM would add the model's further EOS ids to the stop ids.
+        # TensorRT-LLM would add the model's other end tokens to the stop ids.
         _require(
-            len(model.eos) < 2, "bad_sequences and ignore_eos together are not possible: the model has several EOS"
+            len(model.eos) < 2, "bad_sequences cannot be combined with ignore_eos: the model has several end tokens"
         )
 
 
@@ -245,17 +246,17 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 # -- check a client's structured output before TensorRT-LLM gets it ----------------------------------------------------
-# TensorRT-LLM makes a mask of allowed tokens at every step, for all requests. With its backend xgrammar, the installed
-# xgrammar tries each text here, in the sandbox. Its backend llguidance limits its own work, but not reading a text: so
-# only the syntax of an expression is checked, and that no rule of a grammar is cyclic.
+# TensorRT-LLM computes a mask of allowed tokens at every step, while all requests wait. With its backend xgrammar, each
+# schema or grammar is tried with the installed xgrammar in the sandbox. Its backend llguidance limits its own work
+# except parsing. So only the syntax of a regular expression is checked, and that no rule of a grammar is cyclic.
 
-_CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expressions lack and the engine's have
+_CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which the engine supports but Python does not
 
 
 def check(structured_output: StructuredOutput) -> None:
-    """Raise ValueError for a text that is not a regular expression, or a grammar with a cyclic rule.
+    """Raise ValueError for an invalid regular expression, or a grammar with a cyclic rule.
 
-    Some take seconds: run it in the sandbox.
+    This may take seconds, so it must run in the sandbox.
     """
     if structured_output.kind == "grammar" and "::=" in structured_output.value:  # else llguidance's notation
         acyclic(structured_output.value)
@@ -263,7 +264,7 @@ def check(structured_output: StructuredOutput) -> None:
         try:
             re.compile(_CLASS.sub("x", structured_output.value))
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"it is not a regular expression: {str(error) or 'nested too deeply'}") from None
+            raise ValueError(f"the regular expression is invalid: {str(error) or 'nested too deeply'}") from None
 
 
 def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:

@@ -1,1 +1,1 @@
-"""vLLM, on GPUs, and on CPUs by its CPU build."""
+"""The engine that runs models with vLLM, on GPUs or, with vLLM's CPU build, on CPUs."""

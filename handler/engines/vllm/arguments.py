@@ -1,4 +1,4 @@
-"""Translates our options into the keywords of vLLM's EngineArgs."""
+"""Translation of options into the arguments of vLLM's EngineArgs."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
-    """Return the arguments of EngineArgs that option.lmcache_auto_config stands for.
+    """Return the arguments of EngineArgs that turn on LMCache if option.lmcache_auto_config is set.
 
     Raises:
-        ConfigError: the options contradict each other or others, or LMCache or its file is missing.
+        ConfigError: options contradict each other, LMCache is not installed, or its configuration file is missing.
     """
     options = config.options.engine_options
     auto, file = options.get("lmcache_auto_config"), options.get("lmcache_config_file")
     if not auto and file is None:
         return {}
     if importlib.util.find_spec("vllm") and not importlib.util.find_spec("lmcache"):
-        raise ConfigError(f"{_AUTO if auto else _FILE}: LMCache is not installed; to install it: pip install lmcache")
+        raise ConfigError(f"{_AUTO if auto else _FILE}: LMCache is not installed; run: pip install lmcache")
     if not auto:
         _config_file(config)
         return {}
     if file is not None:
-        raise ConfigError(f"{_AUTO} and {_FILE} set the same thing")
+        raise ConfigError(f"{_AUTO} and {_FILE} cannot be combined")
     if options.get("engine_args", {}).get("enable_expert_parallel"):
-        raise ConfigError(f"{_AUTO}: cannot size the cache with option.enable_expert_parallel=true; write {_FILE}")
+        raise ConfigError(f"{_AUTO}: cannot size the cache with option.enable_expert_parallel=true; use {_FILE}")
     if config.options.replicas != "1":
-        raise ConfigError(f"{_AUTO}: gives one engine all of the machine; write {_FILE}, or option.replicas=1")
+        raise ConfigError(f"{_AUTO}: sizes the cache for a single engine; use {_FILE}, or option.replicas=1")
     return {"kv_transfer_config": dict(_CONNECTOR)}
 
 
 def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Return the variables of LMCache that the options set; those in `given` win over sizes.
+    """Return LMCache's environment variables. Values in `given` replace those that option.lmcache_auto_config computes.
 
     Args:
-        workers: vLLM's processes with a GPU each, which share memory and disk.
+        config: the engine's configuration.
+        given: the current environment variables.
+        workers: number of vLLM's processes with one GPU each. They share the machine's memory and disk.
     """
     options = config.options.engine_options
     if "lmcache_config_file" in options:
@@ -65,28 +67,28 @@ def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers:
         "LMCACHE_LOCAL_DISK": f"file://{_DISK}/",
         "LMCACHE_ENABLE_LAZY_MEMORY_ALLOCATOR": "true",
         "LMCACHE_EXTRA_CONFIG": '{"use_odirect": true}',
-        "PYTHONHASHSEED": "0",  # its processes find a block by Python's hash
+        "PYTHONHASHSEED": "0",  # LMCache's processes must compute the same hash of a block
     }
     return {name: given.get(name, value) for name, value in own.items()}
 
 
 def _config_file(config: EngineConfig) -> Path:
-    """Find the file as LMI does: next to serving.properties, or the model; otherwise in the working directory."""
+    """Find LMCache's configuration file beside serving.properties, with the model or in the working directory."""
     name: str = config.options.engine_options["lmcache_config_file"]
-    places = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
-    found = next((place for place in places if place.is_file()), None)
+    paths = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
+    found = next((path for path in paths if path.is_file()), None)
     if found is None:
         raise ConfigError(config.options.problem(_FILE, name, "there is no such file"))
     return found.absolute()
 
 
 def _share(free: int, weights: int, workers: int) -> int:
-    """Return the GiB of a worker's cache: twice the weights stay free, or a fifth of all if that is more."""
+    """Return a worker's cache size in GiB. Twice the weights' size stays free, or a fifth of all if that is more."""
     return int(max(0, free - max(2 * weights, free // 5)) / workers / _GIB)
 
 
 def _weights(model: Path | None) -> int:
-    """Return the bytes of a checkpoint's weights: those of safetensors, else of torch's files."""
+    """Return the size of a checkpoint's weights in bytes, from its safetensors files or else from torch's files."""
     for pattern in ("*.safetensors", "*.bin"):
         if model is not None and (total := sum(file.stat().st_size for file in model.rglob(pattern))):
             return total
@@ -105,19 +107,19 @@ _OWN = frozenset((
     "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config",
     "chat_template_content_format", "lora_modules", "load_in_4bit", "load_in_8bit", *_LORA,
 ))  # fmt: skip
-"""Options that are not arguments themselves; the others have the argument's name."""
+"""Options that are not arguments of EngineArgs. All other options have the same name as their argument."""
 
 _HANDLERS = ("generation_config", "override_generation_config")
-"""Arguments of vLLM's that concern its HTTP server, which the handler replaces."""
+"""Arguments that only affect vLLM's HTTP server, which the handler replaces."""
 
 _CPU_CACHE_GIB = 4
-"""vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""
+"""The default size of the KV cache on CPUs. vLLM's default is 90 % of the memory, and it fails if less is free."""
 
 
 def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """Add the variables that vLLM's processes need; values in `given` win, and options win over those."""
+    """Return the environment of vLLM's processes. Options have priority over `given`, and `given` over our defaults."""
     defaults = {
-        "VLLM_NO_USAGE_STATS": "1",  # vLLM would report its use
+        "VLLM_NO_USAGE_STATS": "1",  # without it, vLLM reports usage
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a process with threads must not be forked
     }
@@ -128,14 +130,15 @@ def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str
 
 
 def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> dict[str, Any]:
-    """Make the keywords of EngineArgs.
+    """Return the arguments of EngineArgs.
 
     Args:
-        num_devices: number of devices here, for `max`.
-        cpu: for vLLM's CPU build, which gets its cache's size by `environment`.
+        config: the engine's configuration.
+        num_devices: number of available devices, for the degree "max".
+        cpu: whether the arguments are for vLLM's CPU build, whose cache size is set by `environment`.
 
     Raises:
-        ConfigError: the options contradict each other; with all such problems.
+        ConfigError: options contradict each other. All such problems are named.
     """
     options, problems = config.options.engine_options, Problems()
     model = spread(config.options.tensor_parallel_degree, options)
@@ -144,8 +147,8 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         "dtype": TORCH_DTYPES[config.options.dtype],
         "max_num_seqs": config.options.max_rolling_batch_size,
         "tensor_parallel_size": max(num_devices // model.least, 1) if model.tensor is None else model.tensor,
-        "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
-        # For its end tokens; sampling parameters are in every request already.
+        "disable_log_stats": False,  # /metrics needs the core's statistics; vLLM's own loggers are not used
+        # vLLM reads only the end tokens from it, because every request already contains all sampling parameters.
         "generation_config": str(model_files.directory(config.options) or "auto"),
     }
     limits = {
@@ -176,7 +179,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
 
 
 def _bitsandbytes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Make vLLM's quantization of LMI's names for bitsandbytes."""
+    """Translate LMI's options for bitsandbytes into vLLM's quantization."""
     given = options.get("quantization")
     named = [name for name in BITSANDBYTES if options.get(name)]
     if len(named) > 1:
@@ -187,7 +190,7 @@ def _bitsandbytes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Make vLLM's form of LMI's options for a draft model."""
+    """Translate LMI's options for a draft model into vLLM's speculative_config."""
     draft = options.get("speculative_draft_model")
     for name in ("num_speculative_tokens", "draft_model_tp_size"):
         if draft is None and options.get(name, 1) != 1:
@@ -195,26 +198,26 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
     if draft is None:
         return {}
     if "speculative_config" in options:
-        raise ConfigError("option.speculative_draft_model and option.speculative_config set the same thing")
+        raise ConfigError("option.speculative_draft_model and option.speculative_config cannot be combined")
     degree = {"draft_tensor_parallel_size": size} if (size := options.get("draft_model_tp_size")) else {}
     tokens = options.get("num_speculative_tokens", 5)
     return {"speculative_config": {"model": draft, "num_speculative_tokens": tokens, **degree}}
 
 
 def _check_reasoning(arguments: Mapping[str, Any]) -> None:
-    """Refuse vLLM's own reasoning parser: with it, structured output is not enforced on answers without reasoning."""
+    """Refuse vLLM's own reasoning parser, because structured output is then not enforced if there is no reasoning."""
     own = arguments.get("structured_outputs_config")
     if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
-        raise ConfigError("vLLM's reasoning_parser is not used: option.reasoning_parser sets the format")
+        raise ConfigError("vLLM's own reasoning_parser is not supported; use option.reasoning_parser")
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Let `option.engine_args` and vLLM's own options replace single arguments, except those that are ours."""
+    """Override arguments by those in `option.engine_args`, except arguments that the handler sets itself."""
     if "model" in more:
-        raise ConfigError("option.engine_args: the model is option.model_id")
+        raise ConfigError("option.engine_args: 'model' cannot be set there; use option.model_id")
     for name in _HANDLERS:
         if name in more:
-            raise ConfigError(f"option.engine_args: {name!r} has no effect there: write option.{name}")
+            raise ConfigError(f"option.engine_args: {name!r} has no effect there; use option.{name}")
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()
@@ -224,10 +227,10 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
 
 
 def construct(arguments: Mapping[str, Any], engine_args: type) -> dict[str, Any]:
-    """Turn JSON objects into the classes that EngineArgs declares for them, as vLLM's command line does.
+    """Convert JSON objects to the classes that EngineArgs declares for them, as vLLM's command line does.
 
     Raises:
-        ConfigError: such a class does not take the object; the message names the argument.
+        ConfigError: an object is invalid. The message names the option.
     """
     types = {field.name: field.type for field in fields(engine_args)}
     return {name: _construct(name, value, types.get(name)) for name, value in arguments.items()}

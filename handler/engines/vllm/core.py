@@ -1,4 +1,4 @@
-"""vLLM's LLMEngine, whose core runs in a process of its own: its start, and its core's results as outputs."""
+"""Start of vLLM's LLMEngine, whose core runs in a separate process, and conversion of the core's results to outputs."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ log = logging.getLogger("handler.engine")
 
 
 class CoreEngine:
-    """The part of an `engines.base.Engine` that talks to vLLM's core.
+    """The part of an `engines.base.Engine` that communicates with vLLM's core.
 
     Args:
-        more: arguments of EngineArgs that override the options'.
+        config: the engine's configuration.
+        more: arguments of EngineArgs, with priority over those from the options.
 
     Attributes:
-        arguments: those that the engine was made of.
+        arguments: the arguments of EngineArgs.
     """
 
     def __init__(self, config: EngineConfig, **more: Any) -> None:
         self._engine, self.arguments = start_engine(config, **more)
         self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()
-        self._stop_watch = end_with_children()  # vLLM notices its core's death only when it sends something
+        self._stop_watch = end_with_children()  # vLLM notices the core's death only when it sends a message
         self._statistics = Statistics()
 
     def interrupt_on(self, fd: int) -> bool:
         if not hasattr(self._core, "interrupt_on"):
-            return False  # this client is not ours, and cannot be interrupted
+            return False  # vLLM's own client cannot be interrupted
         self._core.interrupt_on(fd)
         return True
 
     def _submit_as(self, pending: Pending, prompt: Any, params: Any, **more: Any) -> None:
-        """Give vLLM a request, by the key of `pending`."""
+        """Submit a request to vLLM under the key of `pending`."""
         self._results.next = pending
         self._engine.add_request(str(pending.key), prompt, params, **more)
 
@@ -54,7 +55,7 @@ class CoreEngine:
         self._engine.abort_request(list(ids), internal=True)
 
     def _outputs(self) -> Sequence[Any]:
-        """Wait for the core's next outputs; none if it has no request, as it would say nothing for ever."""
+        """Wait for the core's next outputs. Without requests, return none at once, because none would ever arrive."""
         if not self._results.pending:
             return ()
         found = self._core.get_output()
@@ -72,10 +73,11 @@ class CoreEngine:
 
 
 def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the engine, and the arguments that it was made of.
+    """Start vLLM's engine, and return it with its arguments.
 
     Args:
-        more: arguments that override the options'.
+        config: the engine's configuration.
+        more: arguments of EngineArgs, with priority over those from the options.
     """
     os.environ.update(environment(config, os.environ))
     end_with_this_process()
@@ -86,7 +88,7 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
 
     arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu()) | more
     os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
-    # By this vLLM chooses how many tokens a step computes.
+    # vLLM's default for the number of tokens in a step depends on this context.
     context = UsageContext.OPENAI_API_SERVER
     with patch_sync_client():
         made = vllm.EngineArgs(**construct(arguments, vllm.EngineArgs))
@@ -107,24 +109,24 @@ def engine_info(engine: Any) -> EngineInfo:
     )
 
 
-# -- the results of vLLM's core, which become outputs ------------------------------------------------------------------
+# -- convert the results of vLLM's core to outputs ---------------------------------------------------------------------
 
 
 @dataclass
 class Pending:
-    """A request in vLLM, also for a beam's next token.
+    """A request in vLLM, which may be for a beam's next token.
 
     Attributes:
-        key: the caller's.
-        stops: ids that end it as STOP, not as EOS.
+        key: the caller's key.
+        stops: ids that end the request with Finish.STOP instead of Finish.EOS.
         num_tops: number of alternatives to each token.
-        prompt_logprobs: the prompt's, as far as they have come; None for a request without them.
-        num_prompt_tops: number of alternatives to each of the prompt's tokens.
-        prompt_tops: alternatives to the prompt's tokens, as far as they have come.
-        beam: number of the beam that it continues.
-        id: vLLM's own, once it has the request.
-        begun: an output of it has come.
-        plain: only the chosen token comes with each step.
+        prompt_logprobs: log-probabilities of the prompt so far, or None if they are not requested.
+        num_prompt_tops: number of alternatives to each prompt token.
+        beam: number of the beam that the request continues, or None.
+        id: vLLM's id of the request, or "" before vLLM has it.
+        begun: whether the request has had an output.
+        prompt_tops: alternatives to the prompt tokens so far.
+        plain: whether an output consists only of tokens with their log-probabilities.
     """
 
     key: int
@@ -142,7 +144,7 @@ class Pending:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
     def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Alternatives] | None]:
-        """Return the prompt's log-probabilities and alternatives; only once."""
+        """Return the prompt's log-probabilities and alternatives at the first call, and None at later ones."""
         scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()
@@ -150,7 +152,7 @@ class Pending:
 
 
 class BeamToken(NamedTuple):
-    """The alternatives after a beam, the most likely first; or an error."""
+    """The candidates for a beam's next token, most likely first, or an error."""
 
     pending: Pending
     alternatives: Alternatives
@@ -158,13 +160,13 @@ class BeamToken(NamedTuple):
 
 
 _PREEMPTED = 3  # EngineCoreEventType.PREEMPTED in vllm/v1/engine/__init__.py
-_SPOILT = "its scores are no longer numbers"  # later requests share its cache, and would get the same
+_SPOILT = "the model computes NaN"  # an error of the engine, because the KV cache may contain NaN for later requests
 
 
 class Results:
-    """Replaces LLMEngine's OutputProcessor (vLLM 0.20 to 0.33); `Vllm.step` calls `read`.
+    """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). `Vllm.step` calls `read`.
 
-    vLLM's own makes objects, texts and statistics for every token, which are not used here, at four times the cost.
+    vLLM's own class costs four times as much, for objects, texts and statistics of each token that are not used here.
     """
 
     def __init__(self) -> None:
@@ -180,7 +182,7 @@ class Results:
         return [id for id in request_ids if self.pending.pop(id, None) is not None]
 
     def read(self, outputs: Iterable[Any]) -> tuple[Step, list[BeamToken]]:
-        """Read a step; the hot path: one token for each of many requests."""
+        """Convert the outputs of a step. The hot path is one token for each of many requests."""
         keys: list[int] = []
         ids: list[int] = []
         logprobs: list[float | None] = []
@@ -214,7 +216,7 @@ class Results:
 
 
 def _take_cached(pending: Pending, output: Any) -> int:
-    """Return how many tokens of a request's prompt were in the prefix cache, as its first output says.
+    """Return how many prompt tokens were in the prefix cache, which only the first output of a request states.
 
     The field is `num_cached_tokens` in the oldest versions, later in `prefill_stats` (vllm/v1/engine/__init__.py).
     """
@@ -226,14 +228,14 @@ def _take_cached(pending: Pending, output: Any) -> int:
 
 def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
     if pending.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
-        pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt; column 0 has its own ids
+        pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # for a part of the prompt; column 0 is its own ids
         if pending.num_prompt_tops:
             pending.prompt_tops += _tops(scores, pending.num_prompt_tops)
     ids = list(output.new_token_ids)
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
-        why = "perhaps its schema or grammar, or what it forbids, left no token"
-        return Output(pending.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}; {why}")
+        why = "perhaps its schema, its grammar or its forbidden tokens left no allowed token"
+        return Output(pending.key, (), (), finish, error=f"vLLM ended the request as {output.finish_reason!s}; {why}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs
@@ -257,7 +259,7 @@ def _beam_token(pending: Pending, output: Any) -> BeamToken:
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
-    """Return the most likely ids at each position; column 0 has the chosen one, whatever its rank."""
+    """Return the most likely ids at each position. Column 0, which is the chosen id whatever its rank, is left out."""
     ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
@@ -278,7 +280,7 @@ def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
 
 
 class Statistics:
-    """Statistics of vLLM 0.20 to 0.33; empty while `disable_log_stats` is true."""
+    """Statistics of vLLM 0.20 to 0.33. They are empty if `disable_log_stats` is true."""
 
     def __init__(self) -> None:
         self._last: Any = None
@@ -286,7 +288,7 @@ class Statistics:
         self._hits = 0
 
     def add(self, stats: Any) -> None:
-        """Take a step's: the scheduler's present state, and the prefix cache's lookups since the step before."""
+        """Add a step's statistics: the scheduler's state, and lookups in the prefix cache since the previous step."""
         self._last = stats
         cache = stats.prefix_cache_stats
         if cache is not None and cache.queries:
@@ -294,18 +296,17 @@ class Statistics:
             self._hits += cache.hits
 
     def report(self, *, idle: bool, num_preemptions: int = 0) -> EngineStatistics:
-        """Return the present ones.
+        """Return the current statistics.
 
         Args:
-            idle: it has no requests: no step says so after the last one was cancelled.
-            num_preemptions: so far.
+            idle: whether the engine has no requests. The last step does not state this if its requests were cancelled.
+            num_preemptions: number of preemptions so far.
         """
         last = self._last
         if last is None:
             return EngineStatistics()
-        waiting = (
-            0 if idle else last.num_waiting_reqs + getattr(last, "num_skipped_waiting_reqs", 0)
-        )  # not in each of them
+        skipped = getattr(last, "num_skipped_waiting_reqs", 0)  # does not exist in all versions
+        waiting = 0 if idle else last.num_waiting_reqs + skipped
         usage = 0.0 if idle else last.kv_cache_usage
         return EngineStatistics(waiting, usage, self._queries, self._hits, num_preemptions)
 
@@ -319,14 +320,14 @@ _ATTRIBUTES = {"is_dp", "outputs_queue", "output_queue_thread", "output_socket",
 """Attributes that the constructor of vLLM's client sets, beyond its base class (0.20 to 0.33)."""
 
 _USED = {"decoder", "resources", "utility_results"}
-"""Attributes that its base class sets, and this patch uses."""
+"""Attributes that the base class of vLLM's client sets and this patch uses."""
 
 _NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "_process_utility_output")
 
 
 @contextlib.contextmanager
 def patch_sync_client() -> Iterator[None]:
-    """Patch the client that LLMEngine makes within this context; without effect where the client is unknown."""
+    """Replace the client that LLMEngine creates within this context, unless the installed client is unknown."""
     from vllm.v1.engine import core_client
 
     if not _is_known(core_client):
@@ -359,15 +360,15 @@ def _make_client(core_client: ModuleType) -> type:
     zmq = core_client.zmq
 
     class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
-        """Used by one thread; only vLLM's monitor shuts it down from another when the core has died."""
+        """A client for a single thread. Only vLLM's monitor calls `shutdown` from another one, if the core dies."""
 
         def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
             core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)
             self.is_dp = vllm_config.parallel_config.data_parallel_size > 1
             self._thread = threading.get_ident()
-            self._fetched: deque[Any] = deque()  # outputs that came during a call
+            self._fetched: deque[Any] = deque()  # outputs that arrived while a call waited for its result
             self._socket = self.resources.output_socket
-            self.resources.output_socket = None  # to be closed by this thread
+            self.resources.output_socket = None  # so that only this thread closes it
             self._poller = zmq.Poller()
             self._poller.register(self._socket, zmq.POLLIN)
             self._interrupted = False
@@ -377,7 +378,7 @@ def _make_client(core_client: ModuleType) -> type:
             self._poller.register(fd, zmq.POLLIN)
 
         def get_output(self) -> Any:
-            """Wait for an output. Few calls: an engine on the same cores has emptied their caches meanwhile."""
+            """Wait for an output. Make few calls, because an engine on the same cores has emptied the CPU caches."""
             outputs = self._fetched.popleft() if self._fetched else None
             while outputs is None:
                 if self._interrupted:
@@ -392,7 +393,7 @@ def _make_client(core_client: ModuleType) -> type:
             return outputs
 
         def _fetch(self) -> Any:
-            """Wait for the core's next message; None if it answers a call."""
+            """Wait for the core's next message, and return its outputs, or None if it is the result of a call."""
             frame = self._socket.recv(copy=False)
             frames = [frame]
             while frame.more:

@@ -1,6 +1,6 @@
-"""vLLM: its synchronous LLMEngine in the engine's process, with its core in another process.
+"""The engine for vLLM's synchronous LLMEngine, which runs in the engine's process, with vLLM's core in another process.
 
-This half only passes ids: vLLM makes no text (`detokenize=False`), and reports a request's tokens as differences.
+vLLM does not decode ids (`detokenize=False`), and each output contains only a request's new tokens.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from handler.engines.vllm.whisper import VllmWhisper
 __all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _REASONS = {
-    "typical_p": "it has no typical decoding",
+    "typical_p": "it does not implement typical decoding",
     "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
-    "return_context_logits": "it does not give its logits",
-    "return_generation_logits": "it does not give its logits",
+    "return_context_logits": "it does not return logits",
+    "return_generation_logits": "it does not return logits",
 }
 
 
 class Vllm(CoreEngine):
-    """See `engines.base.Engine`."""
+    """An engine that generates text. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -65,13 +65,13 @@ class Vllm(CoreEngine):
         self._lora_request = LoRARequest
         self._structured_outputs = StructuredOutputsParams
         self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
-        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those that vLLM holds, oldest use first
+        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of loaded adapters, least recently used first
         self._max_adapters = int(self.arguments.get("max_cpu_loras") or self.arguments.get("max_loras") or 0)
         self._exclusion: LoraExclusion | None = None
         if self.arguments.get("enable_lora") and current_platform.is_cpu():
-            # Measured with vLLM 0.32: in a batch with others, a request without an adapter gets an adapter's weights.
+            # Measured with vLLM 0.32: in a batch with other requests' adapters, a request without one uses theirs.
             self._exclusion = LoraExclusion()
-        self._late: list[Output] = []  # of requests that failed when they were started later
+        self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, Beams] = {}
         assert config.model is not None
@@ -84,7 +84,7 @@ class Vllm(CoreEngine):
             self._warm_up_structured_output(first)
 
     def _warm_up_structured_output(self, id: int) -> None:
-        """Run a schema of our own first: the first one decides the backend that vLLM's core uses for all others."""
+        """Run a schema of our own, because the first schema decides which backend vLLM's core uses for all others."""
         try:
             warm_up(self, [id], Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
@@ -98,7 +98,7 @@ class Vllm(CoreEngine):
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
             start = partial(self._search, Beams(request, media, search))
         else:
-            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
+            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # the first has none
             stops, num_tops = frozenset(sampling.stop_token_ids), sampling.prompt_top_logprobs
             pending = Pending(key, stops, sampling.top_logprobs, scores, num_tops, begun=request.goes_on)
             start = partial(
@@ -133,7 +133,7 @@ class Vllm(CoreEngine):
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
-                self.load_adapter(adapter)  # vLLM would load it too, but crash on a broken one
+                self.load_adapter(adapter)  # vLLM would load it by itself, but crash if it is broken
             self._adapters.move_to_end(adapter.id)
             lora = self._lora(adapter)
         self._submit_as(pending, prompt, params, lora_request=lora)
@@ -154,7 +154,7 @@ class Vllm(CoreEngine):
             self._late += [failed(late, error) for late, error in refused]
 
     def step(self) -> Step:
-        """Do the calls of LLMEngine.step that are needed, without its loggers and caches."""
+        """Do the necessary part of LLMEngine.step, without its loggers and caches."""
         step, beam_tokens = self._results.read(self._outputs())
         others = step.others
         for token in beam_tokens:
@@ -171,7 +171,7 @@ class Vllm(CoreEngine):
     # -- beams ---------------------------------------------------------------------------------------------------
 
     def _continue(self, beams: Beams) -> None:
-        """Request the alternatives after each beam; the prefix cache has all but the last token."""
+        """Request the candidates for each beam's next token. The prefix cache contains all but the last token."""
         search = beams.search
         beams.alternatives = [()] * len(search.beams)
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
@@ -181,7 +181,7 @@ class Vllm(CoreEngine):
             self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
-        """Advance a search by a beam's next token; the outputs come when the search has ended."""
+        """Add the candidates for a beam's next token to its search, and return the outputs if the search has ended."""
         number = token.pending.beam
         beams = self._searches.get(token.pending.key)
         if beams is None or number is None:
@@ -199,7 +199,7 @@ class Vllm(CoreEngine):
                 del self._searches[beams.key]
                 best = enumerate(beams.search.best())
                 return [Output(beams.key, beam.ids, beam.logprobs, beam.finish, number) for number, beam in best]
-            except Exception as refusal:  # vLLM refuses a beam, as one that is too long: end this search only
+            except Exception as refusal:  # vLLM refuses a beam, for example if it is too long; only this search fails
                 error = str(refusal)
         self._drop(beams.key)
         return [failed(beams.key, error)]
@@ -210,7 +210,7 @@ class Vllm(CoreEngine):
         check_weights(Path(adapter.path))
         self._engine.add_lora(self._lora(adapter))
         self._adapters[adapter.id] = None
-        while len(self._adapters) > self._max_adapters:  # vLLM evicts the least recently used one too
+        while len(self._adapters) > self._max_adapters:  # vLLM also evicts the least recently used adapter
             self._adapters.popitem(last=False)
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -230,20 +230,24 @@ _MODES = {"cls": "CLS", "last": "LAST", "mean": "MEAN"}
 
 
 def pooling_type(mode: str, where: str) -> str:
-    """Return vLLM's name of a mode of pooling.
+    """Return vLLM's name of a pooling mode.
+
+    Args:
+        mode: our name of the mode.
+        where: the option or directory that selects the mode, for the error message.
 
     Raises:
-        ConfigError: it has none; the message says where the mode stands.
+        ConfigError: vLLM does not support the mode.
     """
     if mode not in _MODES:
-        raise ConfigError(f"{where}: vLLM does not pool by {mode}; openvino does")
+        raise ConfigError(f"{where}: vLLM does not support pooling={mode}; the engine openvino does")
     return _MODES[mode]
 
 
 class VllmPooling(CoreEngine):
-    """See `engines.base.Engine`; it gets Pooling in place of Sampling.
+    """An engine for requests with `Pooling` in place of `Sampling`. See `engines.base.Engine`.
 
-    vLLM gives the pooled vector or the logits; all after that is done here, as with other engines.
+    vLLM returns the pooled vector or the logits. All further computations are done here, as in other engines.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -264,12 +268,12 @@ class VllmPooling(CoreEngine):
         self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=self._warm_up())
 
     def _warm_up(self) -> int:
-        """Compute a text of one token; return the length of its vector."""
+        """Compute the vector of a text of one token, and return the vector's length."""
         self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
         while True:
             for output in self.step().others:
                 if output.extras is None or output.extras.vector is None:
-                    raise RuntimeError(f"its first request failed: {output.error}")
+                    raise RuntimeError(f"the first request failed: {output.error}")
                 return len(output.extras.vector)
 
     def add(self, request: EngineRequest) -> None:
@@ -291,7 +295,7 @@ class VllmPooling(CoreEngine):
                 continue
             _, pooling = self._running.pop(pending.key)
             if output.pooling_output is None:
-                error = f"vLLM ended it as {output.finish_reason!s}"
+                error = f"vLLM ended the request as {output.finish_reason!s}"
                 found.append(Output(pending.key, (), (), Finish.ERROR, error=error))
                 continue
             vector = self._files.finish(output.pooling_output.float().numpy().reshape(-1), pooling)
@@ -304,7 +308,7 @@ class VllmPooling(CoreEngine):
     drop_adapter = load_adapter
 
 
-# -- what `engines/README.md` asks of an engine's module ---------------------------------------------------------------
+# -- functions that `engines/README.md` requires of an engine's module -------------------------------------------------
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
@@ -327,7 +331,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     reasons, no_adapters = dict(_REASONS), NO_LORA
     arguments = engine_arguments(config, 1, cpu=False)
     if arguments.get("enable_lora"):
-        # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
+        # Measured with vLLM 0.32: a request for prompt log-probabilities in a batch with others crashes the engine.
         reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
     if not config.options.engine_options.get("guided_decoding", True):
@@ -361,23 +365,24 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     return HfPoolingTokenizer(config.model)
 
 
-# -- prompts in the form that vLLM's engine takes; those with media by vLLM's own processor of the model ---------------
+# -- convert prompts to inputs of vLLM's engine; vLLM's own processor of the model reads media -------------------------
 
 
 def engine_input(
     renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: Mapping[str, MediaTokens]
 ) -> Any:
-    """Make the engine's input of a prompt, with media or without.
+    """Return the engine's input for a prompt, which may contain media.
 
-    The digests are the media's names in all of vLLM's caches: equal ones hit, different ones never.
+    vLLM's caches identify media by their digests, so only media with equal digests share entries.
 
     Args:
-        renderer: the engine's.
-        ids: with as many placeholders as the media have tokens.
-        tokens: the model's, by kind.
+        renderer: the engine's renderer.
+        ids: ids of the prompt, with one placeholder for each token of the media.
+        prompt: the prompt's media, or None.
+        tokens: the model's media tokens, by kind of medium.
 
     Raises:
-        ValueError: vLLM refuses the media, or computes other tokens than `tokens` says.
+        ValueError: vLLM refuses the media, or computes different ids.
     """
     if prompt is None:
         from vllm.inputs import tokens_input
@@ -395,7 +400,8 @@ def engine_input(
     }
     (found,) = renderer.render_cmpl([given])
     if list(found["prompt_token_ids"]) != list(ids):
-        raise ValueError(f"vLLM computes {len(found['prompt_token_ids'])} tokens for a prompt of {len(ids)}: a bug")
+        computed = len(found["prompt_token_ids"])
+        raise ValueError(f"vLLM computes {computed} tokens for a prompt of {len(ids)} tokens, which is a bug")
     return found
 
 
@@ -406,12 +412,12 @@ def _samples(clip: Medium) -> tuple[Any, int]:
 
 
 _DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _samples}
-"""By kind: make the form that vLLM takes."""
+"""Functions that convert media to vLLM's format, by kind of medium."""
 
 
-# -- beam search for an engine without one: continues every beam by one token at a time --------------------------------
-# The method is the usual one. It takes each beam's most likely continuations, and of these the most likely ones. A
-# beam that ends by an end token is set aside, ranked by its log-probability over its length to the power of
+# -- beam search for an engine without it: every beam is extended by one token at a time -------------------------------
+# The method is the usual one. Of all beams' most likely continuations, it keeps the most likely ones. A beam that ends
+# with an end token is set aside, and ranked by its log-probability divided by its length to the power of
 # `length_penalty`.
 
 
@@ -427,13 +433,13 @@ class Beam:
 
 @dataclass
 class BeamSearch:
-    """One search: `advance` continues `beams` by the alternatives after each of them.
+    """One beam search. Each call of `advance` extends all running beams by one token.
 
     Args:
-        sampling: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are used.
-        eos: ids that end a beam as EOS.
-        beams: those that go on.
-        ended: those that have ended.
+        sampling: parameters: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are used.
+        eos: ids that end a beam with Finish.EOS.
+        beams: running beams.
+        ended: beams that have ended.
     """
 
     sampling: Sampling
@@ -443,11 +449,15 @@ class BeamSearch:
 
     @property
     def width(self) -> int:
-        """Number of alternatives for each beam: if all beams but one end, that one can replace them."""
+        """The number of candidates for each beam's next token. It is so high that one beam can replace all others."""
         return 2 * self.sampling.num_beams
 
     def advance(self, alternatives: Sequence[Alternatives]) -> bool:
-        """Continue every beam by one token; return whether the search has ended."""
+        """Extend every running beam by one token, and return whether the search has ended.
+
+        Args:
+            alternatives: candidates for the next token of each running beam, most likely first.
+        """
         size, penalty = self.sampling.num_beams, self.sampling.length_penalty
         candidates = (
             Beam((*beam.ids, id), (*beam.logprobs, logprob), self._finish(id))
@@ -455,7 +465,7 @@ class BeamSearch:
             for id, logprob in options[: self.width]
         )
         best = heapq.nlargest(self.width, candidates, key=lambda beam: sum(beam.logprobs))
-        # An end counts only among the best `size`: the search would not have reached it otherwise.
+        # A beam may end only among the best `size`, because the search would not keep it otherwise.
         self.ended += [beam for beam in best[:size] if beam.finish]
         self.ended = heapq.nlargest(size, self.ended, key=lambda beam: beam.score(penalty))
         self.beams = [beam for beam in best if not beam.finish][:size]
@@ -466,7 +476,7 @@ class BeamSearch:
         return self.sampling.early_stopping or self.ended[-1].score(penalty) >= self.beams[0].score(penalty)
 
     def best(self) -> list[Beam]:
-        """Return the result: `num_beams` beams, the best first."""
+        """Return the best `num_beams` beams, ordered from best to worst."""
         length = self.sampling.max_new_tokens
         unended = [Beam(beam.ids, beam.logprobs, Finish.LENGTH) for beam in self.beams if len(beam.ids) >= length]
         candidates = self.ended + unended
@@ -482,7 +492,7 @@ class BeamSearch:
 
 @dataclass
 class Beams:
-    """A request's beam search in progress; each beam's next token is a vLLM request."""
+    """A request's beam search in progress. Each beam's next token is a separate request to vLLM."""
 
     request: EngineRequest
     media: MediaPrompt | None
@@ -495,20 +505,20 @@ class Beams:
         return self.request.key
 
 
-# -- LoRA adapters: a check of their weights, which vLLM does not make, and batches without a mixture ------------------
+# -- LoRA adapters: a check of their weights, which vLLM does not do, and batches either with or without adapters ------
 
 
 _RANK_AXIS = {"lora_A.weight": 0, "lora_B.weight": 1}
 
 
 def check_weights(directory: Path) -> None:
-    """Check that the weights are finite, and of the rank in adapter_config.json.
+    """Check that an adapter's weights are finite and have the rank in adapter_config.json.
 
-    Measured with vLLM 0.32: weights that are not finite spoil the answers of all later requests, with and without
+    Measured with vLLM 0.32: weights that are not finite corrupt the responses of all later requests, even without
     adapters.
 
     Raises:
-        ValueError: names the tensor.
+        ValueError: a tensor is not finite or has a different rank. The message names the tensor.
     """
     config = json.loads((directory / "adapter_config.json").read_text())
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -516,10 +526,12 @@ def check_weights(directory: Path) -> None:
         raise ValueError(f"adapter_config.json: lora_alpha={alpha} is not a number")
     for name, tensor in _tensors(directory):
         if not bool(tensor.isfinite().all()):
-            raise ValueError(f"the weights {name} are not all numbers")
+            raise ValueError(f"the tensor {name} contains infinity or NaN")
         for end, axis in _RANK_AXIS.items():
             if name.endswith(end) and (tensor.ndim != 2 or tensor.shape[axis] != rank):
-                raise ValueError(f"the weights {name} of shape {list(tensor.shape)} are not of rank {rank}")
+                raise ValueError(
+                    f"the tensor {name} has the shape {list(tensor.shape)}, which does not fit rank {rank}"
+                )
 
 
 def _tensors(directory: Path) -> list[tuple[str, Any]]:
@@ -534,17 +546,17 @@ def _tensors(directory: Path) -> list[tuple[str, Any]]:
 
 
 class LoraExclusion:
-    """Keeps requests of two kinds apart: only one kind is in the engine at a time, in order of arrival.
+    """A queue that allows only one of two kinds of requests in the engine at a time, in order of arrival.
 
-    `enter` starts a request at once where possible; `leave` starts those that waited.
+    `enter` starts a request at once if possible. `leave` starts requests that have waited.
     """
 
     def __init__(self) -> None:
-        self._inside: dict[int, bool] = {}  # key -> kind, the same for all
+        self._inside: dict[int, bool] = {}  # key -> kind; all have the same kind
         self._waiting: deque[tuple[int, bool, Callable[[], None]]] = deque()
 
     def enter(self, key: int, kind: bool, start: Callable[[], None]) -> None:
-        """Call `start`, now or in a later `leave`. If it raises now, the key does not enter."""
+        """Call `start`, either now or in a later `leave`. If it raises an error now, the request is not added."""
         if self._waiting or not self._fits(kind):
             self._waiting.append((key, kind, start))
             return
@@ -552,10 +564,10 @@ class LoraExclusion:
         self._inside[key] = kind
 
     def leave(self, key: int) -> list[tuple[int, Exception]]:
-        """Remove a request, inside or waiting; unknown keys are ignored.
+        """Remove a running or waiting request, and start requests that can start now. Ignore unknown keys.
 
         Returns:
-            Requests that could not be started now, and their errors.
+            The keys of requests that could not be started, with their errors.
         """
         self._inside.pop(key, None)
         self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != key)
@@ -564,7 +576,7 @@ class LoraExclusion:
             next_key, kind, start = self._waiting.popleft()
             try:
                 start()
-            except Exception as error:  # the engine refuses this request; the others go on
+            except Exception as error:  # the engine refuses this request, but the others continue
                 failed.append((next_key, error))
             else:
                 self._inside[next_key] = kind

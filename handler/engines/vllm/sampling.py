@@ -1,4 +1,4 @@
-"""Translates Sampling into the keywords of vLLM's SamplingParams, and checks structured output as vLLM would use it."""
+"""Translation of Sampling into the arguments of vLLM's SamplingParams, and a check of structured output."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from handler.engines.structured_output.xgrammar import (
 from handler.engines.vllm.arguments import engine_arguments, environment
 
 FORBIDDEN = -1e9
-"""Added to the logit of a token that must not come."""
+"""The bias that is added to the logit of a forbidden token."""
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
-    return {"logprobs": sampling.top_logprobs}  # 0: the chosen token's alone
+    return {"logprobs": sampling.top_logprobs}  # 0 returns only the chosen token's
 
 
 def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
     if not sampling.prompt_logprobs:
         return {}
-    return {"prompt_logprobs": sampling.prompt_top_logprobs}  # 0: its own tokens' alone
+    return {"prompt_logprobs": sampling.prompt_top_logprobs}  # 0 returns only those of the prompt's own tokens
 
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
-    """Forbid tokens by a large negative bias."""
+    """Return the request's biases, and a large negative bias for each forbidden token."""
     bias = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, FORBIDDEN)
     return {"logit_bias": bias} if bias else {}
 
@@ -57,7 +57,7 @@ def _structured_outputs(sampling: Sampling) -> dict[str, Any]:
 
 
 def _by_beam_search(sampling: Sampling) -> dict[str, Any]:
-    """Leave it to `engine.py`, which asks vLLM for single tokens."""
+    """Return no arguments, because `engine.py` implements beam search with requests for single tokens."""
     return {}
 
 
@@ -68,7 +68,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": lambda sampling: {"seed": sampling.signed_seed},
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -92,15 +92,16 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
-    """Make the keywords of SamplingParams, except the output kind; `structured_outputs` holds those of its class.
+    """Return the arguments of SamplingParams, except the output kind.
 
-    Stop strings are left out: `core/text.py` finds them, so that vLLM need not make text at all.
+    For `structured_outputs`, they contain a dict for StructuredOutputsParams. Stop strings are not passed to vLLM,
+    because `core/text.py` finds them. So vLLM need not decode ids at all.
     """
     return {"detokenize": False, **arguments(_TABLE, sampling)}
 
 
 def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
-    """Make the keywords of StructuredOutputsParams."""
+    """Return the arguments of StructuredOutputsParams."""
     match structured_output.kind:
         case "json_schema":
             return {"json": structured_output.value}
@@ -112,19 +113,20 @@ def structured_output_arguments(structured_output: StructuredOutput) -> dict[str
             return {kind: structured_output.value}
 
 
-# -- a check of a schema, expression or grammar, without the model: verify, compile, make masks ------------------------
-# vLLM verifies it in the process that steps the engine, and compiles it on threads of its core. At every step it makes
-# a mask of allowed tokens. Its own classes do so here, in the sandbox (`process/sandbox.py`).
+# -- check a schema or grammar without the model: verify it, compile it and compute masks ------------------------------
+# vLLM verifies a schema in the process that steps the engine, and compiles it on threads of its core. At every step it
+# computes a mask of allowed tokens. The check does the same with vLLM's classes in the sandbox (`process/sandbox.py`).
 
 
 _OF_AUTO = "xgrammar"
-"""Backend of vLLM's core with `auto`: it follows from the first schema, which is a plain one of ours (`engine.py`)."""
+"""The backend that vLLM's core chooses for `auto`, because the first schema is a simple one of ours (`engine.py`)."""
 
 CHECK_SECONDS = 0.1
-"""CPU time of verifying, which stops every request each time the text comes. Ordinary ones took up to 0.016."""
+"""Limit of the CPU time, in seconds, to verify a schema or grammar. vLLM verifies it again for every request, while all
+others wait. Ordinary ones took up to 0.016."""
 
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
-"""Styles of arguments in structural tags -> the release of xgrammar that has them (`structural_tag.py` there)."""
+"""Styles of arguments in structural tags, with the first release of xgrammar that has them (`structural_tag.py`)."""
 
 _BACKENDS = {
     "xgrammar": "backend_xgrammar.XgrammarBackend",
@@ -136,7 +138,7 @@ _BACKENDS = {
 _ODD_SCHEMA = StructuredOutput(
     "json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}'
 )
-"""Makes vLLM import every backend that can verify."""
+"""A schema that makes vLLM import every backend that can verify schemas."""
 
 _SAMPLES = (
     StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
@@ -144,15 +146,15 @@ _SAMPLES = (
     StructuredOutput("choice", '["a", "b"]'),
     StructuredOutput("grammar", 'root ::= "a" | "b"'),
 )
-"""One of each kind, to find a broken installation at the start."""
+"""One example of each kind, to detect a broken installation at startup."""
 
 
 class VllmCheck:
-    """See `engines.base.StructuredOutputCheck`."""
+    """A check with vLLM's own classes. See `engines.base.StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         os.environ.update(environment(config, os.environ))
-        # A fork of this process has one thread, and its time is limited anyway.
+        # A fork of this process has only one thread, and its time is limited anyway.
         os.environ.update(VLLM_REGEX_COMPILATION_TIMEOUT_S="0", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
         import vllm
         from vllm.platforms import current_platform
@@ -189,10 +191,10 @@ class VllmCheck:
         if time.process_time() - began > CHECK_SECONDS:
             raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
         own = getattr(params.structured_outputs, "_backend", self._name)
-        if own != self._name:  # the core has one backend, which would ignore parts that it does not know
-            raise ValueError(f"{self._name} does not know all of it; option.guided_decoding_backend={own} does")
+        if own != self._name:  # the core only uses one backend, which would ignore unsupported parts
+            raise ValueError(f"{self._name} does not support all of it; option.guided_decoding_backend={own} does")
         kind, text = self._request.from_sampling_params(params).structured_output_key
-        # Of the other backends, llguidance limits its own parser, and the rest have no grammars.
+        # Of the other backends, llguidance limits its own parser, and the others do not support grammars.
         rules = acyclic(ebnf(kind.name, text)) if self._name == "xgrammar" else None
         self._walker.start(self._matchers(kind, text))
         if rules is not None and has_own_rules(kind.name, text):
@@ -210,25 +212,26 @@ class VllmCheck:
             with_schemas(json.loads(structured_output.value)["format"], self._check_schema)
 
     def _check_schema(self, tag: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check a part of a structural tag that is a schema."""
-        if keyword := ignored(tag["json_schema"], self._xgrammar):
-            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(tag["json_schema"]) else ""
-            raise ValueError(f"the schema's {keyword} cannot be followed by xgrammar{other}")
+        """Raise ValueError if xgrammar ignores a keyword of the tag's `json_schema`. Return the tag unchanged."""
+        schema = tag["json_schema"]
+        if keyword := ignored(schema, self._xgrammar):
+            other = "; option.guided_decoding_backend=guidance supports it" if self._guidance_supports(schema) else ""
+            raise ValueError(f"the schema's {keyword} is not supported by xgrammar{other}")
         return tag
 
-    def _guidance_takes(self, schema: Any) -> bool:
-        """Ask the backend guidance, which refuses what it does not know."""
+    def _guidance_supports(self, schema: Any) -> bool:
+        """Return whether the backend guidance accepts a schema. It refuses unsupported keywords itself."""
         params = self._sampling_params(structured_outputs=self._guide_params(json=json.dumps(schema)))
         try:
             from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
 
             validate_guidance_grammar(params)
-        except Exception:  # vLLM's own classes, which differ by version (0.32: VLLMValidationError, no ValueError)
+        except Exception:  # the class depends on vLLM's version (0.32: VLLMValidationError, which is not a ValueError)
             return False
         return True
 
     def _verify(self, structured_output: StructuredOutput) -> Any:
-        """Do what `SamplingParams.verify` does; it may replace the text by another one."""
+        """Verify a schema or grammar as `SamplingParams.verify` does, which may replace it with another one."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
@@ -248,7 +251,7 @@ class VllmCheck:
         return make(self._config, tokenizer=self._tokenizer, vocab_size=size)
 
     def _matchers(self, kind: Any, text: str) -> Callable[[], Any]:
-        """Compile a text once; return what gives its matcher in the first state."""
+        """Compile a schema or grammar, and return a function that returns its matcher in the initial state."""
         try:
             grammar = self._backend.compile_grammar(kind, text)
         except Exception as error:
@@ -262,7 +265,7 @@ class VllmCheck:
 
 
 def _xgrammar_support() -> XgrammarSupport:
-    """Measured with xgrammar 0.2.8, which supports both; an older one, OpenVINO GenAI's, supports neither."""
+    """Return which features the installed xgrammar supports. Version 0.2 supports both, and older ones neither."""
     recent = _xgrammar_release() >= (0, 2)
     return XgrammarSupport(bounds=recent, others=recent)
 
@@ -272,10 +275,10 @@ def _xgrammar_release() -> tuple[int, ...]:
 
 
 def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the styles of arguments in structural tags. Backends other than xgrammar only have tags of an older form.
+    """Return the supported styles of arguments in structural tags. Only xgrammar supports this form of tags.
 
     Args:
-        arguments: the keywords of EngineArgs.
+        arguments: the arguments of EngineArgs.
     """
     backend = arguments.get("structured_outputs_config", {}).get("backend", "auto")
     if backend not in ("auto", "xgrammar") or find_spec("xgrammar") is None:

@@ -1,4 +1,7 @@
-"""Whisper on vLLM: a request of vLLM's for each piece of a clip, some at a time; their tokens in the clip's order."""
+"""The engine for transcription with Whisper on vLLM.
+
+Each piece of a clip is a separate request to vLLM. Several run at a time, and their tokens are returned in order.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ _AHEAD = 4  # pieces of a clip in vLLM at a time
 
 @dataclass
 class _Piece:
-    """A piece in vLLM, with its output since the last call."""
+    """A piece that vLLM has received, with the tokens that have not been returned yet."""
 
     pending: Pending
-    extras: Extras | None  # until its first output
+    extras: Extras | None  # returned with the first output, then None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     ended: bool = False
@@ -32,13 +35,13 @@ class _Piece:
 
 @dataclass
 class _Clip:
-    """A transcription.
+    """A clip that is being transcribed.
 
     Attributes:
-        ids: of the prompt of each piece.
-        language: its code, once it is known; "" if the model is English-only.
-        places: samples of the pieces that vLLM does not have yet.
-        pieces: those that it has, in their order.
+        ids: ids of the prompt, which is the same for each piece.
+        language: code of the language, or "" if it is not known yet or the model is English-only.
+        places: start and end, in samples, of each piece that vLLM has not received yet.
+        pieces: pieces that vLLM has received, in order.
     """
 
     key: int
@@ -52,7 +55,7 @@ class _Clip:
 
 
 class VllmWhisper(NoAdapters, CoreEngine):
-    """See `engines.base.Engine`. Where a prompt names no language, vLLM is asked for it first."""
+    """An engine that transcribes clips, and detects the language if a prompt names none. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
@@ -68,7 +71,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         self._languages = {id: name for name, id in self._ids.languages.items()}
         self._keys = itertools.count()
         self._clips: dict[int, _Clip] = {}
-        self._asked: dict[int, _Clip] = {}  # by the key of what vLLM was asked: a language, or a piece
+        self._asked: dict[int, _Clip] = {}  # by the key of each request to vLLM, for a language or a piece
         self._pieces: dict[int, _Piece] = {}
         info = engine_info(self._engine)
         self._most = min(info.max_total_tokens, self._ids.most)
@@ -86,7 +89,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         while self._clips:
             for output in self.step().others:
                 if output.error is not None:
-                    raise RuntimeError(f"its first request failed: {output.error}")
+                    raise RuntimeError(f"the first request failed: {output.error}")
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         samples, medium = clip_of(request)
         ids = list(request.ids)
         if self._ids.no_timestamps not in ids:
-            ids.append(self._ids.of_time(0.0))  # without a first one vLLM's Whisper may write none
+            ids.append(self._ids.of_time(0.0))  # without a first timestamp, vLLM's Whisper may generate none
         language = self._ids.language_of(ids)
         clip = _Clip(request.key, ids, language, request.sampling, samples, medium.digest, deque(cut(samples)))
         self._begin(clip)
@@ -112,7 +115,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
             raise
 
     def _continue(self, clip: _Clip) -> None:
-        """Have vLLM hear the next pieces."""
+        """Submit the next pieces to vLLM, up to `_AHEAD` at a time."""
         while clip.places and len(clip.pieces) < _AHEAD:
             place = clip.places.popleft()
             start, end = (samples / SAMPLE_RATE for samples in place)
@@ -137,12 +140,12 @@ class VllmWhisper(NoAdapters, CoreEngine):
         heard = {
             "prompt": "",
             "multi_modal_data": {"audio": (clip.samples[start:end], SAMPLE_RATE)},
-            # Its name in vLLM's caches: the language and the transcript of a piece share what was heard.
+            # The key in vLLM's caches. So the requests for a piece's language and transcript share the encoded audio.
             "multi_modal_uuids": {"audio": [f"{clip.digest}/{start}/{end}"]} if clip.digest else None,
         }
         given = self._parse({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(ids)}})
         (prompt,) = self._engine.renderer.render_cmpl([given])
-        prompt["decoder_prompt"]["prompt_token_ids"] = list(ids)  # vLLM puts a start token before a client's prompt
+        prompt["decoder_prompt"]["prompt_token_ids"] = list(ids)  # undoes vLLM's start token before the prompt
         params = self._params(detokenize=False, output_kind=self._kind, **arguments)
         self._submit_as(pending, prompt, params)
         self._asked[pending.key] = clip
@@ -169,7 +172,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         return Step([], [], [], outputs)
 
     def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
-        """Process vLLM's output; return its clip, if that continues."""
+        """Process an output of vLLM. Return its clip, or None if the clip has been cancelled or has failed."""
         clip, piece = self._asked.get(output.key), self._pieces.get(output.key)
         if clip is None:  # cancelled by an earlier output
             return None
@@ -177,7 +180,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
             self._asked.pop(output.key)
             self._pieces.pop(output.key, None)
         if output.error is not None or output.finish is Finish.ERROR:
-            self._fail(clip, output.error or "vLLM ended it", outputs)
+            self._fail(clip, output.error or "vLLM ended the request", outputs)
             return None
         if piece is not None:
             piece.ids += (id for id in output.ids if id not in self._eos)
@@ -192,7 +195,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         return clip
 
     def _tell(self, clip: _Clip, outputs: list[Output]) -> None:
-        """Pass on the tokens of the first piece, and those of later ones once the pieces before have ended."""
+        """Add the clip's new tokens to `outputs`. Tokens of a piece must wait until all earlier pieces have ended."""
         if clip.key not in self._clips:
             return
         while clip.pieces:

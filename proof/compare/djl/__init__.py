@@ -1,1 +1,1 @@
-"""Handlers in DJL Serving's worker, compared through DJL's Java side, and the others' model.py."""
+"""A comparison of handlers in DJL Serving's worker, and the model.py of each handler except ours."""

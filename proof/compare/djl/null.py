@@ -1,6 +1,6 @@
-"""The minimal handler for DJL's step protocol: one encoded map per request, which ends after max_new_tokens.
+"""The minimal handler for DJL's step protocol, which returns one token per step for each request, up to max_new_tokens.
 
-It is a worker's model.py. Its cost is djl_python's own reading and writing.
+This is the model.py of a worker. It costs only what djl_python itself needs to read and write.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from djl_python import Output  # type: ignore[import-not-found, unused-ignore]
 
 LINE = '{"token": {"id": 1, "text": " word", "log_prob": -0.5}}\n'
 
-_left: list[int] = []  # tokens that each live request is still to get, in DJL's order
+_left: list[int] = []  # remaining tokens of each running request, in DJL's order
 
 
 def handle(inputs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The minimal handler for DJL's async mode: an Output a token, until max_new_tokens.
+"""The minimal handler for DJL's async mode, which yields an Output for each token, up to max_new_tokens.
 
-It is a worker's model.py. Its cost is djl_python's own: a queue, and a switch between threads for each Output.
+This is the model.py of a worker. It costs only what djl_python itself costs: a queue and a thread switch per Output.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Compare handlers in DJL Serving's worker: ours, upstream's for TensorRT-LLM, and a minimal one.
+"""Compare handlers in DJL Serving's worker: ours, upstream's for TensorRT-LLM, and a minimal one named null.
 
-Clients stream through DJL's Java side. It measures tokens a second, times to the first token, and the CPU time per
-token of the worker and its engine. All handlers run in turns, on every version of DJL's Python engine on Maven Central,
-those of the async mode where DJL has it. It prints a table, then one line of JSON. It needs Java and Maven:
+Clients stream through DJL's Java server. It measures tokens per second, time to first token, and the CPU time per token
+of the worker and its engine. All handlers run in turns, for each version of DJL's Python engine. The async mode is only
+measured in versions that support it. The output is a table and one line of JSON. Java and Maven are required:
 
     python -m proof.compare.djl.run [--versions 0.25.0,0.34.0] [--clients 32,128] [--pace 60]
 
-Null and upstream send a token a step. Our engine does not wait for the Java side, so a step brings all tokens since the
-last one; the ratios include that gain. The exit status is 1 if a request failed.
+The handlers null and upstream return one token per step. Our engine does not wait for the Java server. So a step
+returns all tokens since the previous step, and the ratios include this gain. The exit status is 1 if a request failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ASYNC_SINCE = "0.31"
 _ALL = {
     "engine": "Python",
     "option.max_rolling_batch_size": "256",
-    "option.output_formatter": "jsonlines",  # DJL 0.25 knows no `stream` in a request
+    "option.output_formatter": "jsonlines",  # DJL 0.25 does not support `stream` in a request
     "job_queue_size": "2000",
     "minWorkers": "1",
     "maxWorkers": "1",
@@ -51,7 +51,7 @@ _ASYNC = {"option.rolling_batch": "disable", "option.async_mode": "true"}
 
 
 class Handler(NamedTuple):
-    """A compared handler: its own lines of serving.properties, and its model.py, if it needs one."""
+    """A compared handler, with its own options in serving.properties, and the name of its model.py if it needs one."""
 
     own: Mapping[str, str]
     source: str = ""
@@ -61,7 +61,7 @@ class Handler(NamedTuple):
         return "option.async_mode" in self.own
 
     def write(self, directory: Path) -> Path:
-        """Make the model directory from which DJL starts it."""
+        """Write the model directory from which DJL starts the handler, and return it."""
         directory.mkdir(parents=True)
         if self.source:
             shutil.copyfile(_HERE / self.source, directory / "model.py")
@@ -71,13 +71,13 @@ class Handler(NamedTuple):
 
 
 def handlers(pace: float) -> dict[str, Handler]:
-    """Return the compared handlers by name; our engine makes `pace` steps a second, 0: as many as it can."""
+    """Return the compared handlers by name. Our engine runs `pace` steps per second, or as many as it can for 0."""
     ours = {
         "option.entryPoint": "handler.entry",
         "option.llm_engine": "echo",
         "option.engine_isolation": "process",
         "option.echo_tokens_per_second": f"{pace:g}",
-        "option.lmi_version": "0.28",  # a line a token, in each mode
+        "option.lmi_version": "0.28",  # one line per token in each mode
     }
     return {
         "null": Handler(_ROLLING, "null.py"),
@@ -90,22 +90,18 @@ def handlers(pace: float) -> dict[str, Handler]:
 
 
 def worker_python() -> Path:
-    """Return the Python of all workers: it has upstream's packages and, after them, this environment's with our
-    handler.
-    """
+    """Return the Python for all workers, which finds upstream's packages first and then those of this environment."""
     python = toolchains.python("djl", _HERE)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    # not the bare path: then an editable install in it, a .pth file itself, would not be followed
+    # addsitedir also reads the directory's own .pth files, such as that of an editable install of our handler
     (Path(site) / "behind.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     return python
 
 
 @contextlib.contextmanager
 def servers(version: str, pace: float) -> Iterator[dict[str, DjlServer]]:
-    """Start a DJL for each handler, all at the same time, so that they can be measured in turns; idle ones cost
-    nothing.
-    """
+    """Start a DJL server for each handler. All run at the same time, but are idle while another one is measured."""
     env = {**clean_environment(), "PYTHON_EXECUTABLE": str(worker_python())}
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djl-compared-")))
@@ -122,13 +118,13 @@ def servers(version: str, pace: float) -> Iterator[dict[str, DjlServer]]:
 
 
 class Turn(NamedTuple):
-    """A measurement: tokens a second, median seconds to the first token, CPU of worker and engine in us a token."""
+    """One measurement of a handler."""
 
-    rate: float
-    first_token: float
-    cpu: float
+    rate: float  # tokens per second
+    first_token: float  # median time to first token, in seconds
+    cpu: float  # CPU microseconds per token, of the worker and its engine
     errors: dict[str, int]
-    others: float
+    others: float  # CPU cores that other processes kept busy
 
 
 def measure_turn(given: argparse.Namespace, clients: int, server: DjlServer) -> Turn:
@@ -142,7 +138,7 @@ def measure_turn(given: argparse.Namespace, clients: int, server: DjlServer) -> 
 
 
 def run(given: argparse.Namespace, version: str) -> Iterator[dict[str, Any]]:
-    """Measure one version; yield a row for each number of clients and handler."""
+    """Measure one version of DJL, and yield a row for each number of clients and each handler."""
     with servers(version, given.pace) as running:
         for clients in given.clients:
             turns: dict[str, list[Turn]] = {name: [] for name in running}
@@ -150,14 +146,14 @@ def run(given: argparse.Namespace, version: str) -> Iterator[dict[str, Any]]:
                 for name, server in running.items():
                     turn = measure_turn(given, clients, server)
                     print(f"DJL {version}, {clients:3} clients, {name}: {turn.rate:,.0f} tokens/s", file=sys.stderr)
-                    if number:  # Java compiles what it finds hot only after a while
+                    if number:  # the first turn is a warm-up, because Java compiles hot code only after a while
                         turns[name].append(turn)
             for name, own in turns.items():
                 yield {"djl": version, "clients": clients, "handler": name, **summarize(own, turns)}
 
 
 def summarize(own: Sequence[Turn], turns: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
-    """Return medians of a handler's turns, and of its ratios to the others' in the same turn."""
+    """Return the medians of a handler's turns, and of its ratios to the other handlers in the same turn."""
     return {
         "tokens_per_second": statistics.median(turn.rate for turn in own),
         **{
@@ -185,10 +181,15 @@ def show(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--versions", default="0.25.0,0.34.0", help="of ai.djl.python (default: %(default)s)")
-    add("--clients", type=counts, default=[32, 128], help="that stream (default: 32,128)")
-    add("--tokens", type=int, default=256, help="tokens of every answer (default: %(default)s)")
-    add("--pace", type=float, default=0.0, help="steps a second of our engine, 0: no pause (default: %(default)g)")
+    add("--versions", default="0.25.0,0.34.0", help="versions of ai.djl.python (default: %(default)s)")
+    add("--clients", type=counts, default=[32, 128], help="numbers of concurrent clients (default: 32,128)")
+    add("--tokens", type=int, default=256, help="tokens in each response (default: %(default)s)")
+    add(
+        "--pace",
+        type=float,
+        default=0.0,
+        help="steps per second of our engine, or 0 for no limit (default: %(default)g)",
+    )
     add("--seconds", type=float, default=4.0, help="seconds of each measurement (default: %(default)s)")
     add(
         "--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default: %(default)s)"
@@ -196,7 +197,7 @@ def main() -> int:
     given = parser.parse_args()
     rows = [row for version in given.versions.split(",") for row in run(given, version)]
     facts = machine.describe()
-    print(f"{machine.summary(facts)}\nanswers of {given.tokens} tokens, {given.repeat} times\n{show(rows)}")
+    print(f"{machine.summary(facts)}\nresponses of {given.tokens} tokens, {given.repeat} times\n{show(rows)}")
     print(json.dumps({**facts, "plan": vars(given), "rows": rows}))
     return int(any(row["errors"] for row in rows))
 

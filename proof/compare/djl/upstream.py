@@ -1,6 +1,6 @@
-"""Upstream's own TensorRT-LLM handler, unchanged, on an engine that costs nothing: only the handler is measured.
+"""Upstream's unchanged TensorRT-LLM handler, with an engine that costs nothing, so that only the handler is measured.
 
-It is a worker's model.py. Stand-ins replace the packages that the handler imports and that need a GPU.
+This is the model.py of a worker. The packages that the handler imports and that need a GPU are replaced by stand-ins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Generation:
-    """A token in both versions' form: attributes, or the pair of its text and whether it is the last."""
+    """A token in the forms of both versions: with attributes, or as a pair of its text and whether it is the last."""
 
     __slots__ = ("cum_logprob", "finished", "seq_length", "token_id", "token_text")
 
@@ -54,11 +54,11 @@ def init_inference(model: str, **properties: Any) -> Model:
 
 
 class Nothing:
-    """Stands for every class that is only imported, or used in isinstance."""
+    """A stand-in for classes that are only imported or used in isinstance."""
 
 
 def _stand_in(name: str, **content: Any) -> None:
-    # with a spec, for transformers asks importlib whether there is a torch
+    # A spec is needed, because transformers asks importlib whether torch is installed.
     sys.modules[name] = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, None))
     vars(sys.modules[name]).update(content)
 
@@ -68,10 +68,12 @@ _stand_in("tensorrt_llm")
 _stand_in("tensorrt_llm.llmapi", **dict.fromkeys(("KvCacheConfig", "QuantConfig", "CalibConfig", "QuantAlgo"), Nothing))
 _stand_in("tensorrt_llm_toolkit", init_inference=init_inference)
 
-_handler: ModuleType = importlib.import_module("djl_python.tensorrt_llm")  # only now: it imports the above
+_handler: ModuleType = importlib.import_module(
+    "djl_python.tensorrt_llm"
+)  # imported last, because it imports the stand-ins
 
 
 def handle(inputs: Any) -> Any:
     if inputs.is_empty():
-        inputs.get_properties()["mpi_mode"] = "true"  # so that it starts without mpirun
+        inputs.get_properties()["mpi_mode"] = "true"  # lets the handler start without mpirun
     return _handler.handle(inputs)

@@ -52,13 +52,13 @@ def test_the_knee_is_where_the_bounds_meet() -> None:
     found = advice(levels)
     assert found.knee == 10.0
     assert found.concurrency == 7.0
-    assert found.text == "The knee is at about 10.0 concurrent requests, so scaling.concurrency: 7."
+    assert found.text == "Latency grows beyond about 10.0 concurrent requests. Recommended: scaling.concurrency: 7."
 
 
 def test_a_knee_beyond_what_was_measured_is_not_believed() -> None:
     found = advice([level(1, 1.0, 2000), level(4, 4.0, 1000)])
     assert found.knee == 4.0
-    assert "measure more clients" in found.text
+    assert "Measure with more clients" in found.text
 
 
 def test_a_model_that_does_one_at_a_time() -> None:
@@ -70,7 +70,7 @@ def test_a_model_that_does_one_at_a_time() -> None:
 def test_no_advice_without_figures(levels: list[dict[str, Any]]) -> None:
     found = advice(levels)
     assert found.knee is found.concurrency is None
-    assert "needs two levels without errors" in found.text
+    assert "at least two levels without errors" in found.text
 
 
 TOKEN = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'

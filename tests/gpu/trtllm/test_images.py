@@ -109,7 +109,7 @@ def test_other_ids_than_counted_end_their_request_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(processor), "__call__", other)
-        with pytest.raises(ValueError, match=r"TensorRT-LLM computes .*: a bug"):
+        with pytest.raises(ValueError, match=r"TensorRT-LLM computes .*, which is a bug"):
             now.look(QUESTION, RED)
     assert joined(now.run(beside)[beside]).finish is Finish.LENGTH
     assert len(now.double.aborted) == 1
@@ -185,9 +185,14 @@ def test_a_chat_over_http_counts_an_images_tokens(vision: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "change", "prefix_cache", "why"),
     [
-        ("1.1.0", {}, True, "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"),
+        ("1.1.0", {}, True, "before TensorRT-LLM 1.2, images need option.enable_prefix_caching=false"),
         ("1.1.0", {}, False, ""),
-        ("1.2.1", {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}}, True, "no model_type"),
+        (
+            "1.2.1",
+            {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}},
+            True,
+            "support model_type llava",
+        ),
         ("1.2.1", {"model_type": "gemma3"}, True, "images are not supported for model_type gemma3"),
         ("1.2.1", {"model_type": "llama", "vision_config": None}, True, "the model accepts text only"),
     ],

@@ -200,7 +200,11 @@ def test_blocks_take_8_bits_at_most(tmp_path: Path, kind: Kind, held_as: str, ca
         path = converted_model(source, tmp_path / "cache", "blocks") / "openvino_model.xml"
     assert types_of_products(path, {}) == [held_as] * (4 * LAYERS + 1)
     assert properties("auto", path.parent) == {}
-    said = ["its Q6_K weights become 8-bit: OpenVINO has no form for theirs"] if kind is Kind.Q6_K else []
+    said = (
+        ["the file's Q6_K weights become 8-bit, because OpenVINO does not support their format"]
+        if kind is Kind.Q6_K
+        else []
+    )
     assert changes(caplog) == said
 
 
@@ -216,7 +220,7 @@ def test_rows_have_one_scale_each(tmp_path: Path, kind: Kind, caplog: pytest.Log
     assert properties("auto", path.parent) == {"INFERENCE_PRECISION_HINT": "f32"}
     assert types_of_products(path, properties("auto", path.parent)) == ["i8"] * (4 * LAYERS + 1)
     assert changes(caplog) == [
-        f"its {kind.name} weights become 8-bit, with a scale for each row: option.dtype=fp32 keeps them exact"
+        f"the file's {kind.name} weights become 8-bit with one scale per row; option.dtype=fp32 would keep them exact"
     ]
     wholes = [node.data for node in openvino.Core().read_model(path).get_ops() if node.get_type_name() == "Constant"]
     assert {whole.shape[1] for whole in wholes if whole.dtype == np.int8} == {1}  # a group for each row
@@ -379,9 +383,9 @@ def test_weights_that_are_no_numbers_are_refused(
 
 
 @pytest.mark.parametrize(("kind", "old", "new", "message"), [
-    (Kind.F32, b"", b"", "does not read all of its kinds of weights, which are F32"),
-    (Kind.Q8_0, b"llama.block_count", b"llama.block_kount", r"status 1\):\nOpenVINO GenAI does not find a key "
-                                                            r"or tensor"),
+    (Kind.F32, b"", b"", "cannot read all kinds of weights in the file: F32"),
+    (Kind.Q8_0, b"llama.block_count", b"llama.block_kount",
+     r"status 1\):\na key or tensor that OpenVINO GenAI needs is missing from the file"),
 ])  # fmt: skip
 def test_what_the_reader_cannot_read_is_named(tmp_path: Path, kind: Kind, old: bytes, new: bytes, message: str) -> None:
     source = tmp_path / "small.gguf"

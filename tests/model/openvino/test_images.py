@@ -60,7 +60,7 @@ def test_over_http(model: Path, vision: Compared) -> None:
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
-        ("see <ov_genai_image_0>", "<ov_genai_image_, which OpenVINO GenAI reads as an image"),
+        ("see <ov_genai_image_0>", "'<ov_genai_image_', which OpenVINO GenAI would replace with an image"),
         ([104, 101, 300], "no text has exactly the tokens of this prompt"),
     ],
 )

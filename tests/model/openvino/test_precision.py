@@ -29,4 +29,4 @@ def test_fp16_is_refused_where_the_model_computes_no_numbers(model: Path) -> Non
         said = str(error)
     if not said:
         pytest.skip("this CPU computes the model in fp16")
-    assert said.startswith("option.dtype=fp16: on this CPU the model computes NaN with it")
+    assert said.startswith("option.dtype=fp16: the model computes NaN in fp16 on this CPU")

@@ -214,7 +214,7 @@ def test_what_must_be_converted_is_not_fetched_without_the_converter(
     monkeypatch.setattr(ir_files, "converter_is_installed", lambda: False)
     monkeypatch.setattr(hub_module, "download_descriptions", lambda name, revision: tmp_path)
     monkeypatch.setattr(hub_module, "download", lambda *_, **__: pytest.fail("fetched"))
-    with pytest.raises(ConfigError, match=r"has to be converted .*\[convert\].* lmi serve a/b --engine vllm"):
+    with pytest.raises(ConfigError, match=r"must be converted .*\[convert\].* lmi serve a/b --engine vllm"):
         ir_files.download("a/b", None)
 
 

@@ -40,12 +40,16 @@ def windows(decoder: Decoder) -> list[int | None]:
         (LLAMA, {"model_type": None}, "its model_type is None"),
         (LLAMA, {"architectures": ["LlamaModel"]}, "it is a LlamaModel; of llama only LlamaForCausalLM is supported"),
         (LLAMA, {"quantization_config": {"quant_method": "awq"}}, r"weights are quantized \(quantization_config\)"),
-        (LLAMA, {"auto_map": {"AutoConfig": "x.Y"}}, "it has code of its own"),
-        (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "its rope_type is dynamic; known: default"),
+        (LLAMA, {"auto_map": {"AutoConfig": "x.Y"}}, "it contains custom code"),
+        (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "its rope_type is dynamic; supported: default"),
         (LLAMA, {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "its rope_type is longrope"),
         (LLAMA, {"partial_rotary_factor": 0.5}, "its partial_rotary_factor is 0.5"),
         (LLAMA, {"hidden_act": "relu2"}, "its activation is relu2; supported: silu"),
-        ("ministral", {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types has chunked_atten"),
+        (
+            "ministral",
+            {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]},
+            "layer_types contains chunked_atten",
+        ),
     ],
 )
 def test_what_is_unknown_is_named(tmp_path: Path, name: str, values: dict[str, Any], told: str) -> None:
@@ -57,12 +61,16 @@ def test_what_is_unknown_is_named(tmp_path: Path, name: str, values: dict[str, A
     ("name", "values", "told"),
     [
         (LLAMA, {"hidden_size": "absent"}, "hidden_size must be a whole number of at least 1, not None"),
-        (LLAMA, {"num_attention_heads": 3}, "3 heads of 21 numbers, and 2 for keys, do not fit together"),
+        (
+            LLAMA,
+            {"num_attention_heads": 3},
+            "cannot combine num_attention_heads=3, num_key_value_heads=2 and head_dim=21",
+        ),
         (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers must be a whole number of at least 1, not True"),
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, not 0"),
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, not 'yes'"),
         (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8}}, r"llama3 rotary positions cannot .*low_freq_factor"),
-        (LLAMA, {"rope_theta": 0}, "default rotary positions are not numbers"),
+        (LLAMA, {"rope_theta": 0}, "default rotary positions are infinite or not numbers"),
         (LLAMA, {"rope_scaling": [2]}, "rope_parameters and rope_scaling must be objects"),
         ("ministral", {"layer_types": ["full_attention"]}, "layer_types must name a kind for each of the 3 layers"),
         (
@@ -122,10 +130,15 @@ def test_tensors_are_checked_before_they_are_read(tmp_path: Path) -> None:
         return str(caught.value)
 
     check_weights(tmp_path, decoder)
-    assert told(**{name: tensors[name].T}) == f"{file}: {name} has the shape [64, 96], but by config.json [96, 64]"
+    assert (
+        told(**{name: tensors[name].T}) == f"{file}: {name} has the shape [64, 96], but config.json requires [96, 64]"
+    )
     assert told(**{name: None}) == f"{tmp_path}: its safetensors files have no tensor {name}"
     bias = "model.layers.0.self_attn.q_proj.bias"
-    assert told(**{bias: tensors[name][0]}) == f"{tmp_path}: a llama of this config.json has no {bias}"
+    assert (
+        told(**{bias: tensors[name][0]})
+        == f"{tmp_path}: a llama model with this config.json does not use the tensors {bias}"
+    )
     write_safetensors(file, {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": tensors[name][0]})
     check_weights(tmp_path, decoder)  # of old versions
 
@@ -201,29 +214,29 @@ def test_a_known_checkpoint_needs_no_converter(tmp_path: Path) -> None:
     for options in ({}, {"quantization": "int8"}, {"quantization": "int4", "group_size": 128}):
         engines.check("openvino", str(directory), EngineConfig(Config(engine_options=options)))
     (directory / "config.json").write_text(json.dumps({**CASES[LLAMA], "vocab_size": 319}))
-    assert "embed_tokens.weight has the shape [320, 64], but by config.json [319, 64]" in checked(directory)
+    assert "embed_tokens.weight has the shape [320, 64], but config.json requires [319, 64]" in checked(directory)
 
 
 def test_an_unknown_one_needs_it_and_is_told_why(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", LLAMA)
     (directory / "tokenizer.json").write_text("{}")
     (directory / "config.json").write_text(json.dumps({**CASES[LLAMA], "model_type": "mixtral"}))
-    assert f"needs: {install('lmi-handler[convert]')}" in checked(directory)
-    assert "as its model_type is mixtral; supported: llama" in checked(directory)
+    assert f"Run: {install('lmi-handler[convert]')}" in checked(directory)
+    assert "because its model_type is mixtral; supported: llama" in checked(directory)
     quantized = checked(directory, quantization="int4")
-    assert quantized.startswith(f"option.quantize: {directory} cannot be quantized here, as its model_type is mixtral")
+    assert quantized.startswith(f"option.quantize: {directory} cannot be quantized, because its model_type is mixtral")
 
 
 def test_what_has_a_form_of_its_own_is_not_quantized(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    own = "has its weights in a form of its own; only Hugging Face checkpoints are quantized: leave it out"
+    own = "cannot be quantized: only Hugging Face checkpoints can; leave the option out"
     assert checked(tmp_path / "model.gguf", quantization="int8") == f"option.quantize: {tmp_path}/model.gguf {own}"
     assert checked("demo", quantization="int4") == f"option.quantize: the demo model {own}"
 
 
 def test_a_group_size_without_4_bits_is_refused(tmp_path: Path) -> None:
     for options in ({"group_size": 64}, {"group_size": 64, "quantization": "int8"}):
-        assert checked(tmp_path, **options).startswith("option.group_size is for option.quantize=int4")
+        assert checked(tmp_path, **options).startswith("option.group_size requires option.quantize=int4")
 
 
 def test_the_log_says_which_converter_runs(
@@ -233,8 +246,8 @@ def test_the_log_says_which_converter_runs(
     monkeypatch.setattr(conversion, "run_converter", lambda script, source, target, *more: target.mkdir())
     directory = write_checkpoint(tmp_path / "model", LLAMA)
     conversion.convert(directory, tmp_path / "cache")
-    assert ", once, without torch; this may" in caplog.text
+    assert " without torch; this happens once" in caplog.text
     monkeypatch.setattr(conversion, "converter_is_installed", lambda: True)
     (directory / "config.json").write_text(json.dumps({**CASES[LLAMA], "model_type": "mixtral"}))
     conversion.convert(directory, tmp_path / "cache")
-    assert ", once, by optimum-intel, as its model_type is mixtral" in caplog.text
+    assert " with optimum-intel, because its model_type is mixtral" in caplog.text

@@ -142,7 +142,11 @@ def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
         ("xml", half, r"\.xml is cut short, or not XML: "),
         ("xml", empty, r"\.xml is an empty file"),
         ("xml", lambda data: b"<html></html>", r"\.xml is not an OpenVINO model: it begins with <html>, not <net>"),
-        ("xml", lambda data: data.replace(b'"8"', b'"x"'), r"\.xml is broken: the place of a constant is not a number"),
+        (
+            "xml",
+            lambda data: data.replace(b'"8"', b'"x"'),
+            r"\.xml is broken: the offset or size of a constant is not a number",
+        ),
         ("bin", half, r"\.bin is cut short: it has 10 bytes, but openvino_\w+\.xml describes 20"),
         ("bin", empty, r"\.bin is an empty file"),
         ("bin", gone, r"\.bin is missing; it contains the weights that openvino_\w+\.xml describes"),
@@ -157,7 +161,9 @@ def test_a_broken_part_is_refused_by_the_file_s_name(
 
 @pytest.mark.parametrize("part", ["tokenizer", "detokenizer"])
 def test_a_missing_tokenizer_is_refused_by_its_name(tmp_path: Path, part: str) -> None:
-    with pytest.raises(ConfigError, match=rf"openvino_{part}\.xml is missing: an OpenVINO model directory has"):
+    with pytest.raises(
+        ConfigError, match=rf"openvino_{part}\.xml is missing: an OpenVINO model directory must contain"
+    ):
         check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.xml", gone), parts(vision=False))
 
 

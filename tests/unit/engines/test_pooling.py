@@ -130,7 +130,7 @@ def test_an_option_beats_the_pooling_module(tmp_path: Path, flag: str) -> None:
 
 def test_an_option_that_vllm_cannot_heed_is_refused_before_the_start() -> None:
     found = check(read_config(overrides=["option.model_id=a/b", "pooling=max"], environ={"OPTION_LLM_ENGINE": "vllm"}))
-    assert any(one.message.startswith("option.pooling=max: vLLM does not pool by max") for one in found), found
+    assert any(one.message.startswith("option.pooling=max: vLLM does not support pooling=max") for one in found), found
     (problem,) = read_config(overrides=["pooling=weightedmean"], environ={}).problems
     assert problem.message.endswith("must be one of auto, cls, last, lasttoken, mean, max")
     assert read_config(overrides=["pooling=lasttoken"], environ={}).config.pooling == "last"
@@ -419,7 +419,9 @@ def test_other_families_need_the_converter(tmp_path: Path, monkeypatch: pytest.M
     assert engines.prepare("openvino", str(model), EngineConfig(task=Task.EMBEDDING)) == model
     (model / "config.json").write_text(json.dumps({"model_type": "mpnet", "architectures": ["MPNetModel"]}))
     monkeypatch.setenv("LMI_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=r"has to be converted first, which needs: pip install .*\[convert\]"):
+    with pytest.raises(
+        ConfigError, match=r"must be converted with optimum-intel, because .* Run: pip install .*\[convert\]"
+    ):
         engines.check("openvino", str(model), EngineConfig(task=Task.EMBEDDING))
     (model / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"tokenizer\.json is missing"):
@@ -428,7 +430,7 @@ def test_other_families_need_the_converter(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_demo_model_generates_text() -> None:
     for model in (None, "demo"):
-        with pytest.raises(ConfigError, match=r"option\.task=rerank: the demo model generates text"):
+        with pytest.raises(ConfigError, match=r"option\.task=rerank: the demo model only generates text"):
             engines.check("openvino", model, EngineConfig(task=Task.RERANK))
 
 

@@ -202,11 +202,11 @@ def test_an_end_that_is_none_is_an_error_of_that_request() -> None:
     step, _ = results(Pending(1)).read([said("1", finish="error")])
     (output,) = step.others
     assert output.finish is Finish.ERROR
-    assert "vLLM ended it as error" in (output.error or "")
+    assert "vLLM ended the request as error" in (output.error or "")
 
 
 def test_scores_that_are_no_numbers_end_the_engine() -> None:
-    with pytest.raises(RuntimeError, match="no longer numbers"):
+    with pytest.raises(RuntimeError, match="the model computes NaN"):
         results(Pending(1)).read([said("1", 7, scores=scores([(7, float("nan"))]))])
 
 

@@ -29,7 +29,7 @@ EXAMPLES = [(name, one.name) for name, schema in DIALECTS.items() for one in dia
 """Each route and a dialect of its bodies, which is asked with the example of the API's document."""
 
 CONTEXT = ServerContext(
-    engine="openvino", unsupported={"typical_p": "it has no typical decoding", "bad_sequences": "no"}
+    engine="openvino", unsupported={"typical_p": "it does not implement typical decoding", "bad_sequences": "no"}
 )
 
 VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})

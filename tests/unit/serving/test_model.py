@@ -256,7 +256,7 @@ def test_an_engine_argument_says_where_it_belongs() -> None:
 
     for name, value in (("generation_config", "vllm"), ("override_generation_config", {})):
         config = EngineConfig(Config(engine_options={"engine_args": {name: value}}))
-        with pytest.raises(ConfigError, match=f"{name!r} has no effect there: write option.{name}"):
+        with pytest.raises(ConfigError, match=f"{name!r} has no effect there; use option.{name}"):
             engine_arguments(config, 1, cpu=True)
 
 

@@ -1,1 +1,1 @@
-"""Language models of the Llama, Qwen and Gemma families: their checkpoints as OpenVINO's graphs, without torch."""
+"""Conversion of Llama, Mistral, Qwen and Gemma checkpoints to OpenVINO's format, without torch."""

@@ -1,7 +1,7 @@
-"""The config.json of language models of the Llama, Qwen and Gemma families, as far as they are supported.
+"""The architecture of Llama, Mistral, Qwen and Gemma models, read from config.json.
 
-The defaults and rules are those of transformers' configuration classes of these names. Anything unsupported raises
-`UnknownDecoder` with its name, before weights are read.
+The defaults and rules are the same as in transformers' configuration classes. An unsupported value raises
+`UnknownDecoder`, which names it, before any weights are read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from handler.config import model_files
 from handler.core.errors import ConfigError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Types whose frequencies do not depend on the number of tokens."""
+"""Supported types of rotary embeddings. Their frequencies do not depend on the number of tokens."""
 
 
 class Rotary(NamedTuple):
-    """A layer's rotary position embedding: `parameters` are those of config.json, with `rope_theta`."""
+    """A layer's rotary position embedding. `parameters` are from config.json and include `rope_theta`."""
 
     size: int  # of a head
     parameters: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Rotary(NamedTuple):
         return str(self.parameters.get("rope_type") or self.parameters.get("type") or "default")
 
     def frequencies(self) -> tuple[Any, float]:
-        """Return the frequencies (half as many as a head has numbers, float32), and the factor of sine and cosine."""
+        """Return the frequencies (float32, half the head size), and the factor by which sine and cosine are scaled."""
         import numpy as np
 
         theta = float(self.parameters["rope_theta"])
@@ -48,7 +48,7 @@ class Rotary(NamedTuple):
 
 
 def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str, Any]) -> Any:
-    """Divide slow frequencies, keep fast ones, and blend between them (Llama 3.1)."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate between them (Llama 3.1)."""
     import numpy as np
 
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
@@ -58,7 +58,7 @@ def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str,
 
 
 def _yarn(plain: Any, factor: float, original: float, parameters: Mapping[str, Any], theta: float) -> Any:
-    """Do as `_llama3`, but blend by the frequency's index (YaRN, arXiv 2309.00071)."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate by their index (YaRN, arXiv 2309.00071)."""
     import numpy as np
 
     size = 2 * len(plain)
@@ -88,26 +88,26 @@ def _attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
 
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-"""Activations' names in config.json, with ours."""
+"""Names of activations in config.json, each with our name."""
 
-_MAX_HEAD = 512  # numbers; the CPU plugin's paged attention was tried with 16 to 256
+_MAX_HEAD = 512  # largest head size; the CPU plugin's paged attention was tested with 16 to 256
 
 
 class UnknownDecoder(Exception):
-    """The model computes something unsupported; the message says what."""
+    """The model uses an unsupported feature, which the message names."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """The differences of a model type from Llama.
+    """Differences between a model type and Llama.
 
     Attributes:
-        architecture: its class with a head for the next token.
-        defaults: of config.json.
-        biases: parts whose biases it has whatever config.json says; None if config.json says it.
-        head_norms: queries and keys are normalized.
-        is_gemma: norms multiply by `1 + weight`, embeddings are scaled.
-        four_norms: the outputs of attention and feed-forward network are normalized too.
+        architecture: name of transformers' class for text generation.
+        defaults: default values of config.json.
+        biases: attention matrices that always have biases, or None if config.json decides.
+        head_norms: whether queries and keys are normalized.
+        is_gemma: whether norms multiply by `1 + weight` and embeddings are scaled.
+        four_norms: whether the outputs of attention and feed-forward network are normalized too.
     """
 
     architecture: str
@@ -165,12 +165,12 @@ _FAMILIES = {
 }
 
 FAMILIES = "Llama, Mistral, Qwen2, Qwen3 and Gemma"
-"""The families' names, for messages."""
+"""Names of the supported families, for messages."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's own values; `window` is the number of tokens that it attends to, None for all."""
+    """Properties of one layer. `window` is the number of tokens that it attends to, or None for all."""
 
     window: int | None
     rotary: Rotary
@@ -178,12 +178,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model's computation. Sizes count numbers.
+    """The architecture of a language model. Sizes are lengths of vectors.
 
     Attributes:
-        scale: what products of queries and keys are multiplied by.
-        attention_biases: matrices of the attention that have biases.
-        logit_cap: logits are soft-capped to it by tanh; None: no cap.
+        scale: factor of the products of queries and keys.
+        attention_biases: attention matrices that have biases.
+        logit_cap: value at which tanh soft-caps the logits, or None for no cap.
     """
 
     model_type: str
@@ -207,11 +207,11 @@ class Decoder:
 
 
 def read_decoder(model: Path) -> Decoder:
-    """Read config.json.
+    """Read the architecture of a model from its config.json.
 
     Raises:
-        UnknownDecoder: something in it is not supported.
-        ConfigError: a value is missing or impossible.
+        UnknownDecoder: the model uses an unsupported feature.
+        ConfigError: a value is missing or invalid.
     """
     path = model / "config.json"
     given = model_files.read_json(path)
@@ -220,7 +220,7 @@ def read_decoder(model: Path) -> Decoder:
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave nulls out, except where null has a meaning of its own."""
+    """Remove null values, except for keys for which null has a meaning."""
     null = ("sliding_window", "final_logit_softcapping", "attn_logit_softcapping")
     return {name: value for name, value in given.items() if value is not None or name in null}
 
@@ -238,7 +238,7 @@ def _family(given: Mapping[str, Any]) -> _Family:
         if given.get(name):
             raise UnknownDecoder(f"its weights are quantized ({name})")
     if given.get("auto_map"):
-        raise UnknownDecoder("it has code of its own (auto_map)")
+        raise UnknownDecoder("it contains custom code (auto_map)")
     return family
 
 
@@ -249,12 +249,14 @@ class _Reader:
     def read(self) -> Decoder:
         for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
             if self._values.get(name):
-                raise self._wrong(f"{name} is {self._values[name]}, which OpenVINO's paged attention does not have")
+                raise self._wrong(f"{name} is {self._values[name]}, which OpenVINO's paged attention does not support")
         size, heads = self._whole("hidden_size"), self._whole("num_attention_heads")
         key_heads = self._whole("num_key_value_heads", heads)
         head_size = self._whole("head_dim", size // heads)
         if heads % key_heads or head_size % 2 or head_size > _MAX_HEAD:
-            raise self._wrong(f"{heads} heads of {head_size} numbers, and {key_heads} for keys, do not fit together")
+            raise self._wrong(
+                f"cannot combine num_attention_heads={heads}, num_key_value_heads={key_heads} and head_dim={head_size}"
+            )
         num_layers = self._whole("num_hidden_layers")
         scale = self._number("query_pre_attn_scalar", head_size) ** -0.5 if self._family.four_norms else head_size**-0.5
         return Decoder(
@@ -289,7 +291,7 @@ class _Reader:
 
     def _activation(self) -> str:
         name = self._values["hidden_activation" if self._family.four_norms else "hidden_act"]
-        if self._values["model_type"] == "gemma" and name == "gelu":  # Gemma's first files mean the other one
+        if self._values["model_type"] == "gemma" and name == "gelu":  # Gemma's first files mean gelu_pytorch_tanh
             name = self._values.get("hidden_activation", "gelu_pytorch_tanh")
         if name not in _ACTIVATIONS:
             raise UnknownDecoder(f"its activation is {name}; supported: {', '.join(_ACTIVATIONS)}")
@@ -302,7 +304,7 @@ class _Reader:
         return [Layer(window if kind == "sliding_attention" else None, rotary[kind]) for kind in kinds]
 
     def _kinds(self, count: int) -> Sequence[str]:
-        """Return the layers' kinds, by transformers' names."""
+        """Return the kind of each layer, as transformers names it."""
         model_type, window = self._values["model_type"], self._values.get("sliding_window")
         if model_type in ("llama", "gemma"):
             return ["full_attention"] * count
@@ -310,10 +312,10 @@ class _Reader:
             if not isinstance(given, list) or len(given) != count:
                 raise self._wrong(f"layer_types must name a kind for each of the {count} layers")
             if unknown := set(map(str, given)) - {"full_attention", "sliding_attention"}:
-                raise UnknownDecoder(f"its layer_types has {', '.join(sorted(unknown))}")
+                raise UnknownDecoder(f"its layer_types contains {', '.join(sorted(unknown))}")
             slides = "sliding_attention" in given and model_type in ("qwen2", "qwen3")
             if slides and not self._flag("use_sliding_window"):
-                raise self._wrong("layer_types has sliding_attention, and use_sliding_window is not true")
+                raise self._wrong("layer_types contains sliding_attention, but use_sliding_window is not true")
             return given
         if model_type in ("mistral", "ministral"):
             first, period = (0, count + 1) if window is not None else (count, 1)
@@ -331,7 +333,7 @@ class _Reader:
         values, parameters = self._values, self._rope_parameters(kind)
         rotary = Rotary(head_size, parameters, self._whole("max_position_embeddings"))
         if rotary.kind not in ROPE_TYPES:
-            raise UnknownDecoder(f"its rope_type is {rotary.kind}; known: {', '.join(ROPE_TYPES)}")
+            raise UnknownDecoder(f"its rope_type is {rotary.kind}; supported: {', '.join(ROPE_TYPES)}")
         partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor", 1))
         if partial != 1:
             raise UnknownDecoder(f"its partial_rotary_factor is {partial}")
@@ -342,11 +344,11 @@ class _Reader:
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise self._wrong(f"{rotary.kind} rotary positions cannot be computed: {error!r}") from None
         if not usable:
-            raise self._wrong(f"{rotary.kind} rotary positions are not numbers")
+            raise self._wrong(f"{rotary.kind} rotary positions are infinite or not numbers")
         return rotary
 
     def _rope_parameters(self, kind: str) -> dict[str, Any]:
-        """Return the parameters of a kind of layer, in either form that transformers has written."""
+        """Return the rotary parameters for a kind of layer. transformers has used two formats in config.json."""
         values, is_gemma3 = self._values, self._values["model_type"] == "gemma3_text"
         slides = is_gemma3 and kind == "sliding_attention"
         given = values.get("rope_parameters") or {}

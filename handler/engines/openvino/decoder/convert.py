@@ -1,4 +1,4 @@
-"""Converts a checkpoint to an OpenVINO directory, in a process of its own."""
+"""Conversion of a checkpoint to an OpenVINO directory, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from handler.engines.huggingface.files import Tensors, as_float32
 from handler.engines.openvino.decoder.config import Decoder, read_decoder
 from handler.engines.openvino.decoder.graph import decoder_graph
 
-# -- a checkpoint's matrices as nodes of OpenVINO's graph: as they are stored, or with 8 or 4 bits a weight ------------
-# Nothing is read at once: nodes refer to the mapped files, and quantized matrices to files beside the graph. So memory
-# holds a part of one matrix at a time.
+# -- turn a checkpoint's matrices into nodes of OpenVINO's graph, unchanged or quantized to 8 or 4 bits per weight -----
+# Only a part of one matrix is in memory at a time: nodes refer to memory-mapped files, which are the checkpoint's own
+# or, for quantized matrices, temporary files beside the graph.
 
 _CHUNK = 1 << 24  # weights that are quantized at a time
-_QUANTIZED = 0.9  # part of the work; the rest is writing the graph
-_CUT = 0.9  # part of a group's range; further ones bring little more (measured)
-_LEAST_SCALE = 2.0**-14  # f16's smallest number of full precision
+_QUANTIZED = 0.9  # share of the work; the rest is writing the graph
+_CUT = 0.9  # share of a group's range; trying more shares improves little (measured)
+_LEAST_SCALE = 2.0**-14  # f16's smallest normal number
 
 
 class Quantization(NamedTuple):
-    """Bits of a weight, and weights of a row that share a scale and a zero point; 0 for whole rows."""
+    """Number of bits per weight, and number of weights that share a scale and a zero point (0 for a whole row)."""
 
     bits: int
     group: int
 
 
 class Matrices:
-    """Makes the nodes of matrices, and keeps the memory that they refer to: it must live as long as the graph.
+    """A factory for nodes of matrices. It owns the memory that the nodes use, so it must live as long as the graph.
 
     Args:
-        scratch: a directory for quantized matrices.
+        tensors: the checkpoint's tensors.
+        scratch: a directory for the files of quantized matrices.
     """
 
     def __init__(self, tensors: Tensors, scratch: Path) -> None:
@@ -46,7 +47,7 @@ class Matrices:
         self._held: list[Any] = []
 
     def stored(self, name: str) -> Any:
-        """Make the nodes of a matrix as it is stored."""
+        """Return the node of a matrix with unchanged weights."""
         import numpy as np
         from openvino import Type, opset13
 
@@ -57,7 +58,10 @@ class Matrices:
         return self._constant(values.astype(np.float32, copy=False), values.shape, Type.f32)
 
     def quantized(self, name: str, how: Quantization) -> Any:
-        """Make the nodes of a matrix of weights `(whole - zero) * scale`, in the form that the CPU plugin keeps."""
+        """Return the node of a matrix with quantized weights `(whole - zero) * scale`.
+
+        The pattern of nodes is one that the CPU plugin recognizes, so that it keeps the weights compressed.
+        """
         import numpy as np
         from openvino import Type, opset13
 
@@ -88,14 +92,14 @@ class Matrices:
 
 
 def _packed(numbers: Any) -> Any:
-    """Put two numbers of 4 bits into a byte, the lower half first."""
+    """Pack two 4-bit integers into each byte, the first in the lower half."""
     return numbers[..., ::2] | numbers[..., 1::2] << 4
 
 
 def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
-    """Return whole numbers, zero points and scales (float16) of groups of weights, which lie in the last dimension.
+    """Quantize groups of weights, which are the last dimension, to integers, zero points and scales (float16).
 
-    With 4 bits a group's range is cut by a tenth where the sum of the squared errors is then less, as it often is.
+    With 4 bits, a group's range is reduced by a tenth if that reduces the sum of the squared errors, as it often does.
     """
     import numpy as np
 
@@ -108,7 +112,7 @@ def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
 
 
 def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
-    """Quantize with a part of each group's range, which always contains 0: the zero point is one of the numbers."""
+    """Quantize groups of weights. Only the share `part` of each group's range, extended to contain 0, is covered."""
     import numpy as np
 
     most = (1 << bits) - 1
@@ -129,7 +133,7 @@ def _error(groups: Any, quantized: tuple[Any, Any, Any]) -> Any:
 
 
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_WINDOW = 10  # the input of paged attention that has the window, 0 for none
+_WINDOW = 10  # index of paged attention's input for the window size (0 for no window)
 _COPIED = (
     "config.json",
     "generation_config.json",
@@ -140,23 +144,26 @@ _COPIED = (
 
 
 def check_weights(model: Path, decoder: Decoder) -> None:
-    """Check that the checkpoint has the tensors that config.json describes, in their shapes, and no others.
+    """Check that a checkpoint contains exactly the tensors that config.json describes, in the right shapes.
 
     Raises:
-        ConfigError: a tensor is missing, has another shape or type, or would not be used.
+        ConfigError: a tensor is missing, is not used, or has the wrong shape or type.
     """
     tensors, expected = Tensors(model), dict(shapes(decoder))
     for name, shape in expected.items():
         place = tensors.place(name)
         if place.shape != shape:
             raise ConfigError(
-                f"{place.path}: {name} has the shape {list(place.shape)}, but by config.json {list(shape)}"
+                f"{place.path}: {name} has the shape {list(place.shape)}, but config.json requires {list(shape)}"
             )
         tensors.weight(name)
     allowed = {*expected, _HEAD} if decoder.tied else {*expected}
     unused = [name for name in tensors if name not in allowed and not name.endswith(".rotary_emb.inv_freq")]
     if unused:
-        raise ConfigError(f"{model}: a {decoder.model_type} of this config.json has no {', '.join(sorted(unused)[:3])}")
+        raise ConfigError(
+            f"{model}: a {decoder.model_type} model with this config.json does not use the tensors "
+            f"{', '.join(sorted(unused)[:3])}"
+        )
 
 
 def _equal(tensors: Tensors, one: str, other: str) -> bool:
@@ -167,7 +174,7 @@ def _equal(tensors: Tensors, one: str, other: str) -> bool:
 
 
 def shapes(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names of a model's tensors with their shapes: a matrix has a row for each of its results."""
+    """Yield the name and shape of each of a model's tensors. A matrix has one row per output."""
     size, inner, biases = decoder.size, decoder.inner_size, decoder.attention_biases
     queries, keys = decoder.heads * decoder.head_size, decoder.key_heads * decoder.head_size
     yield _EMBEDDINGS, (decoder.vocabulary, size)
@@ -195,7 +202,7 @@ def shapes(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def main(source: str, target: str, bits: int, group: int) -> None:
-    """Run the conversion; stderr has the error."""
+    """Convert a checkpoint, or exit with an error on stderr."""
     try:
         write_model(Path(source), Path(target), Quantization(bits, group) if bits else None)
     except ConfigError as error:
@@ -203,7 +210,7 @@ def main(source: str, target: str, bits: int, group: int) -> None:
 
 
 def write_model(source: Path, target: Path, how: Quantization | None) -> None:
-    """Write the graph with its weights, the tokenizer's graphs, and copies of the files that describe the model."""
+    """Write the graph with its weights, the tokenizer's graphs, and copies of the checkpoint's JSON files."""
     target.mkdir(parents=True)
     _write_tokenizer(source, target)
     _write_graph(source, target, how)
@@ -218,7 +225,7 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
     decoder, tensors, scratch = read_decoder(source), Tensors(source), target / "scratch"
     scratch.mkdir()
     if decoder.tied and _HEAD in tensors and not _equal(tensors, _EMBEDDINGS, _HEAD):
-        raise ConfigError(f"{source}: config.json has tie_word_embeddings, but {_HEAD} is not {_EMBEDDINGS}")
+        raise ConfigError(f"{source}: config.json sets tie_word_embeddings, but {_HEAD} differs from {_EMBEDDINGS}")
     matrices = Matrices(tensors, scratch)
     weights, done = sum(math.prod(shape) for _, shape in shapes(decoder)), 0
 
@@ -239,7 +246,7 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
 
 
 def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
-    """Return a matrix's quantization: 8 bits for embeddings, the last matrix, and rows that groups do not divide."""
+    """Choose 8 bits for embeddings, the output matrix, and rows that cannot be divided into groups, else 4 bits."""
     sizes = [size for size in GROUP_SIZES if size <= how.group and columns % size == 0]
     if how.bits == 8 or name in (_EMBEDDINGS, _HEAD) or not sizes:
         return Quantization(8, 0)
@@ -247,10 +254,10 @@ def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
 
 
 def check_windows(model: Any, decoder: Decoder) -> None:
-    """Check that paged attention will have each layer's window; an unknown OpenVINO could overlook it.
+    """Check that paged attention uses each layer's sliding window, which other versions of OpenVINO might overlook.
 
     Raises:
-        ConfigError: it would attend to other tokens.
+        ConfigError: paged attention would use a different window.
     """
     import openvino
     from openvino._offline_transformations import paged_attention_transformation
@@ -260,11 +267,11 @@ def check_windows(model: Any, decoder: Decoder) -> None:
     nodes = [node for node in paged.get_ordered_ops() if node.get_type_name() == "PagedAttentionExtension"]
     windows = Counter(_window(node.input_value(_WINDOW).get_node()) for node in nodes)
     if windows != Counter(layer.window or 0 for layer in decoder.layers):
-        raise ConfigError(f"OpenVINO {openvino.__version__} does not see this model's sliding windows")
+        raise ConfigError(f"OpenVINO {openvino.__version__} does not recognize this model's sliding windows")
 
 
 def _window(node: Any) -> int:
-    """Return the value of a whole number, which may be a product of constants."""
+    """Return the integer that a node computes, which is a constant or a product of constants."""
     if node.get_type_name() == "Constant":
         return int(node.data.item())
     values = [_window(value.get_node()) for value in node.input_values()]
@@ -272,14 +279,14 @@ def _window(node: Any) -> int:
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    """Write the tokenizer as OpenVINO's graphs, with its chat template."""
+    """Convert the tokenizer and its chat template to OpenVINO's graphs, and write them."""
     import openvino
-    import transformers  # openvino_tokenizers asks whether it has been imported
+    import transformers  # openvino_tokenizers checks whether it has been imported
     from openvino_tokenizers import convert_tokenizer
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    if len(tokenizer) < 100:  # transformers invents one where there are no files
-        raise ConfigError(f"{source} comes without its tokenizer's files")
+    if len(tokenizer) < 100:  # transformers invents a tokenizer if the files are missing
+        raise ConfigError(f"{source} has no tokenizer files")
     graphs = convert_tokenizer(tokenizer, with_detokenizer=True)
     for name, graph in zip(("openvino_tokenizer", "openvino_detokenizer"), graphs, strict=True):
         openvino.save_model(graph, target / f"{name}.xml")

@@ -1,8 +1,8 @@
-"""OpenVINO's graph of a language model, made from its safetensors; no torch is needed.
+"""Construction of OpenVINO's graph of a language model, without torch.
 
-The computation is that of transformers' models. The form is that in which OpenVINO GenAI replaces attention by paged
-attention, and the CPU plugin joins norms and rotary positions (OpenVINO, sdpa_to_paged_attention, rms_fusion,
-fuse_rotary_positional_embeddings).
+The graph computes the same as transformers' models. OpenVINO GenAI recognizes its attention and replaces it with paged
+attention, and the CPU plugin recognizes and fuses its norms and rotary positions (OpenVINO, sdpa_to_paged_attention,
+rms_fusion, fuse_rotary_positional_embeddings).
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any
 from handler.engines.openvino.decoder.config import Decoder, Layer
 
 Load = Callable[[str], Any]
-"""Makes the node of a tensor by its name: of a matrix, or of a vector as float32."""
+"""A function that returns the tensor of a given name: a matrix as a node, or a vector as a numpy array of float32."""
 
 
 def decoder_graph(decoder: Decoder, matrix: Load, vector: Load) -> Any:
-    """Make the graph: `logits` [texts, tokens, vocabulary], with a cache of keys and values as its state.
+    """Build the graph of a language model, with a cache of keys and values as its state.
 
-    Its inputs are those of a model that optimum-intel exports: input_ids, attention_mask and position_ids [texts,
-    tokens], and beam_idx [texts].
+    Its output is `logits` [texts, tokens, vocabulary]. Its inputs are the same as those of a model exported by
+    optimum-intel: input_ids, attention_mask and position_ids [texts, tokens], and beam_idx [texts].
 
     Args:
-        vector: returns numpy's array.
+        decoder: the architecture.
+        matrix: returns the node of a matrix.
+        vector: returns a vector as a numpy array.
     """
     return _Builder(decoder, matrix, vector).build()
 
@@ -50,7 +52,7 @@ class _Builder:
         }
         inputs["beam_idx"] = ops.parameter([-1], self._np.int32)
         for name, node in inputs.items():
-            node.set_friendly_name(name)  # by which GenAI finds it
+            node.set_friendly_name(name)  # GenAI finds inputs by this name
             node.output(0).get_tensor().set_names({name})
         self._inputs = inputs
         self._batch = ops.gather(ops.shape_of(inputs["input_ids"]), self._whole([0]), self._whole(0))
@@ -121,7 +123,7 @@ class _Builder:
         return self._linear(f"{name}o_proj", mixed, "o" in decoder.attention_biases)
 
     def _heads(self, hidden: Any, count: int) -> Any:
-        """Return [texts, tokens, heads, size of a head]."""
+        """Split vectors into heads: [texts, tokens, heads, head size]."""
         return self._ops.reshape(hidden, self._whole([0, 0, count, self._decoder.head_size]), True)
 
     def _rotate(self, layer: Layer, heads: Any) -> Any:
@@ -135,7 +137,7 @@ class _Builder:
         return ops.add(ops.multiply(heads, cosine), ops.multiply(turned, sine))
 
     def _angles(self, layer: Layer) -> tuple[Any, Any]:
-        """Return cosine and sine of the positions: [texts, 1, tokens, size of a head]."""
+        """Return the cosine and sine of each position's angles: [texts, 1, tokens, head size]."""
         ops, key = self._ops, id(layer.rotary)
         if key not in self._rotations:
             frequencies, factor = layer.rotary.frequencies()
@@ -153,7 +155,7 @@ class _Builder:
         return self._rotations[key]
 
     def _cached(self, name: str, new: Any) -> Any:
-        """Append `new` to the earlier values, which a variable keeps."""
+        """Append new keys or values to the earlier ones, which the graph keeps in a variable."""
         from openvino import PartialShape, Type
         from openvino.op.util import Variable, VariableInfo
 
@@ -171,7 +173,7 @@ class _Builder:
         return values
 
     def _repeat(self, values: Any) -> Any:
-        """Give each head its keys or values, which several share."""
+        """Repeat keys or values that several heads share, so that each head has its own."""
         ops, decoder = self._ops, self._decoder
         if decoder.heads == decoder.key_heads:
             return values
@@ -181,10 +183,10 @@ class _Builder:
         return ops.reshape(wide, self._whole([0, decoder.heads, -1, decoder.head_size]), True)
 
     def _mask(self, window: int | None) -> Any:
-        """Return the mask added to products of queries and keys: [texts, 1, tokens, all tokens].
+        """Return the mask that is added to products of queries and keys: [texts, 1, tokens, all tokens].
 
-        Paged attention has no mask. It is causal, and takes the window from this pattern of nodes (OpenVINO,
-        state_management_pattern).
+        Paged attention is causal and ignores the mask, except that it reads the window's size from this pattern of
+        nodes (OpenVINO, state_management_pattern).
         """
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)

@@ -289,7 +289,7 @@ def test_bench_counts_failures_by_their_kind(aws: Double, capsys: pytest.Capture
 def test_bench_of_what_does_not_answer(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
     aws.answers = [model_answers(400, "bad")]
     assert main(["bench", "e"]) == 1
-    assert "the request before the measurement failed: ModelRefused 400" in capsys.readouterr().err
+    assert "the warm-up request failed: ModelRefused 400" in capsys.readouterr().err
     assert len(aws.requests) == 1
 
 

@@ -171,7 +171,11 @@ def test_a_version_before_1_0_is_refused(version: str) -> None:
 @pytest.mark.parametrize(("version", "lines"), [("1.2.1", 0), ("1.3.0rc29", 0), ("1.4.0rc1", 1), ("2.0.0", 1)])
 def test_a_newer_version_is_warned_of(version: str, lines: int, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_newer(version)
-    assert caplog.text.count(f"TensorRT-LLM {version} is installed: newer than 1.3") == len(caplog.records) == lines
+    assert (
+        caplog.text.count(f"TensorRT-LLM {version} is installed, but this engine was written for versions up to 1.3")
+        == len(caplog.records)
+        == lines
+    )
 
 
 def test_every_option_of_trtllm_is_in_the_table_or_refused() -> None:
@@ -197,10 +201,19 @@ def test_what_tensorrt_engines_had_is_refused_by_name() -> None:
         (("max_model_len=100", "max_seq_len=200"), "max_model_len=100 contradicts option.max_seq_len=200"),
         (("max_num_tokens=100", "max_num_batched_tokens=200"), "max_num_batched_tokens=200 contradicts"),
         (("pipeline_parallel_degree=2", "pipeline_parallel_size=4"), "contradicts option.pipeline_parallel_size=4"),
-        (("guided_decoding_backend=outlines",), "trtllm has xgrammar and llguidance"),
-        (("max_beam_width=2", "sampler_type=TorchSampler"), "no beam search before TensorRT-LLM 1.3"),
-        (("max_beam_width=4", 'engine_args={"sampler_type": "TorchSampler"}'), "no beam search before"),
-        (("sampler_type=TorchSampler", 'engine_args={"max_beam_width": 4}'), "no beam search before"),
+        (("guided_decoding_backend=outlines",), "the engine trtllm supports xgrammar and llguidance"),
+        (
+            ("max_beam_width=2", "sampler_type=TorchSampler"),
+            "does not support option.max_beam_width before TensorRT-LLM 1.3",
+        ),
+        (
+            ("max_beam_width=4", 'engine_args={"sampler_type": "TorchSampler"}'),
+            "does not support option.max_beam_width before",
+        ),
+        (
+            ("sampler_type=TorchSampler", 'engine_args={"max_beam_width": 4}'),
+            "does not support option.max_beam_width before",
+        ),
         (('engine_args={"model": "x"}',), "'model' cannot be changed there"),
         (('engine_args={"tokenizer": "x"}',), "'tokenizer' cannot be changed there"),
     ],
@@ -274,7 +287,7 @@ def test_the_sampler_is_named_as_each_version_has_it(
 
 def test_1_0_is_told_of_no_sampler_that_cannot_search_beams(model: Path) -> None:
     args = json.dumps({"enable_trtllm_sampler": False})
-    with pytest.raises(ConfigError, match=r"no beam search before TensorRT-LLM 1\.3"):
+    with pytest.raises(ConfigError, match=r"does not support option\.max_beam_width before TensorRT-LLM 1\.3"):
         arguments(model, "max_beam_width=4", f"engine_args={args}", release=(1, 0))
 
 

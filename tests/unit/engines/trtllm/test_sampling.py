@@ -176,13 +176,13 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0"),
         (
             {"structured_output": StructuredOutput("regex", "a"), "ignore_eos": True},
-            "ignore_eos and structured output exclude each other",
+            "structured output cannot be combined with ignore_eos",
         ),
         (
             {"structured_output": StructuredOutput("regex", "a"), "min_new_tokens": 1},
-            "a minimum length and structured output exclude each other",
+            "structured output cannot be combined with a minimum length",
         ),
-        ({"structured_output": StructuredOutput("tree", "x")}, "no structured output of the kind 'tree'"),
+        ({"structured_output": StructuredOutput("tree", "x")}, "does not support structured output of the kind 'tree'"),
     ],
 )
 def test_what_would_fail_late_is_refused_at_once(sampling: dict[str, Any], message: str) -> None:
@@ -191,7 +191,7 @@ def test_what_would_fail_late_is_refused_at_once(sampling: dict[str, Any], messa
 
 
 def test_with_several_eos_ids_forbidden_words_and_ignore_eos_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="bad_sequences and ignore_eos together"):
+    with pytest.raises(ValueError, match="bad_sequences cannot be combined with ignore_eos"):
         sampling_arguments(Sampling(bad_sequences=("a",), ignore_eos=True), TORCH)
 
 
@@ -310,8 +310,8 @@ def checks() -> Iterator[StructuredOutputValidator]:
     ("structured_output", "wanted"),
     [
         (StructuredOutput("regex", r"\d+|\p{Lu}[\P{N}x]*"), ""),
-        (StructuredOutput("regex", "("), "it is not a regular expression: missing )"),
-        (StructuredOutput("regex", "(" * 16_000), "it is not a regular expression"),
+        (StructuredOutput("regex", "("), "the regular expression is invalid: missing )"),
+        (StructuredOutput("regex", "(" * 16_000), "the regular expression is invalid"),
         (StructuredOutput("regex", "(?i)" + "[a-\U0010ffff]" * 800), "more than 1 s (option.guide_timeout)"),
         (StructuredOutput("grammar", "("), ""),
         (StructuredOutput("json_schema", "{}"), ""),
