@@ -454,7 +454,7 @@ class Thinking:
         closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
         if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):
             raise InvalidParameter(
-                f"{name}: with option.reasoning_parser={family.name} no mark ends the reasoning; {off}"
+                f"{name}: reasoning has no end mark with option.reasoning_parser={family.name}; {off}"
             )
         return closing
 

@@ -251,7 +251,7 @@ _BY_COMPANY = {
 
 @functools.lru_cache
 def choose_family(name: str, template: str) -> Family | None:
-    """Return the family of a model, or None if its answers contain no reasoning.
+    """Return the family of a model, or None if the reasoning in its answers is not parsed.
 
     Args:
         name: the value of `option.reasoning_parser`. "auto" means the first family whose marks are in the chat

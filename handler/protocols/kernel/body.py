@@ -270,8 +270,8 @@ def relaxed_by(
     """Return a function that converts the values of an object's fields, and returns other values unchanged.
 
     Args:
-        shapes: the JSON schemas of the fields. Numbers and booleans are converted, and so are the members of lists and
-            objects of them, but nothing nested more deeply.
+        shapes: the JSON schemas of the fields. Numbers and booleans are converted, also as the members of a list or an
+            object, but not at deeper levels.
         own: the conversions of fields that do not follow the rule.
     """
     converts = {**{name: found for name, shape in shapes.items() if (found := _of_shape(rule, shape))}, **own}

@@ -104,7 +104,7 @@ class ErrorFormat:
 class FrontEndErrors(ErrorFormat):
     """The error format of DJL Serving's front end and of routes without a dialect.
 
-    An invalid request that the handler refuses has status 424, as in DJL Serving.
+    An invalid request that the handler refuses gets status 424, as in DJL Serving.
     """
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})

@@ -174,7 +174,7 @@ class VectorReply(WholeReply):
     """Writes a JSON document with the vectors of all requests.
 
     Args:
-        render: makes the document from the vectors in the order of the requests, and from their total number of tokens.
+        render: makes the document from the vectors, in the order of the requests, and the number of prompt tokens.
         keep: converts a vector to the value that is kept for `render`, such as its JSON. Encoding all vectors at once
             would take long.
     """

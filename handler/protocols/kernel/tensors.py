@@ -365,7 +365,7 @@ def read_outputs(value: Any) -> dict[str, Any]:
 
 
 def _never(why: str) -> Parameter:
-    """Return a parameter that accepts only an empty tensor.
+    """Return a parameter that accepts only an empty tensor or 0.
 
     Args:
         why: the reason why other values are not supported, for the error message.

@@ -115,7 +115,7 @@ class Field(NamedTuple):
         transform: the transform that makes a call from the parsed value, or None if the value already is a call.
         each: whether the transform applies to each item of a list instead of to the whole value.
         name_group: the group of `open` with the name of a call whose arguments are the region's text, or "".
-        is_json: whether the text is JSON, so that its end is recognized without a mark.
+        is_json: whether the text is JSON, which shows by itself whether it is complete.
         is_plain: whether the text is standard JSON, in whose strings marks are ignored.
         inner: the literal texts that the parser looks for.
     """

@@ -45,8 +45,8 @@ class Format(NamedTuple):
         make: makes the parser of one answer from the request's tools, whose schemas define the types of arguments.
         marks: texts that may be special tokens, which a tokenizer omits from the text by default.
         template: a regular expression that recognizes the format in a chat template, or "" if there is none.
-        notations: the notations of calls, by a text in the chat template. The first text that the template contains
-            decides.
+        notations: the notations of calls, by a text in the chat template. The first one whose text is in the template
+            is used.
     """
 
     name: str

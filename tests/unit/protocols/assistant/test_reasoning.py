@@ -349,12 +349,12 @@ def test_structured_output_begins_after_a_thought_or_at_once() -> None:
         ("qwen3", "it cannot", GUIDED, "grammar: the model reasons before it answers, and it cannot; send chat_temp"),
         ("qwen3", "", GUIDED._replace(presence_penalty=0.5), "presence_penalty=0.5: with parameters.grammar, reason"),
         ("qwen3", "", Sampling(thinking_token_budget=2, frequency_penalty=1.0), "with thinking_token_budget, reason"),
-        ("minimax_m2_append_think", "", GUIDED, "append_think no mark ends the reasoning; send chat_temp"),
+        ("minimax_m2_append_think", "", GUIDED, "no end mark with option.reasoning_parser=minimax"),
         (
             "openai_gptoss",
             "",
             Sampling(thinking_token_budget=2),
-            "budget: with option.reasoning_parser=openai_gptoss no",
+            "thinking_token_budget: reasoning has no end mark with",
         ),
     ],
 )

@@ -49,7 +49,7 @@ class Harmony(CallParser):
 _NOTATION = Notation(
     (f"{_START}assistant{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", _CALL), style=""
 )
-"""The style is empty because structured output starts after the reasoning, in the final message, not with a header."""
+"""Without a style, since structured output starts within the final message and cannot write the header of a call."""
 
 OPENAI = Format(
     "openai",
