@@ -241,7 +241,7 @@ def _direct(url: str) -> dict[str, str]:
 
 
 def _find(url: str, key: str, name: str | None) -> Served:
-    """Find the model of a name at a server, or the server's first model if no name is given.
+    """Find a server's model by name, or the server's first model if no name is given.
 
     Raises:
         ConfigError: If the server does not return a list of models, or if it has no model of the name.

@@ -542,7 +542,7 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
 def _choose(
     sources: Iterable[Setting], settings: Collection[Setting], engine: str, unknown: list[Unknown]
 ) -> dict[str, _Chosen]:
-    """Return each option that is set with its last setting, by key. Settings of unknown options go into `unknown`."""
+    """Return the options that are set and their last settings, by key. Add unknown settings to `unknown`."""
     chosen: dict[str, _Chosen] = {}
     for setting in [*sources, *settings]:
         option = find_option(setting.key, engine)
@@ -689,7 +689,7 @@ def _coarser(config: Config) -> Iterator[str]:
 
 
 def _lost(key: str, config: Config) -> str:
-    return f"ignored: {key} ({config.where(key)}); LMI's async mode ignores it (option.async_mode)"
+    return f"ignored: {key} ({config.where(key)}), as in LMI's async mode (option.async_mode)"
 
 
 def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:

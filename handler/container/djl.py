@@ -31,7 +31,7 @@ _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], [
 _ASYNC_SINCE = (0, 33)
 
 S5CMD = Path("/opt/djl/bin/s5cmd")
-"""The program with which Java downloads models from S3 if it is installed."""
+"""The program that Java uses, if it is installed, to download models from S3."""
 
 _DRAFT = "option.speculative_draft_model"
 _ENTRY = "option.entryPoint=handler.entry"

@@ -24,7 +24,7 @@ from handler.serving.head import QUERY_ADAPTER
 from handler.serving.task import RequestTask, ignored_header
 
 MAX_FIELD = environment.netty_buffer_bytes() // 2  # the rest is for the other fields
-"""Maximum size of a field, in bytes. After a larger field, Java ends the worker and all of its requests."""
+"""Maximum size of a field, in bytes. If a field is larger, Java ends the worker and all of its requests."""
 
 _OF_HTTP = frozenset(
     {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}

@@ -108,7 +108,7 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
 
 
 def choice(engine: str, name: str) -> Callable[[str], str]:
-    """Make the parser of an argument with a fixed list of values. If the engine is installed, it checks the value."""
+    """Make the parser of an argument with a fixed list of values. An installed engine checks the value itself."""
 
     def parse(text: str) -> str:
         values: list[str] = _shipped_data(engine)["choices"][name]

@@ -98,7 +98,7 @@ def _rolling_batch(text: str) -> str:
 
 
 def _true_or_false(text: str) -> bool:
-    """Parse a boolean that Java also reads. Other forms than true and false are refused: Java takes them for false."""
+    """Parse a boolean that Java also reads. Values such as 1 are refused, because Java reads them as false."""
     if text.lower() not in ("true", "false"):
         raise ValueError("must be true or false")
     return text.lower() == "true"
@@ -493,7 +493,7 @@ REMOTE = (
     Option("option.base_url_model", "base_url_model", string, None, "the model's name on that server; by default the first in /models", engines=_OPENAI),
     Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_GRPC),
     Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),
-    Option("option.engine_python", "engine_python", path, None, "path of the Python of an environment with vLLM, SGLang or TensorRT-LLM, to start the server of option.base_url_kind in it (engines-by-url.md)", engines=_GRPC),
+    Option("option.engine_python", "engine_python", path, None, "path of the Python interpreter of an environment with vLLM, SGLang or TensorRT-LLM, which starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
     Option("option.engine_flags", "engine_flags", words, None, "additional flags for that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "maximum seconds to connect", engines=(*_OPENAI, *_GRPC)),
     Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "maximum seconds without a token before a request fails", engines=(*_OPENAI, *_GRPC)),

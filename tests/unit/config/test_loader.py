@@ -704,8 +704,8 @@ def test_async_mode_ends_rolling_batch_disable() -> None:
     ("overrides", "warning"),
     [
         ([ASYNC, "option.lmi_version=0.29"], "option.async_mode .*; LMI 0.29 has no async mode"),
-        ([ASYNC, "option.tgi_compat=true"], "option.tgi_compat .*; LMI's async mode ignores it"),
-        ([ASYNC, "option.output_formatter=sse"], "option.output_formatter .*; LMI's async mode ignores it"),
+        ([ASYNC, "option.tgi_compat=true"], "option.tgi_compat .*, as in LMI's async mode"),
+        ([ASYNC, "option.output_formatter=sse"], "option.output_formatter .*, as in LMI's async mode"),
     ],
 )
 def test_what_the_mode_does_not_heed_gets_a_warning(overrides: list[str], warning: str) -> None:
