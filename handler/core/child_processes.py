@@ -1,4 +1,6 @@
-"""Child processes: helpers such as pip, converters and downloads, and Python processes with this one's import paths."""
+"""Child processes: helpers such as pip, converters and downloads, and Python processes that import from the same
+paths.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class MediaTokens(Protocol):
 
 
 class Stored(NamedTuple):
-    """A medium in a file, where its data has `length` bytes."""
+    """Description of a medium that is stored in a file. `length` is the size of its data in bytes."""
 
     kind: str
     size: tuple[int, ...]

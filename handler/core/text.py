@@ -114,7 +114,7 @@ def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | 
         vocabulary: the model's vocabulary, or None if each prompt has its own.
 
     Raises:
-        InvalidPayload: the model has no vocabulary, so the ids have no meaning.
+        InvalidPayload: the engine has no vocabulary that gives the ids a meaning.
         InvalidParameter: an id is not in the vocabulary.
     """
     if vocabulary is None:

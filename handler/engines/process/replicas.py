@@ -175,7 +175,7 @@ class Work(NamedTuple):
 
     Attributes:
         origin: the client's request and its prompt, or None for a later part of a request.
-        began: number of the engine's steps before the sequence.
+        began: number of steps that the engine had made when the sequence was added.
         moved_from: replica that had the sequence before, or None.
     """
 
@@ -581,8 +581,8 @@ class ReplicaSet:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _changed(self, replica: Replica, state: State) -> None:
-        """Process a change of a replica's state. A replica that becomes ready loads all adapters, which its engine
-        does not have.
+        """Process a change of a replica's state. When a replica becomes ready, it loads all adapters, as its engine
+        is new.
         """
         if state is State.READY:
             if replica.engine.restarts:
