@@ -124,7 +124,7 @@ class Step(NamedTuple):
     """Result of one step for all sequences.
 
     Most sequences get one token per step and nothing else. These tokens are in three columns, `keys`, `ids` and
-    `logprobs`, so that a tenth of the objects have to be created, sent and read. All other results are in `others`.
+    `logprobs`, which take a tenth of the objects to create, send and read. All other results are in `others`.
     """
 
     keys: list[int]

@@ -297,7 +297,8 @@ def fetch(
     download: Download = download_checkpoint,
     is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
 ) -> str | None:
-    """See `engines.fetch`. From S3, only the files are downloaded that `download` would download.
+    """Download a model from the hub or S3; see `engines.fetch`. From S3 it downloads the same files as `download` from
+    the hub.
 
     Args:
         download: downloads a model from the hub unless it is cached.

@@ -351,7 +351,7 @@ def _results(channel: socket.socket, messages: Messages, data: bytes | memoryvie
 
 
 def main(fd: str) -> None:
-    """Make the work with the function in the first message. Then run a job for each further message.
+    """Create the work by calling the function in the first message. Then run a job for each further message.
 
     Such a message is a single byte, sent together with the job's socket.
     """

@@ -384,7 +384,7 @@ def test_engines_get_directories_in_the_place_of_urls(
     assert spec.config.model == model
     assert spec.config.options.engine_options["speculative_draft_model"] == str(model)
     assert adapter_directories(spec.config.options, None) == [model / "adapters"]
-    assert "model.py of the model on S3 is not read" in caplog.text
+    assert "model.py of the model on S3 is ignored" in caplog.text
 
 
 # -- HF_MODEL_ID names the model directory itself, as in LMI -----------------------------------------------------
@@ -423,7 +423,7 @@ def test_the_directory_of_hf_model_id_has_options_and_code(
     assert spec.config.options.directory == spec.config.model
     assert spec.config.chat_template == "{{ messages }}"
     assert adapter_directories(spec.config.options, None) == [spec.config.model / "adapters"]
-    assert "is not read" not in caplog.text
+    assert "on S3 is ignored" not in caplog.text
 
 
 @pytest.mark.usefixtures("here")
