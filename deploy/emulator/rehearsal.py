@@ -303,7 +303,7 @@ class Emulators:
             raise ValueError(f"The container did not respond: {error}") from None
 
     def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
-        """Return the URL of an endpoint's emulator, which is started if needed and updated to the endpoint's state."""
+        """Start an endpoint's emulator if needed, update its state, and return its URL."""
         with self._lock:
             if thing.name not in self._running:
                 started = asyncio.run_coroutine_threadsafe(self._start(thing.name), self._loop)

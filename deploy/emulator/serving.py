@@ -26,8 +26,8 @@ class Plan:
     """The endpoint and the containers to serve.
 
     Args:
-        endpoint: The endpoint. The URLs of its container and of its components' containers are those on which the
-            processes of `commands` listen.
+        endpoint: The endpoint. The processes of `commands` listen on the URLs of its container and of its components'
+            containers.
         port: Port of the emulator, or 0 for any free port.
         commands: Commands that start the containers, by the component's name, or "" for the endpoint's own container.
             If empty, the container is already running.
@@ -57,7 +57,7 @@ Log = Callable[[str, str], None]
 async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint, and yield its URL."""
     async with listening(plan.endpoint, plan.host, plan.port) as url:
-        report(f"endpoint {plan.endpoint.name} is Creating at {url}")
+        report(f"endpoint {plan.endpoint.name} is starting at {url}")
         yield url
 
 

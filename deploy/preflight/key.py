@@ -64,7 +64,7 @@ def key(context: Context) -> list[Check]:
 
 
 def topics(context: Context) -> list[Check]:
-    """Check that the SNS topics exist, and their KMS keys."""
+    """Check that the SNS topics exist, and that the specification names their KMS keys."""
     found = dict(_of_topics(context))
     spec = context.spec
     checks = [

@@ -46,7 +46,7 @@ class Sums:
     """The resources that the initial copies of all components need, and those that the instances have.
 
     Attributes:
-        placed: The components.
+        placed: Components, each with the resources that it needs.
         instance: The instance type, or None if it is unknown.
         count: Number of instances.
     """
@@ -184,7 +184,7 @@ def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]
         return cheapest(lists[0]).instance.name  # the later check of the copies reports the problem
     raise DoesNotFit(
         "instance.type: auto: no known instance type has enough resources for the initial copies of all components",
-        f"{_MORE_ROOM} Or set instance.type to a type.",
+        f"{_MORE_ROOM} Or choose the type yourself with instance.type.",
     )
 
 

@@ -96,7 +96,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
     if match["region"] != region:
         raise SpecError(
             f"image.uri: the image is in {match['region']}, but the endpoint is in {region}",
-            "SageMaker pulls images only from the endpoint's region. Push it there, or set up replication in ECR.",
+            "SageMaker pulls images only from the endpoint's region. Push the image there, or replicate it in ECR.",
         )
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:

@@ -1,6 +1,6 @@
 """Settings of an update: in batches or all at once, and the alarms that trigger a rollback.
 
-A batch must be 5 to 50 % of the instances or copies (RollingUpdatePolicy), so a single one has no batches.
+A batch must be 5 to 50 % (RollingUpdatePolicy), so a single instance or copy cannot be updated in batches.
 """
 
 from __future__ import annotations

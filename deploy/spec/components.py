@@ -1,4 +1,4 @@
-"""The servers of a specification, batch transform, the shadow variant, and deployments on another's endpoint.
+"""The servers of a specification, batch transform, the shadow variant, and components on another deployment's endpoint.
 
 A server is a model with its image, options and environment; it becomes one model in SageMaker. Components with the same
 values share a server.
@@ -107,7 +107,7 @@ def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> d
 
 
 MOST_TOGETHER = 100
-"""Maximum of concurrency times payload size in MB, and so of each of them (CreateTransformJob)."""
+"""Maximum of concurrency times payload size in MB (CreateTransformJob). Neither of the two can be greater."""
 
 
 class Batch(Section):
@@ -120,7 +120,7 @@ class Batch(Section):
     )
     payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
         None,
-        description="Maximum size of a line in MB; times concurrency, at most 100. Default: 6 or less.",
+        description="Maximum size of a line in MB; times concurrency, it must be at most 100. Default: 6 or less.",
     )
     timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Timeout for each line, in seconds.")
     retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")

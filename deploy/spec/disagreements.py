@@ -69,9 +69,9 @@ def _beside(spec: Spec) -> Iterator[str]:
         if spec.region not in (None, region):
             yield f"reservation: is in {region}, but the endpoint is in {spec.region}"
         if spec.instance.pools:
-            yield "reservation: is for one instance type; set instance.type to it instead of instance.pools"
+            yield "reservation: is for a single instance type; use instance.type instead of instance.pools"
         if spec.instance.type == "auto":
-            yield "reservation: is for one instance type; set instance.type to it"
+            yield "reservation: is for a single instance type; set instance.type to that type"
     if spec.shadow is None:
         return
     if spec.instance.variant == "Shadow":

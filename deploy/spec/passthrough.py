@@ -41,7 +41,7 @@ _NETWORK = {
 }
 _CONTAINER = "image, options and environment; set other fields of the container in sagemaker.model"
 _VARIANT_NAME = "instance.variant"
-_VERSION_NAME = "lmi deploy, as the name ends in a digest of the content"
+_VERSION_NAME = "lmi deploy (the name ends in a digest of the content)"
 
 OWNED: Mapping[str, Mapping[str, str]] = {
     "endpoint_config": {
@@ -62,8 +62,8 @@ OWNED: Mapping[str, Mapping[str, str]] = {
         "InitialInstanceCount": "instance.count",
         "InstanceType": "instance.type",
         "InstancePools": "instance.pools",
-        "InitialVariantWeight": "lmi deploy, as the endpoint has only one variant",
-        "ServerlessConfig": "instance, as serverless endpoints have no GPUs",
+        "InitialVariantWeight": "lmi deploy (the endpoint has only one variant)",
+        "ServerlessConfig": "instance (serverless endpoints have no GPUs)",
         "VolumeSizeInGB": "instance.volume_gb",
         "InferenceAmiVersion": "instance.ami",
         "VariantInstanceProvisionTimeoutInSeconds": "timeouts.provision",
@@ -96,14 +96,14 @@ OWNED: Mapping[str, Mapping[str, str]] = {
     },
     "model": {
         "ModelName": _VERSION_NAME,
-        "Containers": "image, as the model has only one container",
-        "InferenceExecutionConfig": "image, as the model has only one container",
+        "Containers": "image (the model has only one container)",
+        "InferenceExecutionConfig": "image (the model has only one container)",
         "PrimaryContainer.Image": "image",
         "PrimaryContainer.ModelPackageName": "image",
         "PrimaryContainer.InferenceSpecificationName": "image",
         "PrimaryContainer.Environment": "options and environment",
-        "PrimaryContainer.Mode": "model, as the container has only one model",
-        "PrimaryContainer.MultiModelConfig": "model, as the container has only one model",
+        "PrimaryContainer.Mode": "model (the container has only one model)",
+        "PrimaryContainer.MultiModelConfig": "model (the container has only one model)",
         "PrimaryContainer.ModelDataUrl": "model.s3",
         "PrimaryContainer.ModelDataSource.S3DataSource.S3Uri": "model.s3",
         "PrimaryContainer.ModelDataSource.S3DataSource.S3DataType": "model.s3",

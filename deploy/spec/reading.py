@@ -187,7 +187,7 @@ FILLERS: Mapping[str, Any] = {
     "image": {"repository": "x"},
     "model": {"id": "x"},
 }
-"""Valid values for the required fields."""
+"""Valid values for the required fields. They allow the other fields to be checked if required ones are missing."""
 
 
 def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[str]:

@@ -107,7 +107,7 @@ class Shape(Section):
     @model_validator(mode="after")
     def _layers_of_each_kind(self) -> Shape:
         if self.window_layers + self.uncached_layers > self.layers:
-            raise ValueError("window_layers plus uncached_layers must be at most layers")
+            raise ValueError("the sum of window_layers and uncached_layers must not be greater than layers")
         if self.window_layers and self.window is None:
             raise ValueError("window_layers requires window")
         return self

@@ -210,7 +210,7 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
         if tensor == "__metadata__":
             continue
         if not isinstance(said, Mapping):
-            raise SpecError(f"{name}: the header's {tensor[:100]!r} is not an object")
+            raise SpecError(f"{name}: the header's entry {tensor[:100]!r} is not an object")
         number, span = _numbers(name, tensor, said, size - 8 - length)
         parameters += _weights(tensor, str(said.get("dtype")), number, bits)
         end = max(end, span)

@@ -66,7 +66,10 @@ def refused(call: Any, **arguments: Any) -> str:
             {"InstanceType": "ml.g5.xlarge", "InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 1}]},
             "one of",
         ),
-        ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": n} for n in (1, 2)]}, "of different types"),
+        (
+            {"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": n} for n in (1, 2)]},
+            "different instance types",
+        ),
         ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 6}]}, "value less than or equal to 5"),
         ({"InstancePools": [{"InstanceType": "ml.x5.xlarge", "Priority": 1}]}, "enum value set"),
         (

@@ -40,7 +40,7 @@ def test_the_snippet_that_it_prints_runs_and_ctrl_c_ends_all() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith('{"generated_text":')
-        assert "endpoint local is Creating at" in local.log
+        assert "endpoint local is starting at" in local.log
         assert "container | ready after" in local.log
         processes = descendants(local.process.pid)
         assert len(processes) >= 1

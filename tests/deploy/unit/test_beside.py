@@ -71,7 +71,7 @@ COMPONENTS = {"components": [{"name": "chat"}]}
         ),
         ({"reservation": "llama", **NAMED}, "reservation: must be written as arn:aws:sagemaker:"),
         ({"reservation": PLAN, "region": "us-east-1", **NAMED}, "reservation: is in eu-west-1, but the endpoint is"),
-        ({"reservation": PLAN}, "reservation: is for one instance type; set instance.type to it"),
+        ({"reservation": PLAN}, "reservation: is for a single instance type; set instance.type to that type"),
         (
             {"reservation": PLAN, **NAMED, "sagemaker": {"variant": {"CapacityReservationConfig": {}}}},
             "sagemaker.variant.CapacityReservationConfig: is set by reservation",
