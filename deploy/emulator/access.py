@@ -111,7 +111,9 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
         )
     if now > made + timedelta(seconds=seconds):
         raise ApiError(
-            403, "InvalidSignatureException", f"Signature expired: valid for {seconds} s from {made.isoformat()}."
+            403,
+            "InvalidSignatureException",
+            f"Signature expired: it was valid for {seconds} s from {made.isoformat()}.",
         )
     return _region(scope, region, "InvalidSignatureException")
 
@@ -142,7 +144,9 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         raise _access_denied(f"the bearer token is valid for {seconds} s, but the maximum is {_LONGEST} s")
     if now > until:
         raise ApiError(
-            403, "ExpiredTokenException", f"The bearer token expired: valid for {seconds} s from {made.isoformat()}."
+            403,
+            "ExpiredTokenException",
+            f"The bearer token has expired: it was valid for {seconds} s from {made.isoformat()}.",
         )
     return _region(scope, region, "AccessDeniedException")
 

@@ -1,4 +1,4 @@
-"""The container's process, which is started, health-checked and stopped as SageMaker does, but without Docker."""
+"""The container's process without Docker. Its start, health checks and stop are the same as on SageMaker."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ class Calls:
     def _check_quota(self, config: Thing, name: str) -> None:
         """Check that the instances of an endpoint's new configuration and of all other endpoints are within the quotas.
 
-        The instances that an update runs in addition for a while are not counted.
+        Additional instances that run only during an update are not counted.
         """
         used = Counter[str]()
         for (kind, other), endpoint in self._cloud.things.items():

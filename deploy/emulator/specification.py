@@ -202,7 +202,7 @@ def _directory_of_adapter(component: str, adapter: str, adapters: Mapping[str, s
     if adapter not in adapters:
         raise SpecError(
             f"component {component}: adapters: {adapter} is in S3, not on this machine",
-            f"Unpack it and give its directory: --adapter {adapter}=PATH",
+            f"Unpack the adapter, and give its directory: --adapter {adapter}=PATH",
         )
     return adapters[adapter]
 

@@ -59,7 +59,7 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
         if "BaseInferenceComponentName" not in item.get("Specification", {}):  # an adapter has no copies of its own
             components[name] = int(item.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
     if component is None and len(components) > 1:
-        advice = f"Choose one with --component: {', '.join(sorted(components))}."
+        advice = f"Choose a component with --component: {', '.join(sorted(components))}."
         raise Refused(f"{endpoint} has several components", advice)
     if component is not None and component not in components:
         raise NotThere(

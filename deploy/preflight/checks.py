@@ -174,7 +174,7 @@ def _role(context: Context) -> Check:
     try:
         result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except iam.exceptions.NoSuchEntityException:
-        return error("role", f"{arn} does not exist", "Create it with the policies that `lmi deploy iam` prints.")
+        return error("role", f"{arn} does not exist", "Create the role with the policies that `lmi deploy iam` prints.")
     if not _trusts_sagemaker(result["AssumeRolePolicyDocument"]):
         return error(
             "role",
@@ -280,7 +280,7 @@ def _endpoint(context: Context) -> Check | None:
         return None
     found = unless_missing(lambda: context.aws.client("sagemaker").describe_endpoint(EndpointName=name))
     if found is None:
-        return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct `endpoint`.")
+        return error("endpoint", f"there is no endpoint {name}", "Deploy the endpoint first, or correct `endpoint`.")
     return ok("endpoint", f"{name} is {found['EndpointStatus']}")
 
 

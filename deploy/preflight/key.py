@@ -71,7 +71,7 @@ def topics(context: Context) -> list[Check]:
         warning(
             "topics",
             f"{topic} does not exist",
-            "Create it, or correct the topic (async.notify_success, async.notify_error or alarms.notify).",
+            "Create the topic, or correct async.notify_success, async.notify_error or alarms.notify.",
         )
         for topic in spec.topics
         if topic not in found

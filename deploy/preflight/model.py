@@ -159,7 +159,7 @@ def image(context: Context) -> Check:
         return error(
             "image",
             f"{uri} is in {region}, but the endpoint is in {context.aws.region}",
-            f"Push it to ECR in {context.aws.region}, or set region: {region}.",
+            f"Push the image to ECR in {context.aws.region}, or set region: {region}.",
         )
     which = {"registryId": account, "repositoryName": repository}
     named = [{"imageDigest": digest} if digest else {"imageTag": tag or "latest"}]
@@ -169,7 +169,7 @@ def image(context: Context) -> Check:
     except ClientError as failure:
         if error_code(failure) in ("ImageNotFoundException", "RepositoryNotFoundException"):
             return error(
-                "image", f"{uri} does not exist", "Push it, or correct image.uri (image.repository, image.tag)."
+                "image", f"{uri} does not exist", "Push the image, or correct image.uri (image.repository, image.tag)."
             )
         if account != context.decision.account:  # for example AWS's repository, which users may not list
             return ok("image", f"{uri} (in another account, not checked)")

@@ -287,7 +287,7 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
     remarks = []
     if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
         remarks.append(
-            f"host RAM of {instance.ram_gib} GiB is little to load a checkpoint of {need.stored_gib:.0f} GiB"
+            f"little host RAM ({instance.ram_gib} GiB) for loading a checkpoint of {need.stored_gib:.0f} GiB"
         )
     if instance.blackwell and need.cuda is None:
         remarks.append("needs an image with CUDA 12.8 or newer (image.cuda)")

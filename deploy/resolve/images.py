@@ -253,7 +253,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     if "index" in kind or "manifest.list" in kind:
         warnings.append(
             f"{match['repository']}:{match['tag']} is an image index ({kind}), which SageMaker may reject. "
-            "Build it with docker build --platform linux/amd64 --provenance=false."
+            "Build the image with docker build --platform linux/amd64 --provenance=false."
         )
     registry = match.string.split("/", 1)[0]
     return f"{registry}/{match['repository']}@{detail['imageDigest']}", tuple(warnings)

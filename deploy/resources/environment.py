@@ -93,7 +93,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
         if is_aws_image(decision.image):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
-                "Use one of these images (documents: container), or upload the model to S3 (model.s3, model.path).",
+                "Use one of this project's images (documents: container), or upload the model to S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
     if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has its own workers, and rejects the option
@@ -120,7 +120,7 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
         if name == "LMI_API_KEY":
             raise Refused(
                 f"{origin}: on SageMaker, clients authenticate with SigV4 or bearer tokens, not with the server's keys",
-                "Leave it out, and allow sagemaker:InvokeEndpoint to those who may call the endpoint (`lmi "
+                "Leave LMI_API_KEY out, and allow sagemaker:InvokeEndpoint to those who may call the endpoint (`lmi "
                 "deploy iam`).",
             )
         if is_secret(name, value):

@@ -158,7 +158,7 @@ OLD = presigned().replace(f"X-Amz-Date={datetime.now(timezone.utc):%Y}", "X-Amz-
         ("Bearer sagemaker-api-key-YWJj", "AccessDeniedException", "not a base64-encoded presigned URL"),
         (f"Bearer {token(presigned(action='GetCallerIdentity'))}", "AccessDeniedException", "GetCallerIdentity"),
         (f"Bearer {token(presigned(expires=43201))}", "AccessDeniedException", "the maximum is 43200 s"),
-        (f"Bearer {token(OLD)}", "ExpiredTokenException", "expired: valid for 3600 s from 2020-"),
+        (f"Bearer {token(OLD)}", "ExpiredTokenException", "expired: it was valid for 3600 s from 2020-"),
         (f"Bearer {token(presigned('eu-west-1'))}", "AccessDeniedException", "is in us-east-1"),
         (f"Bearer {token(presigned().replace(quote('/sagemaker/', ''), quote('/bedrock/', '')))}",
          "AccessDeniedException", "service sagemaker"),
@@ -178,7 +178,7 @@ def test_a_token_is_good_to_its_last_second() -> None:
     bearer = f"Bearer {token(presigned('eu-west-1', expires=900))}"
     now = datetime.now(timezone.utc)
     assert check_token(bearer, None, now + timedelta(seconds=890)) == "eu-west-1"
-    with pytest.raises(ApiError, match="expired: valid for 900 s"):
+    with pytest.raises(ApiError, match="expired: it was valid for 900 s"):
         check_token(bearer, None, now + timedelta(seconds=902))
 
 

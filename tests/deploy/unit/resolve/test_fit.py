@@ -168,7 +168,7 @@ def test_a_degree_that_was_asked_for_is_taken_as_it_is() -> None:
 
 def test_a_checkpoint_that_is_large_for_the_hosts_ram_is_remarked() -> None:
     found = fit(LLAMA_8B, instance("ml.g5.xlarge"))
-    assert (found.fits, found.remarks) == (True, ("host RAM of 16 GiB is little to load a checkpoint of 15 GiB",))
+    assert (found.fits, found.remarks) == (True, ("little host RAM (16 GiB) for loading a checkpoint of 15 GiB",))
 
 
 @pytest.mark.parametrize(
