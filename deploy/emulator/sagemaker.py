@@ -141,7 +141,7 @@ class SageMaker:
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
         """Set the outcome of the next creation or update of an endpoint or component.
 
-        Further calls set the outcomes of the ones after it, in order.
+        Further calls set the outcomes of later creations or updates, in order.
         """
         self.fates.setdefault(name, []).append(Fate(status, reason, polls))
 

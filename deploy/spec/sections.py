@@ -174,7 +174,7 @@ class Pool(Section):
 
 
 class Instance(Section):
-    """The instances."""
+    """Settings of the endpoint's instances."""
 
     type: InstanceType = Field("auto", description="Instance type; `auto` chooses the cheapest type that fits.")
     pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five instance types, instead of `type`.")

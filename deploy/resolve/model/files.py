@@ -288,7 +288,7 @@ class Hub:
         model = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
         if error.code in (401, 403):
             gated = "is gated" if error.headers.get("X-Error-Code") == "GatedRepo" else "is gated, private, or missing"
-            advice = "accept its licence with the account of your token" if self._token else "set HF_TOKEN"
+            advice = "accept the model's licence with the token's account" if self._token else "set HF_TOKEN"
             return f"{model} on {self.name} {gated} (status {error.code}); {advice}"
         if error.code == 404:
             return f"{self.name} has no {model} (status 404)"

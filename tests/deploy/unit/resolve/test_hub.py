@@ -137,7 +137,7 @@ def test_a_wrong_token(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HF_TOKEN", "hf_bad")
     double.add("me/mine", LLAMA).gated = True
     (note,) = find_size(spec(), hub=Hub()).notes
-    assert note.endswith("is gated (status 401); accept its licence with the account of your token.")
+    assert note.endswith("is gated (status 401); accept the model's licence with the token's account.")
     assert "hf_bad" not in note
 
 
