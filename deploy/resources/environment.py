@@ -93,7 +93,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
         if is_aws_image(decision.image):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
-                "Use an image of this project (documents: container), or upload the model to S3 (model.s3, model.path).",
+                "Use an image of this project (documents: container), or a model in S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
     if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has its own workers, and rejects the option
