@@ -441,7 +441,7 @@ BAD = {
     line("x", part(b"{}", "INPUT")).replace('"x"', "7"): "eventMetadata.eventId: must be a string",
     line("x", part(b"{}", "INPUT")).replace('"{}"', r'"\ud800"'): "has a lone surrogate",
     '{"captureData": ' + "[" * 100_000: "it nests too deeply",
-    asked("good"): "the event good has an earlier line, which is used",
+    asked("good"): "an earlier line for the event good is used instead",
     asked("good") + " {}": "something follows the object",
     '{"captureData": {}, "x": ' + "9" * 5000 + "}": "",
 }
