@@ -117,7 +117,7 @@ def test_refusals(responses: Driver, root: str, how: str, options: dict[str, Any
 def test_what_is_not_served_is_said(responses: Driver, root: str) -> None:
     outcome = responses.call("generate", root, QUESTION, compacted=True)
     assert (outcome.error or "").split(".")[-1] == "NotFoundError"
-    assert "/v1/responses/compact is not served here: no input is summarized" in outcome.message
+    assert "/v1/responses/compact is not served here: the server does not summarize input" in outcome.message
 
 
 def test_stored_responses(responses: Driver, storing_server: LiveServer) -> None:

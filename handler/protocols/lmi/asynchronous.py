@@ -178,7 +178,7 @@ REQUEST_NAMES = {name: read for name, read in REQUEST_FIELDS.items() if name != 
 FIELDS: Mapping[str, Shape] = {
     "prompt": NULL,  # a body with a prompt is a completion
     "inputs": texts_shape(1),
-    "parameters": {"type": ["object", "null"], "description": "null means absent"},
+    "parameters": {"type": ["object", "null"], "description": "null counts as absent"},
     "stream": nullable(FLAG),
     **MODEL,
     **ADAPTERS,

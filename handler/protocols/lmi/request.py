@@ -73,7 +73,7 @@ TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outpu
 
 FIELDS: Mapping[str, Shape] = {
     "inputs": nullable({**TEXT, "minLength": 1}),
-    "parameters": {"type": ["object", "null"], "description": "null means absent"},
+    "parameters": {"type": ["object", "null"], "description": "null counts as absent"},
     "stream": nullable(FLAG),
     **ADAPTERS,
 }

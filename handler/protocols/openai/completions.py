@@ -351,7 +351,7 @@ class OpenAiEmbeddings(OpenAiDialect):
             "embed_dtype": unsupported("numbers always have 32 bits", "float32"),
             "endianness": unsupported("base64 is little-endian, as in OpenAI's API", "little", "native"),
             "messages": unsupported("send texts as input", []),
-            "normalize": unsupported("use use_activation"),
+            "normalize": unsupported("send use_activation"),
         }
     )
     fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}

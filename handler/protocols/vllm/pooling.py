@@ -88,7 +88,7 @@ class VllmClassify(VllmNumbers):
     name = "vllm_classify"
     table = Table(_OF_TEXTS)
     description = Description(
-        title="vLLM's classification",
+        title="vLLM classification",
         request="VllmClassifyRequest",
         request_shape=request_shape(VllmNumbers.fields, table),
         error=VllmError,
@@ -130,7 +130,7 @@ class VllmPooling(VllmNumbers):
         }
     )
     description = Description(
-        title="vLLM's pooling",
+        title="vLLM pooling",
         request="VllmPoolingRequest",
         request_shape=request_shape(VllmNumbers.fields, table),
         error=VllmError,
@@ -198,7 +198,7 @@ class VllmScoring(OpenAiDialect):
     table = Table({**VLLM_POOLING, **{name: rerank.TABLE.parameters[name] for name in _OF_RERANK}})
     fields: Mapping[str, Shape] = {**dict.fromkeys((name for pair in PAIRS for name in pair), _TEXTS), **MODEL}
     description = Description(
-        title="vLLM's score",
+        title="vLLM score",
         request="VllmScoreRequest",
         request_shape=request_shape(fields, table),
         error=VllmError,

@@ -253,7 +253,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs="),
         ({"use_beam_search": True}, "use_beam_search=true: is not supported"),
         ({"functions": [{}]}, "functions=[{}]: is not supported: use tools"),
-        ({"modalities": ["text", "audio"]}, "is not supported: answers are text"),
+        ({"modalities": ["text", "audio"]}, "is not supported: answers are always text"),
         ({"chat_template": "{{}}"}, "is not supported: set option.chat_template"),
         ({"continue_final_message": True}, "continue_final_message: the last message must be an assistant message"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "requires add_generation_prompt=false"),
