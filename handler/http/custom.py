@@ -111,7 +111,7 @@ class HandleRoutes:
         """Create the function's input: headers become its properties; body, form and query its contents.
 
         Raises:
-            ServingError: the request is one that DJL Serving refuses too, or its format is not supported.
+            ServingError: the request is invalid, as in DJL Serving, or its format is not supported.
         """
         headers = headers_by_name(scope)
         properties = {name: value for name, value in headers.items() if name != ATTRIBUTES}
@@ -251,7 +251,7 @@ class CustomCode:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
                 return await send_error(scope, send, error)
-            if body is not None:  # else the client has gone
+            if body is not None:  # otherwise the client has disconnected
                 await self._run(scope, again(body, receive), send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -397,7 +397,9 @@ async def _each(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
 
 
 class _Plain:
-    """The server's routes as plain ASGI without the `Exchange` extension, for middleware that reads all parts."""
+    """The server's routes as a plain ASGI application without the `Exchange` extension, so that middleware sees all
+    parts of a response.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

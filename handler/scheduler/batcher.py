@@ -75,7 +75,7 @@ class RunningRequest:
     per token.
     """
 
-    __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "texts")
+    __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "token_texts")
 
     def __init__(self, active: ActiveRequest, first: int, sequences: Sequence[SequenceState]) -> None:
         self.active = active
@@ -83,14 +83,14 @@ class RunningRequest:
         self.first = first  # index of the first of `sequences` among the sequences of `active`
         self.sequences: list[SequenceState | None] = list(sequences)  # None for a sequence that has ended
         self.single = sequences[0]
-        self.texts = self.single.texts
+        self.token_texts = self.single.texts
         self.special = self.single.special
         self.fast_path: FastPath | None = None  # None: all tokens are returned as deltas
 
     def push(self, id: int, logprob: float | None) -> Token:
         """Add a token to the request's only sequence."""
         token = self.single.push(id, logprob)
-        self.texts = self.single.texts
+        self.token_texts = self.single.texts
         return token
 
     def feed(self, output: Output) -> tuple[list[Token], Finish | None, list[Token] | None] | None:
@@ -107,7 +107,7 @@ class RunningRequest:
         prefill = None
         if output.prompt_logprobs is not None and self.first + output.sequence == 0:
             prefill = prompt_tokens(self.active.prompt, output.prompt_logprobs, output.prompt_tops)
-        self.texts = self.single.texts
+        self.token_texts = self.single.texts
         return tokens, finish, prefill
 
 
@@ -345,7 +345,7 @@ class Batcher:
                 self.num_tokens -= 1
                 continue
             try:
-                text = request.texts[id]
+                text = request.token_texts[id]
                 if text is not None:
                     token = new_token((id, text, logprob, id in request.special, ()))
                 else:

@@ -293,7 +293,7 @@ class Turns:
             return waiting
 
     def _firsts(self) -> Iterator[tuple[_Account, _Waiting]]:
-        """Yield each owner's account with its first job, among the kinds that may use another slot."""
+        """Yield each owner's account with the owner's first job of a kind that may use another slot."""
         for owner, account in list(self._accounts.items()):
             for kind in list(account.queues):
                 while (queue := account.queues.get(kind)) and queue[0].wanted.cancelled():
@@ -495,7 +495,7 @@ def _length(content: Sequence[Any]) -> int:
 
 
 class _Form(NamedTuple):
-    """The format of a body, as in the arguments of `LargeBodies.decode`."""
+    """The format of a large body. The attributes are arguments of `LargeBodies.decode`."""
 
     plain: bool
     unique_keys: bool

@@ -39,7 +39,7 @@ _APPLICATIONS = {_APP0: (b"JFIF",), _APP1: (_EXIF, _XMP), _APP14: (b"Adobe",)}
 
 
 def without_ancillary(data: memoryview) -> bytes | memoryview:
-    """Return an image file without the parts that do not affect its pixels.
+    """Return an image file with only the parts that affect its pixels.
 
     Raises:
         InvalidPayload: the file has too many parts. The message is meant to follow the field's name.

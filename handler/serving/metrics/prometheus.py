@@ -115,7 +115,7 @@ class VllmMetrics(Collector):
         labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds",
-            "From a request's acceptance to its first token",
+            "Seconds from a request's acceptance to its first token",
             _FIRST_TOKEN,
             registry,
             labels,
@@ -123,13 +123,17 @@ class VllmMetrics(Collector):
         registry.register(self)
         self.inter_token = Histogram(
             "vllm:inter_token_latency_seconds",
-            "Mean time between a request's tokens, counted for each token",
+            "Mean seconds between a request's tokens, counted for each token",
             _INTER_TOKEN,
             registry,
             labels,
         )
         self._queue = Histogram(
-            "vllm:request_queue_time_seconds", "From the tokenized prompt to the engine", _QUEUE, registry, labels
+            "vllm:request_queue_time_seconds",
+            "Seconds from tokenizing a request to its start in the engine",
+            _QUEUE,
+            registry,
+            labels,
         )
         self._prompt_tokens = Histogram(
             "vllm:request_prompt_tokens", "Prompt tokens per request", _TOKENS, registry, labels
@@ -340,19 +344,19 @@ class Metrics:
         active.set_function(gauges.active)
         self.first_token = Histogram(
             "lmi_time_to_first_token_seconds",
-            "From a request's acceptance to its first token",
+            "Seconds from a request's acceptance to its first token",
             _SECONDS,
             registry,
         )
         self.per_token = Histogram(
             "lmi_time_per_output_token_seconds",
-            "Mean time between a request's tokens after the first",
+            "Mean seconds between a request's tokens after the first",
             _TOKEN_SECONDS,
             registry,
         )
         self.duration = Histogram(
             "lmi_request_duration_seconds",
-            "From a request's acceptance to its last token",
+            "Seconds from a request's acceptance to its last token",
             _SECONDS,
             registry,
         )
