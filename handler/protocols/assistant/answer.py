@@ -241,7 +241,7 @@ class BlockStream(TokenStream):
 
 
 class AnswerEvents(NamedTuple):
-    """The events of a whole answer, and its numbers of all tokens and of reasoning tokens."""
+    """The events of a whole answer, the number of its tokens, and how many of them are reasoning."""
 
     events: Sequence[Event]
     num_tokens: int

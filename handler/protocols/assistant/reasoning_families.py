@@ -1,4 +1,4 @@
-"""Families of models that reason before they answer, by vLLM's names, and the marks of their reasoning.
+"""Families of models that reason before they answer, under vLLM's names, with the marks of their reasoning.
 
 Sources: the models' own chat templates, and vLLM 0.33, vllm/reasoning and vllm/parser.
 """

@@ -158,7 +158,7 @@ class Pattern:
         """Return the transition to the alternatives that are preferred to the first one that has matched.
 
         Args:
-            paths: paths, each with the index of the old alternative that it continues.
+            paths: the possible paths, each after the index of the old alternative that it continues.
             before: the old state.
         """
         matched = (place for place, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
