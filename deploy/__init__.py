@@ -1,4 +1,4 @@
 """Deploy the handler to SageMaker endpoints, and call them: `python -m deploy`, `lmi deploy`. See docs/deploy.md.
 
-Imports nothing from `handler` except its load generator: it knows the container only by its environment and routes.
+It imports only `handler.config` and `handler.core` of the server, and knows a container by its environment and routes.
 """

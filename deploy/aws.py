@@ -20,20 +20,20 @@ _T = TypeVar("_T")
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _QUICK = _CONFIG.merge(Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}))
-"""Configuration for optional calls, which do not wait for a network without a route."""
+"""Configuration of optional calls, which must fail quickly if the network does not reach AWS."""
 
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 
 class Aws:
-    """AWS in one account and region.
+    """Clients for AWS services in one account and region.
 
     Args:
-        region: None: AWS_REGION, else boto3's own setting.
+        region: Region to use, or None for AWS_REGION or else boto3's configured region.
 
     Raises:
-        SpecError: no region is set.
+        SpecError: No region is set.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -44,13 +44,13 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
-        """Return a client of the service. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> redirect it."""
+        """Return a client for the service. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> override its endpoint."""
         if service not in self._clients:
             self._clients[service] = web_pages.refused(self._session.client(service, config=_CONFIG))
         return self._clients[service]
 
     def quick_client(self, service: str, region: str) -> Any:
-        """Return a client that gives up within seconds."""
+        """Return a client with short timeouts and one retry."""
         return self._session.client(service, region_name=region, config=_QUICK)
 
     @property
@@ -59,17 +59,17 @@ class Aws:
         return str(self._session.get_partition_for_region(self.region))
 
     def account(self) -> str:
-        """Ask STS for the account's twelve digits."""
+        """Return the twelve-digit account ID that STS reports."""
         return str(self.client("sts").get_caller_identity()["Account"])
 
 
 def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) -> Iterator[Any]:
-    """Yield the items of a list that AWS returns in pages.
+    """Yield the items of a paginated list.
 
     Args:
-        operation: boto3's method, e.g. `list_models`.
-        field: the list's name in each page; a page may not have it.
-        arguments: the operation's.
+        operation: Name of boto3's method, such as `list_models`.
+        field: Name of the list in each page. A page without it counts as empty.
+        arguments: Arguments of the operation.
     """
     for page in aws.client(service).get_paginator(operation).paginate(**arguments):
         yield from page.get(field, ())
@@ -82,7 +82,7 @@ def components_of(aws: Aws, endpoint: str) -> list[str]:
 
 
 def no_region() -> SpecError:
-    return SpecError("no region is set", "Give --region, set AWS_REGION, or write region: into the specification.")
+    return SpecError("no region is set", "Pass --region, set AWS_REGION, or add region: to the specification.")
 
 
 def error_code(error: ClientError) -> str:
@@ -90,7 +90,7 @@ def error_code(error: ClientError) -> str:
 
 
 def is_missing(error: ClientError) -> bool:
-    """Return whether the error means "does not exist". SageMaker has no error code for it, only a message."""
+    """Return whether the error means that a resource does not exist. SageMaker says so only in the message."""
     message = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error) in _GONE or (
         error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)
@@ -98,7 +98,7 @@ def is_missing(error: ClientError) -> bool:
 
 
 def unless_missing(ask: Callable[[], _T]) -> _T | None:
-    """Return AWS's answer; None: it is about something that does not exist."""
+    """Return AWS's response, or None if the resource does not exist."""
     try:
         return ask()
     except ClientError as error:
@@ -113,9 +113,9 @@ def is_denied(error: ClientError) -> bool:
 
 
 def as_deploy_error(error: BotoCoreError | ClientError | ResponseParserError) -> DeployError:
-    """Convert an error of boto3, with advice."""
+    """Convert an error of boto3 to a `DeployError` with advice."""
     if isinstance(error, ResponseParserError):
-        return DeployError(f"AWS's answer cannot be read: {str(error).splitlines()[0]}")
+        return DeployError(f"AWS's response cannot be parsed: {str(error).splitlines()[0]}")
     if isinstance(error, NoCredentialsError):
         return NotAllowed("no AWS credentials were found", SIGN_IN)
     if isinstance(error, NOT_SIGNED_IN):
@@ -127,6 +127,6 @@ def as_deploy_error(error: BotoCoreError | ClientError | ResponseParserError) ->
         if error_code(error) in NOT_VALID:
             return NotAllowed(message, SIGN_IN_AGAIN)
         if is_denied(error):
-            return NotAllowed(message, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
+            return NotAllowed(message, "`lmi deploy iam` prints the permissions that the deployer and the role need.")
         return DeployError(message, advice(message))
     return DeployError(str(error))

@@ -1,4 +1,4 @@
-"""Errors of boto3 and AWS for missing or invalid credentials, and advice for them."""
+"""Errors that boto3 and AWS report for missing or invalid credentials, and advice on them."""
 
 from botocore.exceptions import (
     CredentialRetrievalError,

@@ -1,4 +1,4 @@
-"""Advice for a failure: from the texts of AWS and the container to changes in the specification."""
+"""Advice on failed deployments, found by matching messages of AWS and the container with known causes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUOTA_TYPE = re.compile(r"'?(ml\.[a-z0-9-]+\.[a-z0-9]+)'?")
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason why deployments fail; `deploy/data/causes.yaml` lists them, and explains the fields."""
+    """A reason why deployments fail. `deploy/data/causes.yaml` lists all of them and explains the fields."""
 
     name: str
     texts: Sequence[str]
@@ -34,19 +34,19 @@ def known_causes() -> tuple[Cause, ...]:
 
 
 def causes(reason: str, log_tail: Sequence[str] = ()) -> list[Cause]:
-    """Return the likely causes, most specific first; symptoms only if there is no other."""
+    """Return the likely causes, most specific first. Mere symptoms are returned only if no other cause matches."""
     text = "\n".join((reason, *log_tail))
     likely = [cause for cause in known_causes() if cause.matches(text)]
     return [cause for cause in likely if not cause.symptom] or likely
 
 
 def advice(reason: str, log_tail: Sequence[str] = (), name: str = "NAME") -> str:
-    """Return what to change, a line for each likely cause (two at most); empty: the cause is unknown.
+    """Return advice, one line for each of the two most likely causes, or "" if the cause is unknown.
 
     Args:
-        reason: FailureReason, or an error's message.
-        log_tail: the last lines of the container's log.
-        name: the endpoint's name, if known.
+        reason: The resource's FailureReason, or an error's message.
+        log_tail: Last lines of the container's log.
+        name: Name of the endpoint, if it is known.
     """
     lines = []
     for cause in causes(reason, log_tail)[:2]:

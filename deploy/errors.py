@@ -1,9 +1,9 @@
 """Errors of deployments, each with the exit status of the command line.
 
     DeployError          1   something failed
-    ├── SpecError        2   the specification is wrong: names the place and the valid values
+    ├── SpecError        2   the specification is invalid: names the field and the valid values
     ├── DoesNotFit       2   the model cannot run on the instance
-    ├── Refused          2   would do harm (a secret in plain text, model data that cannot load)
+    ├── Refused          2   the request is refused (a secret in plain text, model data that cannot load)
     ├── NotAllowed       3   AWS denies a call: names the missing permission
     ├── NotThere         4   the endpoint (or another named resource) does not exist
     └── Failed           5   AWS accepted the call, and the resource failed: FailureReason, with advice
@@ -18,8 +18,8 @@ class DeployError(Exception):
     """An error with advice.
 
     Args:
-        message: one line: the problem and its place.
-        advice: how to solve it; may have several lines, may be empty.
+        message: One line that says what is wrong and where.
+        advice: How to solve the problem, in any number of lines, or "".
     """
 
     status = 1

@@ -1,4 +1,4 @@
-"""Recognize secrets: refused in a container's environment, and replaced by `***` in all output."""
+"""Recognize secrets, which are refused in a container's environment and replaced by `***` in all output."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _WORD = (
     r"(api[_-]?keys?|passw(or)?d|passphrase|secret|(secret|private)([_-]?access)?[_-]?key|authorization"
     r"|(hf|hub|auth|access|api|bearer|session)[_-]?token|(?<![a-z0-9_.-])token|(?<=--)token)"
 )
-_BEFORE = r"[\w.-]{0,40}?" + _WORD  # bounded, so that the work is linear
+_BEFORE = r"[\w.-]{0,40}?" + _WORD  # bounded, to keep matching linear
 _WITHIN = re.compile(
     rf"\"{_BEFORE}\"\s?:\s?\"(?!arn:)[^\"]"
     rf"|(?<![\w-])-(-|D)?{_BEFORE}(=|\s)[\"']?(?!-|arn:)[^\s\"']"
     r"|\bbearer\s[\w.~+/=-]{8}",
     re.IGNORECASE,
 )
-"""A secret within a value: a member of JSON, an argument of a command line, a header."""
+"""Matches a secret inside a value: a JSON member, a command-line argument or a header."""
 
 _NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether a setting looks like a secret, by its name or by the form of its value."""
+    """Return whether a setting's name or value looks like a secret."""
     text = str(value)
     words = _WORDS.sub("_", name).upper()
     if not text or (_NUMBER.fullmatch(text) and not _NEVER_A_NUMBER.search(words)):
@@ -52,7 +52,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def redact(value: Any) -> Any:
-    """Return the value with `***` in place of secrets, in mappings, lists and texts of any depth."""
+    """Return the value with secrets replaced by `***`, also inside nested mappings, lists and strings."""
     if isinstance(value, Mapping):
         return {name: HIDDEN if _hides(name, item) else redact(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""AWS's APIs as the installed botocore describes them, and validation of requests against it, as AWS does."""
+"""AWS's APIs as the installed botocore describes them, and validation of requests against these descriptions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from botocore.loaders import Loader
 from botocore.model import OperationNotFoundError, ServiceModel
 
 _MODELS = {"monitoring": "cloudwatch", "servicequotas": "service-quotas"}
-"""Services whose name in botocore's models differs from the one that requests are signed for."""
+"""Maps the service name that requests are signed with to botocore's name, where the two differ."""
 
 
 @cache
 def service(name: str) -> ServiceModel:
-    """Return the description of a service, by the name that its requests are signed for.
+    """Return botocore's description of a service.
+
+    Args:
+        name: Service name that requests are signed with.
 
     Raises:
-        UnknownServiceError: botocore does not have it.
+        UnknownServiceError: Botocore does not describe the service.
     """
     name = _MODELS.get(name, name)
     return ServiceModel(Loader().load_service_model(name, "service-2"), service_name=name)
@@ -38,17 +41,19 @@ def instance_types(shape: str) -> tuple[str, ...]:
 
 
 class Malformed(ValueError):
-    """A value does not have its member's type, which AWS checks before anything else."""
+    """An error about a value of the wrong type. AWS checks types before all constraints."""
 
 
 def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> str:
-    """Return AWS's message about the constraints that a request violates, or "". boto3 checks few of them.
+    """Return AWS's message about the constraints that a request violates, or "" if it is valid.
+
+    boto3 itself checks only a few of these constraints.
 
     Args:
-        signed_for: the service's name; one that botocore does not describe is not checked.
+        signed_for: Service name that the request is signed with. A service unknown to botocore is not checked.
 
     Raises:
-        Malformed: with AWS's text.
+        Malformed: A value has the wrong type. The message is AWS's.
     """
     try:
         shape = service(signed_for).operation_model(operation).input_shape
@@ -70,14 +75,14 @@ _TYPES: Mapping[str, Any] = {
     "double": (int, float),
     "boolean": (bool,),
 }
-"""JSON's type for each type; timestamps and bytes differ between protocols."""
+"""Python types of JSON values by AWS type, without timestamps and blobs, whose encoding depends on the protocol."""
 
 
 def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
-    """Yield what is wrong with a value and all values in it.
+    """Yield the violations of a value and of the values nested in it.
 
     Raises:
-        Malformed: a value has another type than its member.
+        Malformed: A value has the wrong type.
     """
     kind = shape.type_name
     if kind not in _TYPES or getattr(shape, "is_document_type", False):
@@ -102,14 +107,14 @@ def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
 
 
 def _constraints(shape: Any, value: Any) -> Iterator[str]:
-    """Yield the bounds, the pattern and the enumeration that a value violates, in AWS's words."""
+    """Yield AWS's message for each constraint that a value violates: bounds, pattern or enumeration."""
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     size, what = (value, "value") if isinstance(value, (int, float)) else (len(value), "length")
     if least is not None and size < least:
         yield f"Member must have {what} greater than or equal to {least}"
     if most is not None and size > most:
         yield f"Member must have {what} less than or equal to {most}"
-        return  # and no pattern is tried on it
+        return  # without matching an oversized value against the pattern
     pattern, known = shape.metadata.get("pattern"), getattr(shape, "enum", ())
     if pattern is not None and (compiled := _compiled(pattern)) is not None and not compiled.fullmatch(value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
@@ -119,7 +124,7 @@ def _constraints(shape: Any, value: Any) -> Iterator[str]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern of Java's; None: Python cannot read it, and it is not checked."""
+    """Return the compiled pattern, or None if Python does not support its Java syntax."""
     try:
         return re.compile(pattern)
     except re.error:

@@ -1,4 +1,4 @@
-"""Web pages instead of AWS's answers: from a proxy, a load balancer, or a network that requires a login."""
+"""Detection of web pages that arrive instead of AWS's responses, from a proxy, a load balancer or a login page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError
 
 _MOST = 2**14  # bytes in which to look for a title
-# The content type does not tell: moto calls JSON and XML HTML too, and proxies send pages without one.
+# The content type is unreliable: moto labels JSON and XML as HTML, and some proxies send pages without a type.
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html|head|body|h1|center)\b", re.I | re.S
 )
@@ -17,13 +17,13 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)<", re.IGNORECASE)
 
 
 class WebPage(BotoCoreError):  # type: ignore[misc]
-    """The answer is a web page, not AWS's."""
+    """An error about a web page that arrived instead of AWS's response."""
 
-    fmt = "{operation}: HTTP {status}: a web page{title} instead of AWS's answer (a proxy's, or a login's?)"
+    fmt = "{operation}: HTTP {status}: got a web page{title} instead of AWS's response (from a proxy or a login page?)"
 
 
 def refused(client: Any) -> Any:
-    """Make a boto3 client raise `WebPage` for a page, which botocore would show whole; return the client."""
+    """Make a boto3 client raise `WebPage` for web pages, which botocore would quote in full, and return the client."""
     client.meta.events.register_first("before-parse", _check, unique_id="lmi-web-pages")
     return client
 
@@ -32,7 +32,7 @@ def _check(operation_model: Any, response_dict: dict[str, Any], **more: object) 
     body, status = response_dict["body"], response_dict["status_code"]
     if not isinstance(body, bytes) or _PAGE.match(body[:_MOST]) is None:
         return
-    if status >= 500:  # one that passes: botocore repeats the call, and names the status if that does not help
+    if status >= 500:  # temporary: botocore retries the call, and reports the status if no retry succeeds
         response_dict["body"] = b""
         return
     raise WebPage(operation=operation_model.name, status=status, title=_title(body))

@@ -1,5 +1,6 @@
-"""Read a model's configuration from a JSON file: a request or an answer of AWS, JumpStart's document, or a
-recommendation.
+"""Read a model's configuration from a JSON file, and write a specification as YAML.
+
+The file contains requests or responses of AWS, a document of JumpStart, or the recommendations of a job.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Content = dict[str, Any]
 
 
 def read_file(path: Path, number: int = 1, region: str = "") -> Source:
-    """Read a file.
+    """Read a model's configuration from a file.
 
     Args:
-        number: number of the job's recommendation, from 1.
-        region: the endpoint's, if the file names none.
+        number: Number of the recommendation to read from a job, starting at 1.
+        region: Region to use if the file names none.
 
     Raises:
-        SpecError: it cannot be read, or has none of the forms.
+        SpecError: The file cannot be read, or its format is not supported.
     """
     content = _json(path)
     for has, operation, read in _FORMS:
@@ -44,10 +45,11 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
             source = read(content, path.name, number, region)
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
-        f"{path}: has none of the forms that adopt reads",
-        "They are: CreateModel's or DescribeModel's fields, alone or as Model: beside EndpointConfig:, Endpoint:, "
-        "Components: and Tags:; DescribeModelPackage's; DescribeHubContent's or JumpStart's specification; "
-        "DescribeInferenceRecommendationsJob's or DescribeAIRecommendationJob's.",
+        f"{path}: adopt does not support this format",
+        "It supports the fields of CreateModel or DescribeModel, at the top level or under Model: (with "
+        "EndpointConfig:, Endpoint:, Components: and Tags: beside it); the output of DescribeModelPackage, "
+        "DescribeHubContent, DescribeInferenceRecommendationsJob or DescribeAIRecommendationJob; and JumpStart's "
+        "specification of a model.",
     )
 
 
@@ -56,7 +58,7 @@ def _json(path: Path) -> Content:
         with path.open("rb") as file:
             text = file.read(_MOST + 1)
         if len(text) > _MOST:
-            raise SpecError(f"{path}: has more than {_MOST >> 20} MiB")
+            raise SpecError(f"{path}: is larger than {_MOST >> 20} MiB")
         content = json.loads(decode(text))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
@@ -68,9 +70,11 @@ def _json(path: Path) -> Content:
 
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
-    """Read Endpoint, EndpointConfig, Model and Components, each as AWS's description or creation request."""
+    """Read Endpoint, EndpointConfig, Model and Components, each of which is a Describe response or a Create request."""
     if unknown := sorted(content.keys() - _PARTS):
-        raise SpecError(f"{file}: {', '.join(unknown)}: is not read here", f"It has {', '.join(sorted(_PARTS))}.")
+        raise SpecError(
+            f"{file}: unknown fields: {', '.join(unknown)}", f"The known ones are {', '.join(sorted(_PARTS))}."
+        )
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
     components = listed(content.get("Components"), file, "Components")
@@ -113,13 +117,13 @@ def _model(content: Content, file: str, number: int, region: str) -> Source:
 
 
 def _package(content: Content, file: str, number: int, region: str) -> Source:
-    """Read DescribeModelPackage's answer, for a registry or the Marketplace."""
+    """Read the response of DescribeModelPackage for a package of a model registry. Marketplace packages are refused."""
     package = content["InferenceSpecification"]
     products = [one.get("ProductId") for one in package["Containers"]]
     if product := next((one for one in products if one), None):
         raise Refused(
-            f"{file}: is the Marketplace product {product}: its container and weights are the seller's",
-            "Deploy it as it is sold; lmi deploy serves weights that you have (model.s3, model.id).",
+            f"{file}: is the Marketplace product {product}, whose container and weights belong to the seller",
+            "Deploy it from the Marketplace; lmi deploy serves only weights that you can access (model.s3, model.id).",
         )
     containers = [{name: one[name] for name in _OF_PACKAGES if one.get(name)} for one in package["Containers"]]
     types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
@@ -136,7 +140,7 @@ _OF_PACKAGES = (
     "AdditionalModelDataSources",
     "ContainerHostname",
 )
-"""Fields of a package's container that a model's container has too."""
+"""Fields that containers of packages and containers of models have in common."""
 
 
 def _variant(fields: Content) -> Content:
@@ -145,7 +149,9 @@ def _variant(fields: Content) -> Content:
 
 def _one(found: list[Any], file: str, number: int) -> Any:
     if not 1 <= number <= len(found):
-        raise SpecError(f"{file}: --recommendation {number}: the job has {len(found)}", "They count from 1.")
+        raise SpecError(
+            f"{file}: --recommendation {number}: the job has {len(found)} recommendations", "Numbers start at 1."
+        )
     return found[number - 1]
 
 
@@ -180,12 +186,12 @@ def _ai_recommended(content: Content, file: str, number: int, region: str) -> So
 
 
 def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Content) -> Source:
-    """Return a job's recommendation.
+    """Return the source that a job recommends.
 
     Args:
-        arn: field with the job's ARN.
-        fields: of the variant; empty ones are left out.
-        model: its fields, beside the job's role.
+        arn: Name of the field with the job's ARN.
+        fields: Fields of the variant. Empty ones are left out.
+        model: Fields of the model, to which the job's role is added.
     """
     role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
     config = _variant({key: value for key, value in fields.items() if value})
@@ -193,7 +199,7 @@ def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Con
 
 
 def _hub_content(content: Content, file: str, number: int, region: str) -> Source:
-    """Read DescribeHubContent's answer, whose document is a JSON string."""
+    """Read the response of DescribeHubContent, whose document is a JSON string."""
     try:
         document = json.loads(content["HubContentDocument"])
     except (ValueError, TypeError, RecursionError) as error:
@@ -221,36 +227,38 @@ _FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content,
     (_has("EndpointConfig", "Model", "Models"), "", _parts),
     (_has("PrimaryContainer", "Containers"), "DescribeModel", _model),
 )
-"""The forms: a field that identifies it, AWS's call that returns it, and its reader."""
+"""Supported formats: a test that recognizes the format, the AWS call that returns it, and its reader."""
 
 
 # -- write an adopted specification as YAML, with comments for what does not map ---------------------------------------
 
 
 _NOTES = {
-    "image": "Its image is not taken over: name yours.",
-    "instance": "It serves on this type already, so whether the model fits is not asked.",
+    "image": "The endpoint's own image is not used: name yours here.",
+    "instance": "The model already runs on this type, so its size is not checked.",
     "alarms": "Without this line `up` adds alarms, which roll back a bad update.",
-    "sagemaker": "Fields that go into SageMaker's requests as they are.",
+    "sagemaker": "Fields that are passed to SageMaker unchanged.",
 }
 
 
 def written(adopted: Adopted, command: str) -> str:
-    """Return the file's text.
+    """Return the specification as YAML, with comments.
 
     Args:
-        command: the command that wrote it.
+        command: Command line that the first comment names.
     """
     lines = [_comment(f"Written by `{command}` {sentence}. Nothing was changed.") for sentence in adopted.head]
     for name, value in adopted.content.items():
         if (note := _NOTES.get(name)) is not None:
             lines.append(_comment(note))
         if name == "instance" and "ami" in value:
-            lines.append(_comment("Its ami is the endpoint's: with an image of another CUDA, write ami: auto."))
+            lines.append(
+                _comment("The AMI is the endpoint's: for an image with another CUDA version, write ami: auto.")
+            )
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
-    lines += _listed("Not set by the origin: its defaults, written out", adopted.defaults)
-    lines += _listed("Does not map", adopted.unmapped)
-    lines += _listed("Has no effect here, and is left out", adopted.idle)
+    lines += _listed("Defaults of the original endpoint, which it did not set itself", adopted.defaults)
+    lines += _listed("Cannot be mapped", adopted.unmapped)
+    lines += _listed("Left out, as it has no effect here", adopted.idle)
     return "\n".join(lines) + "\n"
 
 

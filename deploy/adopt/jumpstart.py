@@ -1,4 +1,4 @@
-"""Read JumpStart's document of a model: names are in snake case in its bucket, in Pascal case in a hub."""
+"""Read JumpStart's document of a model, with names in snake case (in JumpStart's bucket) or Pascal case (in a hub)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from deploy.errors import Refused, SpecError
 from deploy.resolve.instances import find
 
 _IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
-"""The SDK's frameworks and their images, where a document names no image."""
+"""The image of each framework of the SDK, for documents that name no image."""
 
-_ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # of the document, whatever a configuration says
+_ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # fields that a configuration does not override
 
 _DRAFT = "speculative_decoding"
 
@@ -29,7 +29,7 @@ _READ = (
     "hosting_additional_data_sources",
     "hosting_use_script_uri",
 )
-"""Prefixes of the serving fields that are read; the others are reported."""
+"""Prefixes of the serving fields that adopt reads. It reports all other serving fields."""
 
 _LICENCE = (
     "read the licence; if you accept it, write `ModelAccessConfig: {AcceptEula: true}` into each gated S3DataSource of "
@@ -38,19 +38,21 @@ _LICENCE = (
 
 
 def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source:
-    """Read a document as the SDK does: the first configuration of its ranking, and its default instance type.
+    """Read a document as the SDK does, with the first configuration of its ranking and its default instance type.
 
     Args:
-        region: the region of the bucket with the weights; "" if unknown.
+        region: Region of the bucket with the weights, or "" if it is unknown.
 
     Raises:
-        SpecError: a field has another type, or the region must be given.
-        Refused: the document has no image, or is a package of the Marketplace.
+        SpecError: A field has the wrong type, or the region is needed but unknown.
+        Refused: The document names no image, or is a Marketplace package.
     """
     fields = _chosen(_section(content, file, "document"), file)
-    if fields.get("hosting_model_package_arns"):  # the SDK takes the package, also where an image is named
-        why = "its container and weights are a package of the Marketplace"
-        raise Refused(f"{file}: {why}", "Deploy it as it is sold; lmi deploy serves weights that you have.")
+    if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image
+        why = "its container and weights are in a Marketplace package"
+        raise Refused(
+            f"{file}: {why}", "Deploy it from the Marketplace; lmi deploy serves only weights that you can access."
+        )
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
     special = [*_special(variants, kind, file)]
@@ -145,7 +147,7 @@ def _image(
         return str(image)
     specs = _section(fields.get("hosting_ecr_specs"), file, "hosting_ecr_specs")
     if not specs.get("framework"):
-        raise Refused(f"{file}: the document names no image: no hosting_ecr_uri, and no hosting_ecr_specs", "")
+        raise Refused(f"{file}: the document names no image: it has neither hosting_ecr_uri nor hosting_ecr_specs", "")
     return _IMAGES.get(str(specs["framework"]), f"{specs['framework']}:{{}}").format(specs.get("framework_version", ""))
 
 
@@ -165,7 +167,7 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
 
 
 def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
-    """Return where the weights are: prepacked, that is with their script, if the document has that."""
+    """Return the URI of the weights. The prepacked artifact, which includes the script, is preferred."""
     kinds = ("prepacked_artifact", "artifact") if _is_prepacked(fields) else ("artifact",)
     for kind in kinds:
         if uri := _of_type(special, file, f"{kind}_uri") or fields.get(f"hosting_{kind}_uri"):
@@ -176,7 +178,7 @@ def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str
 
 
 def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
-    """Return additional model data in CreateModel's form."""
+    """Return a draft model as an entry of CreateModel's AdditionalModelDataSources."""
     source = _section(item, file, _DRAFT)
     data = _section(source.get("s3_data_source"), file, f"{_DRAFT}: s3_data_source")
     provider = _section(source.get("provider"), file, f"{_DRAFT}: provider")
@@ -189,7 +191,7 @@ def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
 
 def _in_bucket(key: str, file: str, region: str, *, gated: bool) -> str:
     if not region:
-        raise SpecError(f"{file}: each region has a bucket of its own with the weights", "Give it: --region REGION.")
+        raise SpecError(f"{file}: the bucket with the weights depends on the region", "Pass --region REGION.")
     return f"s3://jumpstart-{'private-' * gated}cache-prod-{region}/{key}"
 
 
@@ -199,12 +201,12 @@ def _is_prepacked(fields: Mapping[str, Any]) -> bool:
 
 
 def _section(value: Any, file: str, place: str) -> dict[str, Any]:
-    """Return an object with the document's own field names, in snake case; empty if there is none."""
+    """Return an object with its field names converted to snake case, or {} for None."""
     return {xform_name(name): item for name, item in _object(value, file, place).items()}
 
 
 def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
-    """Return an object whose names are data, such as variables, instance types or regions."""
+    """Return an object without converting its keys, which are names of variables, instance types or regions."""
     return _object(fields.get(name), file, name)
 
 
@@ -215,7 +217,7 @@ def _object(value: Any, file: str, place: str) -> dict[str, Any]:
 
 
 def listed(value: Any, file: str, place: str) -> list[Any]:
-    """Return an array; empty if there is none."""
+    """Return an array, or [] for None."""
     if value is not None and not isinstance(value, list):
         raise SpecError(f"{file}: {place}: must be an array")
     return value or []

@@ -1,4 +1,4 @@
-"""Read an endpoint from AWS. Only Describe, List and GetObject calls, which `reading_policy` allows."""
+"""Read an endpoint from AWS, with only the Describe, List and GetObject calls that `reading_policy` allows."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from deploy.s3.prefix import ARCHIVE
 
 @dataclass(frozen=True)
 class Source:
-    """An endpoint's parts, each in the fields of AWS's descriptions.
+    """The parts of an endpoint, each with the fields of AWS's Describe responses.
 
     Attributes:
-        name: the endpoint's; "" if a file names none.
-        origin: a few words for the specification's first line.
-        region: "" if unknown.
-        endpoint: DescribeEndpoint's answer; empty if there is no endpoint.
-        config: DescribeEndpointConfig's answer, or CreateEndpointConfig's arguments.
-        models: DescribeModel's answers, or CreateModel's arguments, by the model's name; "" for a file's only one.
-        components: DescribeInferenceComponent's answers.
-        targets, policies: Application Auto Scaling's.
-        tags: the endpoint's.
-        artifacts: contents of model data, by URI.
-        notes: `(field, what to do)` for what else the source has.
+        name: Name of the endpoint, or "" if a file names none.
+        origin: Phrase for the specification's first line that says where the settings come from.
+        region: Region of the endpoint, or "" if it is unknown.
+        endpoint: Response of DescribeEndpoint, or {} if there is no endpoint.
+        config: Response of DescribeEndpointConfig, or arguments of CreateEndpointConfig.
+        models: Responses of DescribeModel or arguments of CreateModel, by model name ("" for the only model of a file).
+        components: Responses of DescribeInferenceComponent.
+        targets, policies: Scalable targets and scaling policies of Application Auto Scaling.
+        tags: Tags of the endpoint.
+        artifacts: Contents of the model data, by URI.
+        notes: Pairs `(field, what to do)` for fields that are not read.
     """
 
     name: str
@@ -49,10 +49,12 @@ class Source:
     notes: Sequence[tuple[str, str]] = ()
 
     def model(self, name: str) -> Json:
-        """Return a model by its name, or the only one."""
+        """Return the model of that name, or the only model if the source has just one."""
         found = self.models.get(name) or (next(iter(self.models.values())) if len(self.models) == 1 else None)
         if found is None:
-            raise Refused(f"the model {name} was not found", "It was deleted: give its CreateModel as a file (--file).")
+            raise Refused(
+                f"the model {name} was not found", "It was deleted: pass its CreateModel request as a file (--file)."
+            )
         return found
 
 
@@ -60,7 +62,7 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     """Return the only container of a model.
 
     Raises:
-        Refused: it has several, many models in one, or one in an unsupported form.
+        Refused: The model has no container or several, loads many models by name, or is a model package.
     """
     found = containers(model)
     whose = f"model {name}" if name else "the model"
@@ -71,25 +73,25 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
         )
     if len(found) != 1:
         raise Refused(
-            f"{whose} has {len(found)} containers, and lmi deploy serves one",
-            "Adopt an endpoint of one container; a pipeline's other steps stay where they are.",
+            f"{whose} has {len(found)} containers, but lmi deploy supports only one",
+            "Adopt an endpoint with one container, and run a pipeline's other steps elsewhere.",
         )
     (container,) = found
     if container.get("Mode") == "MultiModel" or container.get("MultiModelConfig"):
         raise Refused(
-            f"{whose} is a multi-model endpoint's: its container loads many models by name",
-            "Give each model a component (components:), or serve LoRA adapters (documents: adapters).",
+            f"{whose} belongs to a multi-model endpoint, whose container loads many models by name",
+            "Declare a component for each model (components:), or serve LoRA adapters (documents: adapters).",
         )
     if (package := container.get("ModelPackageName")) is not None and not container.get("Image"):
         raise Refused(
             f"{whose} is the model package {package}, whose container and weights are in the package",
-            "Write the package's description to a file, `aws sagemaker describe-model-package`, and give it by --file.",
+            "Save the output of `aws sagemaker describe-model-package` to a file, and pass it with --file.",
         )
     return dict(container)
 
 
 def data_of(container: Json) -> tuple[str, bool]:
-    """Return where the container's model data is, and whether it is a prefix, which then ends in a slash."""
+    """Return the URI of the container's model data, and whether it is a prefix. A prefix ends in a slash."""
     data = container.get("ModelDataSource", {}).get("S3DataSource", {})
     uri = _in_s3(str(container.get("ModelDataUrl") or container.get("ArtifactUrl") or data.get("S3Uri") or ""))
     is_prefix = data.get("CompressionType") == "None" and data.get("S3DataType") == "S3Prefix" and bool(uri)
@@ -100,17 +102,17 @@ _URL = re.compile(r"https://(?:([^/]+)\.)?s3(?:[.-](?:dualstack\.)?[a-z0-9-]+)?\
 
 
 def _in_s3(url: str) -> str:
-    """Return the s3:// address of a URL of S3's, by host or by path; other addresses as they are."""
+    """Return the s3:// URI of an https URL of S3, in virtual-hosted or path style. Other URLs are left unchanged."""
     if (found := _URL.fullmatch(url)) is None:
         return url
     return f"s3://{'/'.join(urllib.parse.unquote(part) for part in found.groups() if part)}"
 
 
 def read_endpoint(aws: Aws, name: str) -> Source:
-    """Read an endpoint with everything that belongs to it.
+    """Read an endpoint with its configuration, models, components, scaling, tags and model data.
 
     Raises:
-        NotThere: it does not exist.
+        NotThere: The endpoint or its configuration does not exist.
     """
     endpoint = show(aws, Kind.ENDPOINT, (name,))
     if endpoint is None:
@@ -119,8 +121,8 @@ def read_endpoint(aws: Aws, name: str) -> Source:
     config = show(aws, Kind.ENDPOINT_CONFIG, (config_name,))
     if config is None:
         raise NotThere(
-            f"{name}'s configuration {config_name} was deleted, so what it serves cannot be read",
-            "Write its CreateModel and CreateEndpointConfig into a file, and give it by --file.",
+            f"{name}'s configuration {config_name} was deleted, so its settings cannot be read",
+            "Write its CreateModel and CreateEndpointConfig requests to a file, and pass it with --file.",
         )
     components = [*_components(aws, name)]
     models = {one: model for one in _models(config, components) if (model := show(aws, Kind.MODEL, (one,))) is not None}
@@ -133,7 +135,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
 
 
 def with_data(aws: Aws, source: Source) -> Source:
-    """Read the contents of the model data."""
+    """Return the source with the contents of its model data."""
     served = [container for model in source.models.values() for container in containers(model)]
     served += [one.get("Specification", {}).get("Container", {}) for one in source.components if not is_adapter(one)]
     places = {data_of(one)[0] for one in served}
@@ -141,7 +143,7 @@ def with_data(aws: Aws, source: Source) -> Source:
 
 
 def is_adapter(component: Json) -> bool:
-    """Return whether the component is an adapter on another one."""
+    """Return whether the component is an adapter of another component."""
     return "BaseInferenceComponentName" in component.get("Specification", {})
 
 
@@ -175,9 +177,9 @@ def _scaling(aws: Aws, name: str, config: Json, components: list[Json]) -> tuple
 
 
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
-    """Return the permissions for adopting the endpoint: to read it, and nothing else.
+    """Return the IAM policy for adopting the endpoint, which allows only reading.
 
-    The configuration, the model, the components and their data have names that are only known from the endpoint.
+    It covers all configurations, models, components and archives, as their names are known only from the endpoint.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{one}" for one in dict.fromkeys((name, name.lower()))]
@@ -206,13 +208,13 @@ def refuse_owned(source: Source) -> None:
     """Raise Refused if lmi deploy or CloudFormation manages the endpoint."""
     deployment, stack = source.tags.get(TAG_DEPLOYMENT), source.tags.get(TAG_STACK)
     if deployment == source.name:
-        raise Refused(f"{source.name} was made by lmi deploy: its file is its specification already", _BESIDE)
+        raise Refused(f"{source.name} was created by lmi deploy, so it already has a specification", _BESIDE)
     if deployment is not None:
         raise Refused(f"{source.name} belongs to another deployment of lmi deploy, {deployment}", _BESIDE)
     if stack is not None:
         raise Refused(
-            f"{source.name} belongs to CloudFormation's stack {stack}, which would undo what lmi deploy changes",
-            f"Take it out of the stack first (DeletionPolicy: Retain). Or: {_BESIDE}",
+            f"{source.name} belongs to the CloudFormation stack {stack}, which would undo changes by lmi deploy",
+            f"Remove it from the stack first (DeletionPolicy: Retain). Or: {_BESIDE}",
         )
 
 
@@ -221,4 +223,6 @@ def refuse_unsettled(source: Source) -> None:
     status = source.endpoint.get("EndpointStatus", READY[0])
     if status not in READY:
         wait = "Delete or repair it first." if status == "Failed" else "Wait until it is InService."
-        raise Refused(f"{source.name} is {status}: what it serves is not settled", f"{wait} Or: {_BESIDE}")
+        raise Refused(
+            f"{source.name} is {status}, and only an endpoint in service can be adopted", f"{wait} Or: {_BESIDE}"
+        )

@@ -1,4 +1,4 @@
-"""Turn an endpoint's settings into a specification: mapped, passed through, or reported as unmapped."""
+"""Convert an endpoint's settings to a specification. Each one is mapped, passed through, or reported as unmapped."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _BY_CONCURRENCY = (
     "SageMakerVariantConcurrentRequestsPerModelHighResolution",
     "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
 )
-_COOLDOWN = 300  # seconds: Application Auto Scaling's own, of SageMaker's targets
+_COOLDOWN = 300  # seconds: Application Auto Scaling's default for SageMaker
 
 
 def scaling_of(
     source: Source, variant: Json, bases: Sequence[Json], unmapped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
-    """Return `scaling`; None: there is none, or it does not map.
+    """Return the `scaling` section, or None if the endpoint has no scaling that can be mapped.
 
     Args:
-        unmapped: collects settings that do not map, and why.
+        unmapped: List to which settings that cannot be mapped are added, with the reason.
     """
     places = [f"inference-component/{one['InferenceComponentName']}" for one in bases]
     if not places:
@@ -42,7 +42,9 @@ def scaling_of(
     if not found:
         return None
     if len(found) < len(places) or any(made != found[0] for made in found):
-        unmapped.append(("scaling", "components scale differently; lmi deploy scales all of them in the same way"))
+        unmapped.append(
+            ("scaling", "the components scale differently, but lmi deploy scales all of them in the same way")
+        )
         return None
     return found[0]
 
@@ -60,28 +62,26 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
                 "scale_in_cooldown": tracking.get("ScaleInCooldown", _COOLDOWN),
                 "scale_out_cooldown": tracking.get("ScaleOutCooldown", _COOLDOWN),
             }
-            why = "scaling has the same rule under a name of its own: delete this policy after `up`"
+            why = "`up` creates the same policy under another name: delete this one afterwards"
         else:
-            why = (
-                f"it stays as it is, by {metric or policy.get('PolicyType', 'its own rule')}; scaling would replace it"
-            )
+            why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); scaling: would replace it"
         unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
     return made
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes, in addition to the endpoint.
+    """The user's own settings, which take precedence over the endpoint's.
 
     Attributes:
-        name: the deployment's; None: the endpoint's.
-        region: None: the source's.
-        role: ARN; None: the endpoint's.
-        image: `{"uri": ...}` or `{"repository": ...}`.
-        model: a hub's name or an S3 prefix, instead of the container's.
-        token_secret: ARN of the hub's token in Secrets Manager.
-        container: the kind of the serving container; None: from its image.
-        variant: one of several production variants.
+        name: Name of the deployment, or None for the endpoint's name.
+        region: Region of the deployment, or None for the source's region.
+        role: ARN of the execution role, or None for the endpoint's role.
+        image: Image to deploy, as `{"uri": ...}` or `{"repository": ...}`.
+        model: Model ID on the hub or S3 prefix, or None for the container's model.
+        token_secret: ARN of the secret with the hub's token, or None.
+        container: Kind of the serving container, or None to derive it from its image.
+        variant: Name of the production variant to adopt, which is needed only if there are several.
     """
 
     name: str | None = None
@@ -96,15 +96,15 @@ class Wishes:
 
 @dataclass
 class Adopted:
-    """A specification, and the comments on it.
+    """A specification and the comments on it.
 
     Attributes:
-        content: the specification's content, in the order in which it is written.
-        head: sentences at its beginning.
-        unmapped: `(field or NAME=value, why)`.
-        idle: the same for settings that have no effect here.
-        defaults: `(field, whose default it is)` for settings that the source leaves to its container.
-        passed: fields that go into the requests unchanged.
+        content: Fields of the specification, in the order in which they are written.
+        head: Phrases for the comments at the top of the file.
+        unmapped: Pairs `(field or NAME=value, reason)` for settings that cannot be mapped.
+        idle: Pairs of the same form for settings that have no effect here.
+        defaults: Pairs `(field, whose default it is)` for settings that the source leaves to its container.
+        passed: Names of the fields that are passed to SageMaker unchanged.
     """
 
     content: dict[str, Any]
@@ -115,7 +115,7 @@ class Adopted:
     passed: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any) -> None:
-        """Write a setting, if it has a value."""
+        """Set a field of the specification, unless the value is empty."""
         if value:
             self.content[name] = value
 
@@ -128,12 +128,12 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     """Return the specification of an endpoint.
 
     Raises:
-        Refused: its owner, its container or its form does not allow it.
-        SpecError: something must be given that the source does not have.
+        Refused: The endpoint's owner, container or configuration does not allow it.
+        SpecError: A required setting, such as the name or the role, is neither in the source nor given.
     """
     name = wishes.name or source.name
     if not name:
-        raise SpecError("the file names no endpoint", "Give the deployment's name: --name NAME.")
+        raise SpecError("the file names no endpoint", "Pass the deployment's name as --name NAME.")
     beside = name != source.name
     if not beside:
         refuse_owned(source)
@@ -158,7 +158,9 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         own = {one.component: _own_parts(result, source, one, wishes) for one in others}
         content["components"] = _components(result, source, bases, own)
     if wishes.token_secret is not None and not any("token_secret" in one for one in _models(content)):
-        raise SpecError("--token-secret is for a model of the hub", "This one is in S3: leave it out.")
+        raise SpecError(
+            "--token-secret applies only to a model on the hub", "This model is in S3: leave the option out."
+        )
     result.put("scaling", scaling_of(source, variant, bases, result.unmapped))
     content["alarms"] = None
     result.put("network", _network(source, model))
@@ -178,32 +180,32 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
-    """Return the variant that serves.
+    """Return the production variant to adopt.
 
     Raises:
-        Refused: there are several and none is named, or it has no instances.
+        Refused: The endpoint has several variants and none is chosen, or the variant is serverless.
     """
     variants = source.config.get("ProductionVariants", ())
     names = [str(one.get("VariantName")) for one in variants]
     if len(variants) > 1 and (wishes.variant is None or not beside):
         raise Refused(
-            f"{source.name or 'the endpoint'} has {len(variants)} production variants ({', '.join(names)}), and lmi "
-            "deploy's endpoints have one",
-            "Take one of them for an endpoint of its own: --variant VARIANT --name ANOTHER.",
+            f"{source.name or 'the endpoint'} has {len(variants)} production variants ({', '.join(names)}), but "
+            "lmi deploy supports only one",
+            "Adopt one of them as a separate endpoint: --variant VARIANT --name ANOTHER.",
         )
     if wishes.variant is not None and wishes.variant not in names:
-        raise Refused(f"--variant {wishes.variant}: there are {', '.join(names) or 'none'}", "")
+        raise Refused(f"--variant {wishes.variant}: there is no such variant, only {', '.join(names) or 'none'}", "")
     chosen: Json = next((one for one in variants if wishes.variant in (None, one.get("VariantName"))), {})
     if "ServerlessConfig" in chosen:
         raise Refused(
             f"{source.name or 'the endpoint'} is serverless, which has no GPU",
-            "Give the model an endpoint with instances of its own: --file with its CreateModel, --name ANOTHER.",
+            "Deploy the model to an endpoint with instances: pass its CreateModel request with --file, and a --name.",
         )
     return dict(chosen)
 
 
 class Served(NamedTuple):
-    """A serving container: its component ("" without components), its fields, and its model."""
+    """A serving container: the name of its component ("" without components), its fields, and its model."""
 
     component: str
     container: dict[str, Any]
@@ -211,17 +213,17 @@ class Served(NamedTuple):
 
 
 def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served]:
-    """Return the containers that serve: the first, and those that differ from it.
+    """Return the first serving container and all further ones that differ from the first.
 
     Raises:
-        Refused: nothing serves, or a component has specifications by instance type.
+        Refused: The endpoint serves no model, or a component has specifications by instance type.
     """
     if not bases:
         name = str(variant.get("ModelName", ""))
         if not name and source.endpoint:
             raise Refused(
                 f"{source.name} serves nothing: its variant has no model, and there are no components",
-                "Adopt it when it has one, or write its file by hand (documents: deploy).",
+                "Adopt it once it serves a model, or write the specification by hand (documents: deploy).",
             )
         model = source.model(name)
         return [Served("", container_of(model, name), model)]
@@ -231,7 +233,7 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
         if item.get("Specifications"):
             raise Refused(
                 f"component {component} has specifications by instance type",
-                "Write its file by hand (documents: deploy).",
+                "Write the specification by hand (documents: deploy).",
             )
         specification = item.get("Specification", {})
         if (name := specification.get("ModelName")) is not None:
@@ -250,13 +252,15 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
     return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
 
 
-_UNREAD = Artifact(problem="a file's data is read with --read-data", unseen=True)  # a file may be of another account
+_UNREAD = Artifact(
+    problem="with --file, model data is read only with --read-data", unseen=True
+)  # may be another account's
 
 
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
-    """Return the container's kind, its settings, and its data's contents.
+    """Return the container's kind, its settings, and the contents of its model data.
 
-    Data that stay in use are carried over, with their serving.properties; an archive without a model is not.
+    If the model data does not stay in use, its serving.properties is merged into the settings.
     """
     container = container_kind(str(served.container.get("Image", "")), wishes.container)
     environ = dict(served.container.get("Environment", {}))
@@ -270,7 +274,12 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or found.model_id)):
         found = variables({**environ, **artifact.variables}, container)
     if beaten:
-        found.idle.append((shown("HF_MODEL_ID", beaten), "vLLM's image serves the model data, or SM_VLLM_MODEL"))
+        found.idle.append(
+            (
+                shown("HF_MODEL_ID", beaten),
+                "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL",
+            )
+        )
     return container, found, artifact
 
 
@@ -279,7 +288,7 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
     if wishes.model is not None:
         raise SpecError(
             "--model applies only to an endpoint with one model",
-            f"Component {served.component} has another: leave it out.",
+            f"Component {served.component} has a different model: leave --model out.",
         )
     _, found, artifact = _read(source, served, wishes)
     others = len(result.unmapped), len(result.idle)
@@ -310,20 +319,20 @@ def _models(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _role(source: Source, model: Json, wishes: Wishes) -> str:
     role = wishes.role or model.get("ExecutionRoleArn") or source.config.get("ExecutionRoleArn")
     if not role:
-        raise SpecError("no execution role is known", "Give its ARN: --role ARN.")
+        raise SpecError("no execution role is known", "Pass its ARN as --role ARN.")
     return str(role)
 
 
 def _stays(said: str) -> bool:
-    """Return whether the model is the data that SageMaker mounts, rather than another that is named."""
+    """Return whether the model ID refers to the model data that SageMaker mounts, and not to another model."""
     return not said or said.startswith("/")
 
 
 def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, wishes: Wishes) -> dict[str, Any]:
-    """Return `model`, and put the container's other data into the comments.
+    """Return the `model` section, and report the container's other model data in the comments.
 
     Raises:
-        Refused: it is not known from where this project's image could load it.
+        Refused: No location is known from which this project's image can load the model.
     """
     uri, is_prefix = data_of(served)
     said = wishes.model or found.model_id
@@ -335,21 +344,21 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
     elif is_prefix or (uri.endswith(ARCHIVE) and artifact.may_serve):
         model["s3"] = uri
         if artifact.unseen and not is_prefix:
-            why = f"{artifact.problem}; SageMaker unpacks it, and the model's files must be at its top"
+            why = f"{artifact.problem}; SageMaker unpacks it, and the model's files must be at its top level"
             result.unmapped.append((f"ModelDataUrl={uri}", why))
         if OPTIONS_FILE in artifact.others:
-            why = "its container does not read it, and this project's image does: remove it"
+            why = "the original container ignores it, but this project's image reads it: remove it"
             result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
         if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
             found.environment["OPTION_MODEL_ID"] = said
         elif artifact.folder:
             found.environment["OPTION_MODEL_ID"] = f"{MODEL_DATA}/{artifact.folder}"
     else:
-        where = f"the archive {uri}" if uri else f"{said or 'nothing'}, which is in no place that AWS names"
+        where = f"in the archive {uri}" if uri else (f"{said}, whose location is unknown" if said else "not named")
         why = artifact.problem or artifact.fault or ("it contains no weights" if uri else "")
         raise Refused(
             f"the container's model is {where}{': ' * bool(why)}{why}",
-            "Unpack it into a prefix of S3 and say which, --model s3://BUCKET/PREFIX/; or the hub's name, --model ID.",
+            "Unpack the model to an S3 prefix and pass --model s3://BUCKET/PREFIX/, or pass its hub ID as --model ID.",
         )
     if uri and model.get("s3") != uri:
         result.unmapped += [*_left_behind(uri, is_prefix, artifact)]
@@ -360,7 +369,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
 
 
 def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tuple[str, str]]:
-    """Yield the container's data that are not carried over."""
+    """Yield the model data that is not carried over, with the reason."""
     field_name = "ModelDataSource" if is_prefix else "ModelDataUrl"
     if artifact.problem:
         yield f"{field_name}={uri}", f"it was not read ({artifact.problem}); nothing in it is carried over"
@@ -369,7 +378,7 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
     elif is_prefix:
         yield (
             f"{field_name}={uri}",
-            "the model is elsewhere; the other files there, such as model.py, are not carried over",
+            "the model is loaded from elsewhere, so other files there, such as model.py, are not carried over",
         )
     elif artifact.others:
         names = ", ".join(artifact.others[:_MOST_NAMES]) + ", ..." * (len(artifact.others) > _MOST_NAMES)
@@ -381,7 +390,7 @@ _MOST_NAMES = 5  # of files in a comment
 
 
 def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:
-    """Move the hub's token to `model.token_secret`, which is the ARN of a secret, not the token."""
+    """Set `model.token_secret`, or report a token in the environment that has to be moved there."""
     if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
     elif found.hub_token:
@@ -399,7 +408,10 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
         for pool in pools:
             if "ModelNameOverride" in pool:
                 result.unmapped.append(
-                    (f"ModelNameOverride={pool['ModelNameOverride']}", "say what differs in instance.pools[].options")
+                    (
+                        f"ModelNameOverride={pool['ModelNameOverride']}",
+                        "set the options that differ in instance.pools[].options",
+                    )
                 )
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
@@ -415,20 +427,20 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
             instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": most}
             instance["count"] = min(instance.get("count", 1), most)
         else:
-            why = "AWS refuses it for a variant that has a model itself; instance.managed is for components"
+            why = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
             result.unmapped.append(("ManagedInstanceScaling", why))
     instance |= _given(volume_gb=variant.get("VolumeSizeInGB"))
     if (ami := variant.get("InferenceAmiVersion")) is not None:
         if image_cuda(Image(**result.content["image"])) is None:
             instance["ami"] = ami
         else:
-            why = "the image's tag tells its CUDA, by which instance.ami: auto chooses the host"
+            why = "the image's tag names its CUDA version, by which instance.ami: auto chooses the AMI"
             result.idle.append((f"InferenceAmiVersion={ami}", why))
     return instance
 
 
 def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
-    """Return the timeouts that are set. SageMaker's defaults are left out: they follow from the model's size."""
+    """Return the timeouts that are set. The other ones are derived from the model's size later."""
     parameters = [one.get("Specification", {}).get("StartupParameters", {}) for one in bases]
     found: dict[str, int] = {}
     for name, field_name in (
@@ -445,14 +457,14 @@ def _routing(result: Adopted, variant: Json) -> Any:
     routing = variant.get("RoutingConfig", {})
     if (strategy := routing.get("RoutingStrategy")) is None:
         strategy = "RANDOM"
-        result.defaults.append(("routing: random", "SageMaker's own"))
+        result.defaults.append(("routing: random", "SageMaker's default"))
     if strategy == "PREFIX_AWARE":
         prefix = routing.get("PrefixAwareRoutingConfig", {})
         names = {"PrefixLength": "prefix_length", "ConcurrencyThreshold": "concurrency_threshold"}
         return {ours: prefix[theirs] for theirs, ours in names.items() if theirs in prefix}
     if strategy == "KV_AWARE":
         result.unmapped.append(
-            ("RoutingStrategy=KV_AWARE", "only AWS's own containers support it; routing has the rest")
+            ("RoutingStrategy=KV_AWARE", "only AWS's own containers support it; routing: supports the other strategies")
         )
     return "random" if strategy == "RANDOM" else "least_outstanding"
 
@@ -467,7 +479,7 @@ def _components(
         runtime = item.get("RuntimeConfig", {})
         copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
         if copies == 0:
-            why = "AWS creates no component with 0 copies, so the file says 1"
+            why = "AWS cannot create a component with 0 copies, so the file says 1"
             result.unmapped.append((f"components {name}: 0 copies", why))
         gpus = needs.get("NumberOfAcceleratorDevicesRequired")
         component = _given(
@@ -520,9 +532,9 @@ def _asynchronous(content: dict[str, Any], config: Json) -> None:
 
 
 def _passed(result: Adopted, source: Source, variant: Json, model: Json, served: Json) -> dict[str, Any]:
-    """Return `sagemaker`: the fields without a setting of their own."""
+    """Return the `sagemaker` section: all fields that the specification has no setting for."""
     if "ImageConfig" in served:
-        result.idle.append(("ImageConfig", "it belongs to the image"))
+        result.idle.append(("ImageConfig", "it applies only to the original image"))
     container = _kept(served, result.content["model"])
     parts = {
         "endpoint_config": source.config,
@@ -536,13 +548,13 @@ def _passed(result: Adopted, source: Source, variant: Json, model: Json, served:
 
 
 def _kept(container: Json, model: Json) -> dict[str, Any]:
-    """Return the container's fields without those of its image, and without its data if the model is elsewhere."""
+    """Return the container's fields without ImageConfig, and without ModelDataSource unless the model is in S3."""
     left_out = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
     return {name: value for name, value in container.items() if name not in left_out}
 
 
 def _rest(result: Adopted, part: str, content: Json, place: str) -> dict[str, Any]:
-    """Return the fields of a part that the specification has no setting for, each in SageMaker's form."""
+    """Return the fields of a part that the specification has no setting for, under SageMaker's names."""
     fields = _without_owned(shape_of(part), content, OWNED[part], "")
     for name in list(fields):
         wrong = (line.partition(": ") for line in problems(part, {name: fields[name]}))
@@ -570,10 +582,10 @@ def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: st
 
 
 def _checked(result: Adopted) -> Adopted:
-    """Leave out what a specification does not support, each with its reason.
+    """Move settings that a specification does not support to `unmapped`, with the reason.
 
     Raises:
-        SpecError: the rest is not a valid specification.
+        SpecError: The remaining settings are not a valid specification.
     """
     for _ in range(_MOST_PASSES):
         lines = content_problems(result.content)
@@ -585,11 +597,11 @@ def _checked(result: Adopted) -> Adopted:
     raise SpecError("the endpoint has settings that a specification does not support")
 
 
-_MOST_PASSES = 12  # each finds what the one before has uncovered
+_MOST_PASSES = 12  # a pass may reveal problems that an earlier problem has hidden
 
 
 def _dropped(result: Adopted, line: str) -> bool:
-    """Remove the field that a message names from the specification, if it is optional."""
+    """Remove the field that a message names if it is optional, and return whether it was removed."""
     place, _, why = line.partition(": ")
     names = place.split(".")
     if names[0] not in ("sagemaker", "environment", "options", "tags", "timeouts", "capture"):
@@ -606,26 +618,26 @@ def _dropped(result: Adopted, line: str) -> bool:
     return True
 
 
-# -- check what a file holds by the types of AWS's own shapes ----------------------------------------------------------
+# -- check a file's fields against AWS's shapes ------------------------------------------------------------------------
 
 
 _WORDS = {
     "structure": "an object",
     "map": "an object",
     "list": "an array",
-    "string": "a string: put a number in quotes, and a value in place of a reference",
+    "string": "a string (quote numbers, and replace references with values)",
 }
-"""JSON's names of types."""
+"""What messages call each type."""
 
 
 def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[str, str]]:
     """Check a response of SageMaker's Describe calls, or the request of the matching Create call.
 
     Returns:
-        The fields that neither has, each with a reason.
+        Pairs of a field that is in neither AWS shape, and the reason.
 
     Raises:
-        SpecError: a field has another type; names the first.
+        SpecError: A field has the wrong type. The message names the first such field.
     """
     service = sagemaker()
     shapes = [service.operation_model(operation).output_shape]
@@ -643,7 +655,7 @@ _NO_FIELD = "AWS's API has no such field"
 
 
 def _problems(shape: Any, value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the places that do not fit AWS's shape, each with a reason."""
+    """Yield each field that does not match AWS's shape, with the reason."""
     types, words = TYPES.get(shape.type_name, ((), ""))
     if types and type(value) not in types:
         yield place, f"must be {_WORDS.get(shape.type_name, words)}"
@@ -666,7 +678,7 @@ def _problems(shape: Any, value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 _CREATED = ("DescribeEndpoint", "DescribeEndpointConfig", "DescribeInferenceComponent", "DescribeModel")
-"""Resources whose creation request has the same fields as their description, so that a file may contain either."""
+"""Describe calls for which a file may contain either the response or the matching Create request."""
 
 _NEEDED = ("InferenceComponentName", "Subnets", "SecurityGroupIds", "InstanceType", "Key", "Value")
-"""Required fields that are read without checking that they exist."""
+"""Required fields that the code above reads without checking that they exist."""

@@ -1,7 +1,7 @@
-"""Turn a container's environment into options and variables of this project's images.
+"""Convert a container's environment to options and variables of this project's images.
 
-The table of foreign names is the handler's own (handler/config/options/foreign.json): the container would read the
-variables in the same way.
+Foreign names are translated with the handler's own table (handler/config/options/foreign.json), so the result matches
+how the handler itself would read the variables.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from handler.config.options.names import (
 
 
 class Container(NamedTuple):
-    """A kind of container.
+    """The kind and release of a serving container.
 
     Attributes:
-        kind: lmi, tgi, vllm or ours.
-        engine: the engine that its variables are for.
-        release: TGI's, or the nearest known one of LMI, e.g. `0.36`; "" if the tag names none.
-        told: the release as in the tag.
+        kind: One of `lmi`, `tgi`, `vllm` and `ours`.
+        engine: Engine that the container's variables configure.
+        release: Release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
+        told: Release as written in the tag.
     """
 
     kind: str
@@ -55,19 +55,19 @@ KINDS: Mapping[str, str] = {kind: one["name"] for kind, one in _CONTAINERS["kind
 _NEURON = re.compile(r"neuron|inf2|trn1|optimum", re.IGNORECASE)
 
 _ADVICE = (
-    "If it is one of these under another name, say which: --container {lmi,tgi,vllm,ours}. The image "
+    "If it is one of these under another name, pass its kind: --container {lmi,tgi,vllm,ours}. The image "
     "itself is not carried over."
 )
 
 
 def container_kind(image: str, said: str | None) -> Container:
-    """Return what kind of container an image is.
+    """Return the kind and release of the container in an image.
 
     Args:
-        said: the kind that the user gives; None: from the image's name.
+        said: Kind that the user has given, or None to derive it from the image's name.
 
     Raises:
-        Refused: it is not a supported container.
+        Refused: The container is not supported.
     """
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
@@ -77,7 +77,8 @@ def container_kind(image: str, said: str | None) -> Container:
     if kind is None:
         known = ", ".join(KINDS.values())
         raise Refused(
-            f"the image {image or '(none)'} is not one that lmi deploy can replace: those are {known}", _ADVICE
+            f"the image {image or '(none)'} cannot be replaced by lmi deploy, which replaces only those of {known}",
+            _ADVICE,
         )
     if kind == "tgi" and (found := _TGI.search(tag)):
         return Container(kind, "vllm", found[1], found[1])
@@ -95,27 +96,27 @@ _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_para
 """Options that decide how many GPUs a model uses."""
 
 _OF_SDK: Mapping[str, str] = _CONTAINERS["of_sdk"]
-"""Variables of SageMaker's SDK, JumpStart and their toolkits, and why they have no effect here."""
+"""Variables of SageMaker's SDK, JumpStart and their toolkits, with the reason why they have no effect here."""
 
 _READERS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
-"""Prefix of variables -> the kind of container that reads them."""
+"""The kind of container that reads variables with each prefix."""
 
 
 @dataclass
 class Variables:
-    """The fate of an environment.
+    """What becomes of the variables in a container's environment.
 
     Attributes:
-        options: of the specification, without `option.`.
-        environment: variables that are kept unchanged.
-        model_id: the model that the container loads; "" if it is not set.
-        context: `model.context`.
-        unmapped: `(NAME=value, why)` for each variable that does not map.
-        idle: the same, for those that have no effect here.
-        defaults: `(option, whose default it is)` for each option that no variable sets.
-        hub_token: the variables that contain a token of the Hugging Face hub, by name.
-        origins: which variable each option comes from.
-        keys: the options that a variable has set, by their own names, with their texts.
+        options: Options of the specification, without the prefix `option.`.
+        environment: Variables that are kept unchanged.
+        model_id: Model that the container loads, or "" if no variable names it.
+        context: Value of `model.context`, or None if no variable sets it.
+        unmapped: Pairs `(NAME=value, reason)` for variables that cannot be mapped.
+        idle: Pairs of the same form for variables that have no effect here.
+        defaults: Pairs `(option, whose default it is)` for options that no variable sets.
+        hub_token: Names of the variables that contain a token of the Hugging Face hub.
+        origins: Name of the variable that each option comes from.
+        keys: Values of all options that a variable sets, as strings, by the option's key.
     """
 
     options: dict[str, Value] = field(default_factory=dict)
@@ -131,7 +132,7 @@ class Variables:
 
 
 def shown(name: str, value: str) -> str:
-    """Return `NAME=value` for a comment: on one line, not too long, without a secret."""
+    """Return `NAME=value` for a comment, on one line, truncated, and with secrets hidden."""
     text = one_line(HIDDEN if is_secret(name, value) else str(redact(value)))
     return f"{name}={text[:_MOST]}{'...' if len(text) > _MOST else ''}"
 
@@ -140,7 +141,7 @@ _MOST = 200  # characters of a value in a comment
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks and terminal control characters."""
+    """Return the text with line breaks and control characters escaped."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -164,7 +165,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
             _own(found, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
     for name, value in names.items():
         _as_it_is(found, name, value, engine)
-    if settings.get(_ASYNC) == "true":  # told by the name of LMI's handler
+    if settings.get(_ASYNC) == "true":  # implied by the name of LMI's handler
         found.options.setdefault(_ASYNC.removeprefix("option."), True)
     _checked(found)
     _write_defaults(found, container)
@@ -188,35 +189,35 @@ def _write_defaults(found: Variables, container: Container) -> None:
 
 
 def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
-    """Yield `(option, value, why)` for each default of the container."""
+    """Yield a triple `(option, value, reason)` for each default of the container."""
     if container.kind == "lmi" and not found.keys.keys() & _DEGREES:
-        yield "option.tensor_parallel_degree", "max", "LMI's: it takes all GPUs that it sees"
+        yield "option.tensor_parallel_degree", "max", "LMI's: it uses all visible GPUs"
     if container.kind == "vllm":
-        yield "option.openai_compat", True, "vLLM's: its /invocations are OpenAI's"
+        yield "option.openai_compat", True, "vLLM's: its /invocations is OpenAI's API"
     if container.kind == "tgi":
-        yield "option.tgi_compat", True, "TGI's form of answers; a request without max_new_tokens gets 30, as in LMI"
+        yield "option.tgi_compat", True, "TGI's response format; a request without max_new_tokens gets 30, as in LMI"
         yield "job_queue_size", 128, "TGI's max_concurrent_requests"
         for key, (value, why) in _of_tgi(container.release).items():
             if key not in _DEGREES or not found.keys.keys() & _DEGREES:
-                yield key, value, f"TGI {container.release}'s own: {why}"
+                yield key, value, f"TGI {container.release}'s default: {why}"
 
 
 def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
-    """Return the defaults of a release's launcher, each with a remark; empty if the release is unknown."""
+    """Return the launcher's defaults in a release of TGI, each with a remark, or {} if the release is unknown."""
     numbers = [int(number) for number in release.split(".") if number]
     rows = [row for row in _CONTAINERS["of_tgi"] if numbers and numbers <= row["to"]]
     return {key: (value, row["why"]) for row in reversed(rows) for key, value in row["options"].items()}
 
 
 def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:
-    """Return whether the variable sets nothing, as it is a secret, empty, or not read by the container."""
+    """Return whether to leave out a variable because it is a secret, empty, or not read by the container."""
     line = VARIABLES.get(name)
     is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
         found.hub_token += [name] if value else []
         return True
     if is_secret(name, value):
-        why = "a secret: anybody who may describe the model can read it; give it to the container in another way"
+        why = "a secret, which anyone who may describe the model can read; pass it to the container in another way"
         found.unmapped.append((f"{name}={HIDDEN}", why))
         return True
     if not _is_read(name, kind):
@@ -229,7 +230,7 @@ def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:
 
 
 def _is_read(name: str, kind: str) -> bool:
-    """Return whether the container reads a variable; also true if this project's image does not read it either."""
+    """Return whether the container reads a variable. Variables unknown to this project's image count as read."""
     if kind == "ours":
         return True
     for prefix, reader in _READERS.items():
@@ -243,7 +244,7 @@ def _is_read(name: str, kind: str) -> bool:
 
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
-    """Return the engine, and the options as LMI reads them."""
+    """Return the engine and the options, as LMI reads the variables."""
     given = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
     settings = as_lmi_reads(given, {}, "", java=False, is_mode_given=False)
     engine = named_engine(settings, container.engine) or container.engine
@@ -263,13 +264,13 @@ def _as_it_is(found: Variables, name: str, value: str, engine: str) -> None:
 
 
 def _own(found: Variables, origin: str, given: str, key: str, value: str, engine: str) -> None:
-    """Classify an option by what the container would do with it."""
+    """Classify the option that a variable sets, by how this project's image would treat it."""
     name = key.removeprefix("option.")
     if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
         found.idle.append((shown(origin, given), "only DJL Serving's Java side reads it"))
         return
     option = find_option(key, engine)
-    same = option.key if option is not None else key  # several names have one option
+    same = option.key if option is not None else key  # an option may have several names
     if same in found.keys:
         if found.keys[same] != value:
             found.idle.append((shown(origin, given), f"another variable sets {same}, and overrides it"))
@@ -280,7 +281,9 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
         return
     if option is None:
         unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-        found.unmapped.append((shown(origin, given), f"{unknown.message}; its container silently drops such a name"))
+        found.unmapped.append(
+            (shown(origin, given), f"{unknown.message}; the original container silently ignores such a name")
+        )
     elif refusal := _refusal(option, value, engine):
         found.unmapped.append((shown(origin, given), refusal))
     elif no_effect := _no_effect(option, engine):
@@ -302,17 +305,17 @@ def _refusal(option: Option, value: str, engine: str) -> str:
     has_it = not option.engines or engine in option.engines
     if has_it or option.idle or not (option.field or option.argument) or value.strip().lower() in option.harmless:
         return ""
-    return f"it is for {' and '.join(option.engines)}, and the container's engine is {engine}"
+    return f"it applies only to {' and '.join(option.engines)}, but the container's engine is {engine}"
 
 
 def _no_effect(option: Option, engine: str) -> str:
     if option.engines and engine not in option.engines:
-        return option.idle or "it asks for nothing"
-    return "" if option.field or option.argument else option.help or "nothing reads it here"
+        return option.idle or "its value requests nothing"
+    return "" if option.field or option.argument else option.help or "this project's image does not use it"
 
 
 def typed(text: str) -> Value:
-    """Return a variable's value for the specification: a number or a boolean if that gives the same text."""
+    """Return a variable's value as a number or a boolean if it can be converted back to the same string."""
     if text in ("true", "false"):
         return text == "true"
     if re.fullmatch(r"0|[1-9]\d{0,14}", text):
@@ -323,7 +326,7 @@ def typed(text: str) -> Value:
 
 
 def _checked(found: Variables) -> None:
-    """Remove options that the container would refuse in combination."""
+    """Remove options that the container would reject in combination with other options."""
     for _ in range(len(found.options) + len(found.environment)):
         problem = next(_problems(found), None)
         if problem is None:

@@ -1,1 +1,1 @@
-"""Batch transform: a job that answers files of requests, without an endpoint."""
+"""Batch transform jobs, which answer files of requests without an endpoint."""

@@ -1,7 +1,7 @@
-"""Build a transform job and the model that it needs (CreateTransformJob, CreateModel). Pure.
+"""Build the requests for a transform job and its model, and check the job's input and output.
 
 SageMaker does not accept uncompressed model data for batch transform (botocore's ContainerDefinition.ModelDataSource),
-so the container fetches a prefix in S3 by itself.
+so the container itself downloads a model from a prefix in S3.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from handler.config.options import KNOWN
 from handler.core.sizes import format_size
 
 CONTENT_TYPE = "application/jsonlines"
-"""Read as JSON by LMI and this server, as it begins with JSON's type."""
+"""LMI and this server read this content type as JSON, as it begins with `application/json`."""
 
-_PAYLOAD = 6  # megabytes: SageMaker's own default
-_INSTANCES = 100  # maximum of TransformResources.InstanceCount, in prose only
-_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two, in prose only
+_PAYLOAD = 6  # megabytes: SageMaker's default
+_INSTANCES = 100  # maximum of TransformResources.InstanceCount, which only AWS's prose states
+_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer one of two, which only AWS's prose lists
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A job to create.
+    """A transform job to create.
 
     Attributes:
-        model: created before it.
-        stem: the beginning of the names of all jobs with this input and output.
-        request: CreateTransformJob's arguments, without a name.
-        warnings: one sentence each.
+        model: Model of the job, which must be created first.
+        stem: Common beginning of the names of all jobs with this input and output.
+        request: Arguments of CreateTransformJob, except for the name.
+        warnings: Warnings to print, one sentence each.
     """
 
     model: Resource
@@ -53,25 +53,25 @@ class BatchJob:
 
 
 def settings_of(spec: Spec) -> Batch:
-    """Return the section.
+    """Return the specification's `batch` section.
 
     Raises:
-        SpecError: the specification has none.
+        SpecError: The specification has no such section.
     """
     if spec.batch is None:
-        raise SpecError("batch: must be given", "Give --input and --output, or write batch: into the specification.")
+        raise SpecError("batch: must be given", "Pass --input and --output, or add batch: to the specification.")
     return spec.batch
 
 
 def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> BatchJob:
-    """Build the job.
+    """Build the transform job and its model.
 
     Raises:
-        Refused: batch transform does not support the specification.
-        SpecError: as `resources.build`.
+        Refused: Batch transform does not support a setting of the specification.
+        SpecError: The specification has no `batch` section, or its model cannot be built.
     """
     batch = settings_of(spec)
-    if decision.pools:  # a job has one type
+    if decision.pools:  # a job has only one instance type
         spec, decision = spec_on(spec, decision.pools[0]), decision.on(decision.pools[0])
     _check(spec, decision)
     marks = tags(spec.name, spec_digest(spec), spec.tags)
@@ -105,7 +105,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
-    """Return the number of requests at a time, and the megabytes of each; derived if not given."""
+    """Return the maximum number of concurrent requests, and the maximum megabytes per request."""
     batch = settings_of(spec)
     given = batch.concurrency or (MOST_TOGETHER // batch.payload_mb if batch.payload_mb is not None else MOST_TOGETHER)
     concurrency = batch.concurrency or max(1, min(given, _sequences(spec)))
@@ -113,41 +113,43 @@ def amounts(spec: Spec) -> tuple[int, int]:
 
 
 def _sequences(spec: Spec) -> int:
-    """Return how many concurrent requests the engine accepts."""
+    """Return the number of requests that the engine processes concurrently."""
     usual = KNOWN["option.max_rolling_batch_size"][0].default_with(str(spec.options.get("llm_engine", "")))
     named = spec.options.get("max_rolling_batch_size", spec.options.get("max_num_seqs", usual))
     try:
         return int(named)
-    except ValueError:  # the environment's check names it
+    except ValueError:  # the check of the environment reports it
         return 1
 
 
 def _check(spec: Spec, decision: Decision) -> None:
-    """Raise Refused for settings that a job cannot have."""
+    """Raise Refused for settings that batch transform does not support."""
     there = instance_types("TransformInstanceType")
     if (name := decision.instance_type) not in there:
         families = sorted({one.rpartition(".")[0] for one in there if one.startswith(("ml.g", "ml.p"))})
         raise Refused(
-            f"instance.type: batch transform has no {name}",
-            f"Give --instance-type; with GPUs it has {', '.join(families)}. Or use an asynchronous endpoint (async).",
+            f"instance.type: batch transform does not support {name}",
+            f"Pass --instance-type; GPU families are {', '.join(families)}. Or use an asynchronous endpoint (async).",
         )
     if spec.instance.count > _INSTANCES:
-        raise Refused(f"instance.count: {spec.instance.count}, but a job takes {_INSTANCES}", "Give --count.")
+        raise Refused(
+            f"instance.count: {spec.instance.count}, but a job may have at most {_INSTANCES}", "Pass a smaller --count."
+        )
     if spec.network.isolated and _fetches(decision):
         raise Refused(
-            "network.isolated: a job's container fetches the model from S3 by itself, as SageMaker takes no "
+            "network.isolated: the container of a job downloads the model from S3 itself, as SageMaker does not accept "
             "uncompressed model data for batch transform",
-            "Set network.isolated to false for it (--set network.isolated=false), or use an asynchronous endpoint.",
+            "Set it to false for the job (--set network.isolated=false), or use an asynchronous endpoint.",
         )
     if str(spec.options.get("output_formatter")) in ("jsonlines", "sse"):
         raise Refused(
-            f"options.output_formatter: {spec.options['output_formatter']}: each answer must be one line",
-            "Leave it out for batch transform (--set options.output_formatter=json).",
+            f"options.output_formatter: {spec.options['output_formatter']}: each response must be one line",
+            "Use json for batch transform (--set options.output_formatter=json).",
         )
 
 
 def _model(spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """Build the model: like an endpoint's, but the container fetches a prefix from S3, and there are no adapters."""
+    """Build the job's model like an endpoint's, but without adapters. Its container downloads a prefix itself."""
     environment = dict(spec.environment)
     if _fetches(decision):
         environment["HF_MODEL_ID"] = str(decision.model_data)
@@ -160,22 +162,22 @@ def _model(spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow
 
 
 def _fetches(decision: Decision) -> bool:
-    """Return whether the container fetches model data from S3; SageMaker unpacks archives for jobs too."""
+    """Return whether the container downloads the model data from S3. Archives are unpacked by SageMaker instead."""
     return decision.model_data is not None and not decision.model_data.endswith(ARCHIVE)
 
 
 def _warnings(spec: Spec, decision: Decision) -> Iterator[str]:
     if decision.gpus:
         yield (
-            f"batch transform's newest host ({_GPU_AMI}) has driver 535, for CUDA 12.2: an image for a newer CUDA "
-            "needs the compatibility library that NVIDIA's images have"
+            f"batch transform's newest AMI ({_GPU_AMI}) has driver 535, for CUDA 12.2: an image with a newer CUDA "
+            "needs the compatibility library that NVIDIA's images include"
         )
     if any(component.adapters for component in spec.components):
-        yield "components.adapters: a job has only the model; a line that names an adapter gets an error"
+        yield "components.adapters: a job serves only the model, so a line that names an adapter gets an error"
     if spec.image.aws is not None or is_aws_image(decision.image) or _front(spec) != "embedded":
         yield (
-            "DJL Serving fails a request that it refuses, and then SageMaker writes nothing of that file; this "
-            "project's image with LMI_FRONT=embedded answers with the error in the line's place"
+            "DJL Serving answers an invalid line with an error status, and SageMaker then writes no output for the "
+            "whole file; this project's image with LMI_FRONT=embedded writes the error as that line's output"
         )
 
 
@@ -183,7 +185,7 @@ def _front(spec: Spec) -> str:
     return spec.environment.get("LMI_FRONT", "embedded")
 
 
-# -- check a batch before its job costs money: the places, the lines, the quota. Read-only -----------------------------
+# -- read-only checks of a job's input, output and quota, before the job costs money -----------------------------------
 
 
 _MB = 2**20
@@ -193,14 +195,14 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 
 
 class Input(NamedTuple):
-    """An object of the input."""
+    """An S3 object of the input, with its size in bytes."""
 
     key: str
     size: int
 
 
 def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
-    """Run every check of a batch; a missing permission to read is a warning.
+    """Check a job's input, output and quota. Missing permission to read is only a warning.
 
     Raises:
         BotoCoreError: AWS cannot be reached.
@@ -215,7 +217,7 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
 
 
 def inputs(aws: Aws, uri: str) -> list[Input]:
-    """List the objects that a job reads: those whose keys begin with the URI's."""
+    """List the objects that a job reads, which are all objects whose key begins with the URI's key."""
     bucket, key = bucket_and_key(uri)
     found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=key)
     return [Input(item["Key"], item["Size"]) for item in found]
@@ -228,21 +230,21 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
     full = [item for item in there if item.size]
     if not full:
         says = f"{batch.input}: " + (f"{counted(len(there), 'object')}, all empty" if there else "there is no object")
-        yield error("input", says, "Give --input an object of JSON lines, or a prefix of such objects.")
+        yield error("input", says, "Set --input to an object of JSON lines, or to a prefix of such objects.")
         return
     yield ok("input", f"{batch.input}: {counted(len(full), 'object')}, {format_size(sum(item.size for item in full))}")
     if len(full) < (count := spec.instance.count):
         says = f"{counted(len(full), 'object')} for {counted(count, 'instance')}: "
-        says += "one instance reads an object, the others are idle"
-        yield warning("input", says, "Split the objects, or give a smaller --count.")
+        says += "each object is read by one instance, so some instances are idle"
+        yield warning("input", says, "Split the objects, or pass a smaller --count.")
     if compressed := [item.key for item in full if item.key.endswith(_COMPRESSED)]:
-        says = f"{compressed[0]} seems to be compressed, and {len(compressed) - 1} more"
-        yield warning("input", says, "Store the lines as they are: each one is sent unchanged.")
+        says = f"{counted(len(compressed), 'object')} may be compressed, such as {compressed[0]}"
+        yield warning("input", says, "Store them uncompressed: each line is sent to the model unchanged.")
     yield from _lines(aws, spec, bucket_and_key(batch.input)[0], full)
 
 
 def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterator[Check]:
-    """Look for lines over the limit in objects that may have one, up to a total size."""
+    """Check large objects for lines above the size limit, up to a total size of the objects."""
     most = amounts(spec)[1] * _MB
     left, unread = _MOST_READ, 0
     for item in there:
@@ -256,16 +258,18 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
         if (found := too_long(iter(lambda: body.read(_CHUNK), b""), most)) is not None:  # noqa: B023
             yield error(
                 "input",
-                f"s3://{bucket}/{item.key}: line {found} has more than {amounts(spec)[1]} MB: its file would fail",
-                "Raise batch.payload_mb (at most 100; times batch.concurrency at most 100), or shorten the line.",
+                f"s3://{bucket}/{item.key}: line {found} is longer than {amounts(spec)[1]} MB: its file would fail",
+                "Shorten the line, or raise batch.payload_mb (times batch.concurrency, it may be at most 100).",
             )
     if unread:
-        says = f"{counted(unread, 'object')} too large to read here: a line above {amounts(spec)[1]} MB fails its file"
+        says = (
+            f"{counted(unread, 'object')} too large to check: a file fails if it has a line above {amounts(spec)[1]} MB"
+        )
         yield warning("input", says)
 
 
 def too_long(chunks: Iterable[bytes], most: int) -> int | None:
-    """Return the number of the first line with more than `most` bytes, including its end; None: there is none."""
+    """Return the number of the first line above `most` bytes including its newline, or None if there is none."""
     number, length = 1, 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
@@ -287,22 +291,22 @@ def _output(aws: Aws, spec: Spec) -> Iterator[Check]:
     if source == bucket and f"{key.rstrip('/')}/".startswith(given):
         yield error(
             "output",
-            f"{batch.output} is within the input, {batch.input}: the next job would read these answers",
-            "Give --output a prefix outside it.",
+            f"{batch.output} is inside the input {batch.input}, so the next job would read this job's output",
+            "Set --output to a prefix outside the input.",
         )
         return
     if there := answers(aws, batch.output):
-        says = f"{batch.output} already has {len(there)} answers, e.g. {there[0]}"
-        yield warning("output", says, "Answers to the same objects are replaced.")
+        says = f"{batch.output} already contains {counted(len(there), 'output')}, such as {there[0]}"
+        yield warning("output", says, "Outputs for the same input objects are overwritten.")
         return
     yield ok("output", batch.output)
 
 
 def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
-    """Return the URIs of the answers below an output.
+    """Return the URIs of the outputs (`*.out`) under an S3 URI.
 
     Args:
-        since: a time; older ones are left out.
+        since: Time before which outputs are left out, or None for all outputs.
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""

@@ -1,4 +1,4 @@
-"""Create a transform job, wait for it, stop it."""
+"""Create, wait for and stop transform jobs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SHOWN = 20
 
 
 def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
-    """Refuse a job whose output is that of a running job of the deployment.
+    """Refuse a job if another running job of the deployment writes to the same output.
 
     Raises:
-        Refused: naming that job.
+        Refused: Such a job exists. The message names it.
     """
     output = job.request["TransformOutput"]["S3OutputPath"].rstrip("/")
     for status in _RUNNING:
@@ -41,8 +41,8 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
             other = describe(aws, name)
             if other["TransformOutput"]["S3OutputPath"].rstrip("/") == output:
                 raise Refused(
-                    f"the job {name} is {status}, and also writes to {output}",
-                    f"Wait for it (`lmi deploy batch --resume {name}`), stop it (`--stop {name}`), or give another "
+                    f"the job {name} is {status} and writes to the same output, {output}",
+                    f"Wait for it (`lmi deploy batch --resume {name}`), stop it (`--stop {name}`), or pass another "
                     "--output.",
                 )
 
@@ -51,50 +51,51 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
     """Create the job's model unless it exists; return whether it was created.
 
     Raises:
-        Refused: one of that name has another owner.
+        Refused: A model of that name has another owner.
     """
     existing = show(aws, Kind.MODEL, (job.model.name,))
     if existing is None:
         call(aws, "sagemaker", "create_model", job.model.request)
         return True
     if tags_of(aws, Kind.MODEL, existing).get(TAG_DEPLOYMENT) != deployment:
-        raise Refused(f"{job.model.key} exists and was not made by this deployment", "Choose another name.")
+        raise Refused(f"{job.model.key} exists and was not created by this deployment", "Choose another name.")
     return False
 
 
 def name_of(aws: Aws, job: BatchJob) -> str:
-    """Return a name with the first free number for this input and output: AWS accepts only one of two concurrent
-    jobs.
+    """Return a name for the job that ends in the next free number.
+
+    If two jobs are created at the same time, they get the same name, and AWS accepts only one of them.
     """
     return f"{job.stem}-{_next_number(aws, job.stem)}"
 
 
 def create(aws: Aws, job: BatchJob, name: str) -> None:
-    """Create the job.
+    """Create the transform job.
 
     Raises:
-        Refused: a job of that name exists.
+        Refused: A job of that name exists already.
     """
     run = {"Key": _TAG_RUN, "Value": uuid.uuid4().hex}
     request = {**job.request, "TransformJobName": name, "Tags": [*job.request["Tags"], run]}
     try:
         call(aws, "sagemaker", "create_transform_job", request)
     except ClientError as error:
-        # boto3 sends a call again whose answer is lost: then the job is ours all the same.
+        # boto3 repeats a call whose response was lost. The existing job is then the one that this call created.
         if error_code(error) != "ResourceInUse":
             raise
         if run not in aws.client("sagemaker").list_tags(ResourceArn=describe(aws, name)["TransformJobArn"])["Tags"]:
             raise Refused(
                 f"the transform job {name} already exists",
-                f"See it with `lmi deploy batch --resume {name}`, or give another name (--job).",
+                f"See it with `lmi deploy batch --resume {name}`, or pass another name (--job).",
             ) from None
 
 
 def describe(aws: Aws, name: str) -> dict[str, Any]:
-    """Describe a job.
+    """Return AWS's description of a transform job.
 
     Raises:
-        NotThere: there is none.
+        NotThere: The job does not exist.
     """
     answer = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
     if answer is None:
@@ -103,20 +104,20 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
 
 
 def stop(aws: Aws, name: str) -> str:
-    """Stop a job; return a sentence. SageMaker stores nothing for unfinished files."""
+    """Stop a job, and return a sentence that reports it. SageMaker stores no output for unfinished files."""
     status = describe(aws, name)["TransformJobStatus"]
     if status not in _RUNNING:
-        return f"{name} is {status} already."
+        return f"{name} is already {status}."
     call(aws, "sagemaker", "stop_transform_job", {"TransformJobName": name})
     return f"{name} is Stopping."
 
 
 def wait(aws: Aws, name: str, report: Report) -> list[str]:
-    """Wait until a job ends, and return where its answers are.
+    """Wait until a job ends, and return the URIs of its outputs.
 
     Raises:
-        Failed: it failed or was stopped: with the reason, the log's end, and the answers so far.
-        NotThere: there is no such job.
+        Failed: The job failed or was stopped. The advice has the end of the log and the outputs so far.
+        NotThere: The job does not exist.
     """
     began = time.monotonic()
     total: int | None = None
@@ -130,7 +131,7 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
         except (ClientError, BotoCoreError) as error:
             if not is_temporary(error):
                 raise
-            report(Progress(_key(name), "", f"AWS cannot be asked: {error}", elapsed, 0.0))
+            report(Progress(_key(name), "", f"AWS cannot be reached: {error}", elapsed, 0.0))
             time.sleep(EVERY)
             continue
         status = job["TransformJobStatus"]
@@ -143,8 +144,8 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
 
 
 def where(uris: list[str], output: str) -> list[str]:
-    """Return the lines that say where the answers are."""
-    lines = [f"The answers are below {output}:" if uris else f"The answers are below {output}."]
+    """Return lines of text that list the URIs of the outputs."""
+    lines = [f"The outputs are under {output}:" if uris else f"The outputs are under {output}."]
     lines += [f"  {uri}" for uri in uris[:_SHOWN]]
     return [*lines, f"  and {len(uris) - _SHOWN} more"] if len(uris) > _SHOWN else lines
 
@@ -158,7 +159,7 @@ def _key(name: str) -> str:
 
 
 def _total(aws: Aws, job: Mapping[str, Any]) -> int:
-    """Return the number of files to transform; 0: listing is not allowed."""
+    """Return the number of files to transform, or 0 if listing them is not allowed."""
     try:
         source = job["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
         return sum(bool(item.size) for item in inputs(aws, source))
@@ -175,7 +176,7 @@ def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
 
 
 def _answers(aws: Aws, job: Mapping[str, Any]) -> list[str]:
-    """Return the answers that the job has written; empty if listing is not allowed."""
+    """Return the URIs of the outputs that the job has written, or [] if listing them is not allowed."""
     try:
         return answers(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
     except ClientError:
@@ -187,14 +188,14 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
     lines = _log(aws, job["TransformJobName"])
     hints = [advice(reason, lines)]
     if lines:
-        hints += ["The log's end:", *(f"  {line}" for line in lines[-10:])]
+        hints += ["Last lines of the log:", *(f"  {line}" for line in lines[-10:])]
     if uris := _answers(aws, job):
-        hints += [f"{counted(len(uris), 'file')} finished nevertheless.", *where(uris, output_of(job))]
+        hints += [f"{counted(len(uris), 'file')} finished before the job ended.", *where(uris, output_of(job))]
     return Failed(f"{_key(job['TransformJobName'])}: {reason}", "\n".join(hint for hint in hints if hint))
 
 
 def _log(aws: Aws, name: str) -> list[str]:
-    """Return the end of the newest stream of the job's containers; empty if reading is not allowed."""
+    """Return the last lines of the newest log stream of the job's containers, or [] if reading is not allowed."""
     try:
         return [line.text for line in logs.tail(aws, TRANSFORM_LOGS, _LOG_TAIL, prefix=f"{name}/") or []]
     except (ClientError, BotoCoreError):

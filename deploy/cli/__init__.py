@@ -1,1 +1,1 @@
-"""The command line: parse arguments, call the rest of `deploy`, print the result."""
+"""The command line of `deploy`, which parses arguments, calls the other packages and prints the result."""

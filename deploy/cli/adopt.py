@@ -1,4 +1,4 @@
-"""`lmi deploy adopt`: write a specification for an endpoint that something else created. Changes nothing in AWS."""
+"""`lmi deploy adopt`: write a specification for an endpoint that another tool created. It changes nothing in AWS."""
 
 from __future__ import annotations
 
@@ -25,32 +25,44 @@ def add(commands: Any) -> None:
         "--file",
         type=Path,
         metavar="JSON",
-        help="instead of ENDPOINT: a model's configuration, JumpStart's specification, or a recommendation job",
+        help="instead of ENDPOINT: a model's configuration, JumpStart's specification or a recommendation job",
     )
     parser.add_argument(
-        "--recommendation", type=int, default=1, metavar="N", help="which of a job's recommendations (default: 1)"
+        "--recommendation",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of the job's recommendation to use (default: 1)",
     )
-    parser.add_argument("--read-data", action="store_true", help="with --file: read its model data's options in S3")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a new file (default: print)")
+    parser.add_argument(
+        "--read-data", action="store_true", help="with --file: also read options from the model data in S3"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="new file to write (default: print to standard output)"
+    )
     parser.add_argument("--name", help="the deployment's name (default: the endpoint's)")
     parser.add_argument("--region", help="AWS region (default: boto3's setting)")
     parser.add_argument("--role", metavar="ARN", help="execution role (default: the endpoint's)")
     parser.add_argument(
-        "--image", default="lmi-handler", help="image's URI, or repository in this account (default: lmi-handler)"
+        "--image",
+        default="lmi-handler",
+        help="image URI, or name of a repository in this account (default: lmi-handler)",
     )
-    parser.add_argument("--model", help="hub's name or s3://PREFIX/ of the model, if nothing else names it")
-    parser.add_argument("--token-secret", metavar="ARN", help="secret with the Hugging Face token")
+    parser.add_argument("--model", help="model ID on the hub or s3://PREFIX/ (default: the endpoint's model)")
+    parser.add_argument("--token-secret", metavar="ARN", help="ARN of the secret with the Hugging Face token")
     parser.add_argument(
-        "--container", choices=list(KINDS), help="the server that runs now, if its image's name does not show it"
+        "--container",
+        choices=list(KINDS),
+        help="the server that the endpoint runs, if the image's name does not show it",
     )
-    parser.add_argument("--variant", help="one of several production variants; needs --name")
-    parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and stop")
+    parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
+    parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and exit")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if (arguments.endpoint is None) == (arguments.file is None):
-        raise SpecError("adopt takes the name of an endpoint, or --file JSON")
+        raise SpecError("pass either the name of an endpoint or --file JSON")
     if arguments.policy:
         return _print_policy(arguments)
     if arguments.output is not None and arguments.output.exists():
@@ -81,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _write(arguments.output, text)
         print(f"wrote {arguments.output}", file=sys.stderr)
     for name, why in found.unmapped:
-        print(one_line(f"note: does not map: {name}: {why}"), file=sys.stderr)
+        print(one_line(f"note: cannot be mapped: {name}: {why}"), file=sys.stderr)
     return 0
 
 
@@ -96,7 +108,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _there_already(path: Path) -> Refused:
-    return Refused(f"{path} already exists", "Name another file, or remove it.")
+    return Refused(f"{path} already exists", "Pass another file, or remove this one.")
 
 
 def _repository(text: str) -> dict[str, str]:
@@ -106,9 +118,9 @@ def _repository(text: str) -> dict[str, str]:
 
 def _print_policy(arguments: argparse.Namespace) -> int:
     if arguments.endpoint is None:
-        raise SpecError("--policy: a file needs no permission", "Leave it out.")
+        raise SpecError("--policy cannot be combined with --file, which needs no permissions", "Leave --policy out.")
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", arguments.endpoint):
-        raise SpecError(f"{arguments.endpoint}: is not the name of an endpoint")
+        raise SpecError(f"{arguments.endpoint}: is not a valid endpoint name")
     aws = Aws(arguments.region)
     print(json.dumps(reading_policy(arguments.endpoint, aws.region, aws.partition), indent=2))
     return 0

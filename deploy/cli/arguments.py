@@ -25,16 +25,16 @@ _SHORT = {
     "region": ("region", "AWS region"),
     "role": ("role", "ARN of the execution role"),
     "image": ("image.uri", "the container image's URI"),
-    "model": ("model.id", "a hub's model name"),
+    "model": ("model.id", "model ID on the Hugging Face hub"),
     "instance-type": ("instance.type", "SageMaker instance type, or auto"),
-    "count": ("instance.count", "instances"),
+    "count": ("instance.count", "number of instances"),
 }
-"""Short flags for the most common settings: name in the specification, and meaning."""
+"""Short flags for the most common settings, with the field of the specification and its meaning."""
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification (YAML or JSON)")
-    setting = "set one value in it, e.g. instance.type=ml.g5.xlarge"
+    setting = "set one field of the specification, such as instance.type=ml.g5.xlarge"
     add_repeatable(parser, "--set", "settings", "KEY=VALUE", setting)
     for flag, (name, meaning) in _SHORT.items():
         parser.add_argument(
@@ -43,10 +43,10 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace) -> Spec:
-    """Return the specification of the arguments.
+    """Return the specification that the arguments describe.
 
     Raises:
-        SpecError: it is invalid.
+        SpecError: The specification is invalid.
     """
     short = [
         f"{name}={value}" for name, _ in _SHORT.values() if (value := getattr(arguments, f"spec_{name}")) is not None
@@ -63,37 +63,39 @@ def add_shadow(parser: argparse.ArgumentParser) -> None:
         "--shadow-percent",
         type=number(100),
         metavar="P",
-        help=f"with --shadow: percentage of the requests that are copied to it (default: {default.percent})",
+        help=f"with --shadow: percentage of requests to copy to the shadow (default: {default.percent})",
     )
     parser.add_argument(
         "--shadow-count",
         type=number(1000),
         metavar="N",
-        help=f"with --shadow: number of its instances (default: {default.count})",
+        help=f"with --shadow: number of the shadow's instances (default: {default.count})",
     )
 
 
 def share_of(arguments: argparse.Namespace) -> Share | None:
-    """Return the shadow's share; None: no shadow is requested.
+    """Return the shadow's share of requests and instances, or None without --shadow.
 
     Raises:
-        SpecError: an argument is for a shadow only.
+        SpecError: The arguments contradict each other.
     """
     percent, count = arguments.shadow_percent, arguments.shadow_count
     if arguments.shadow:
         if arguments.adopt:
-            raise SpecError("--adopt takes the endpoint over, --shadow leaves it to its owner", "Give one of the two.")
+            raise SpecError(
+                "--adopt takes over the endpoint, but --shadow leaves it to its owner", "Pass only one of them."
+            )
         default = Share()
         return Share(default.percent if percent is None else percent, default.count if count is None else count)
     if percent is not None or count is not None:
         raise SpecError(
-            f"--shadow-{'count' if percent is None else 'percent'} is for --shadow", "Give both, or neither."
+            f"--shadow-{'count' if percent is None else 'percent'} applies only with --shadow", "Pass both, or neither."
         )
     return None
 
 
 def number(most: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from 1 to `most`."""
+    """Return a function that parses an integer from 1 to `most`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
@@ -118,13 +120,13 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         "--endpoint-url",
         type=url,
         metavar="URL",
-        help="API address to use instead of AWS's, such as that of `lmi deploy local`",
+        help="URL of the API to use instead of AWS, such as the one that `lmi deploy local` prints",
     )
     parser.add_argument(
         "--patience",
         type=seconds,
         metavar="S",
-        help="keep trying this long until an answer begins (default: 60 s, without a copy 900 s)",
+        help="seconds to keep retrying until a response begins (default: 60, or 900 while no copy is up)",
     )
 
 
@@ -133,13 +135,15 @@ def add_body(parser: argparse.ArgumentParser) -> None:
         "body",
         nargs="?",
         metavar="BODY",
-        help="a JSON object is sent as it is, other text is a prompt; - reads standard input, "
-        "@FILE from a file (default: -)",
+        help="the request's body: a JSON object is sent unchanged, other text is a prompt; - reads standard "
+        "input, @FILE reads a file (default: -)",
     )
-    parser.add_argument("--json", metavar="JSON", help="the body instead of BODY; any JSON value, or - or @FILE")
+    parser.add_argument("--json", metavar="JSON", help="any JSON value as the body, instead of BODY; also - or @FILE")
     add_parameters(parser)
-    parser.add_argument("--custom-attributes", metavar="TEXT", help="such as route=/v1/chat/completions")
-    parser.add_argument("--inference-id", metavar="ID", help="the request's name in the container's log")
+    parser.add_argument(
+        "--custom-attributes", metavar="TEXT", help="SageMaker's CustomAttributes, such as route=/v1/chat/completions"
+    )
+    parser.add_argument("--inference-id", metavar="ID", help="ID of the request in the container's log")
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +151,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
-    """Return the predictor of the arguments. Raises DeployError if no region is set."""
+    """Return a predictor for the endpoint that the arguments name. Raises DeployError if no region is set."""
     patience = Patience() if arguments.patience is None else Patience(arguments.patience, arguments.patience)
     return Predictor(
         arguments.name,
@@ -163,11 +167,11 @@ def body_of(arguments: argparse.Namespace) -> Any:
     """Return the request's body.
 
     Raises:
-        DeployError: the arguments contradict each other, or a file cannot be read.
+        DeployError: The arguments contradict each other, or a file cannot be read.
     """
     parameters = parameters_of(arguments)
     if arguments.json is not None and arguments.body is not None:
-        raise DeployError("give BODY or --json, not both")
+        raise DeployError("pass either BODY or --json, not both")
     text = _read(arguments.json if arguments.json is not None else arguments.body or "-")
     try:
         body = json.loads(text)
@@ -180,17 +184,17 @@ def body_of(arguments: argparse.Namespace) -> Any:
     if not parameters:
         return body
     if not isinstance(body, dict):
-        raise DeployError("-p: the body is not a JSON object")
-    if "inputs" not in body:  # other schemas have parameters beside the prompt
+        raise DeployError("-p sets a parameter, but the body is not a JSON object")
+    if "inputs" not in body:  # other schemas have parameters at the top level
         return {**body, **parameters}
     return {**body, "parameters": {**body.get("parameters", {}), **parameters}}
 
 
 def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the generation parameters; a value is JSON, otherwise a string.
+    """Return the generation parameters. Values that are not JSON are strings.
 
     Raises:
-        DeployError: one has no value.
+        DeployError: A parameter has no name or no value.
     """
     parameters: dict[str, Any] = {}
     for setting in arguments.parameters:
@@ -205,7 +209,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the request's headers."""
+    """Return the request's custom attributes and inference ID, as arguments of `Predictor`."""
     return {"custom_attributes": arguments.custom_attributes, "inference_id": arguments.inference_id}
 
 
@@ -220,12 +224,12 @@ def _read(text: str) -> str:
 
 
 def _print_retry(error: NotStarted, pause: float) -> None:
-    print(f"{error}; again in {pause:.0f} s", file=sys.stderr)
+    print(f"{error}; retrying in {pause:.0f} s", file=sys.stderr)
 
 
 def url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError("must begin with http:// or https://, such as http://127.0.0.1:8081")
+        raise argparse.ArgumentTypeError("must be a URL, such as http://127.0.0.1:8081")
     return text
 
 
@@ -235,5 +239,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1
     if not 0 <= value < 86400:
-        raise argparse.ArgumentTypeError("must be a number of seconds")
+        raise argparse.ArgumentTypeError("must be a number of seconds from 0 to 86399")
     return value

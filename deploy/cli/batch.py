@@ -1,4 +1,4 @@
-"""`lmi deploy batch`: answer files of requests in S3 by a transform job, without an endpoint."""
+"""`lmi deploy batch`: answer files of requests in S3 with a transform job, without an endpoint."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from deploy.preflight.checks import over_the_network, preflight, refuse_errors
 from deploy.resolve.prices import Prices
 from deploy.spec import Spec
 
-_SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S3 URI of the prefix for the answers"}
+_SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S3 URI of the prefix for the outputs"}
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "batch",
         help="answer files of requests in S3, without an endpoint (batch transform)",
-        description="Create a transform job: each line of the input is a request, and the same line of "
-        "OBJECT.out is its answer. Waits for the end; Ctrl-C stops waiting, not the job.",
+        description="Create a transform job, and wait until it ends. Each line of an input object is a request, and "
+        "the same line of OBJECT.out is its response. Ctrl-C stops waiting, but not the job.",
     )
     add_spec(parser)
     for name, meaning in _SETTINGS.items():
         parser.add_argument(f"--{name}", metavar="S3URI", help=f"{meaning} (--set batch.{name}=...)")
-    parser.add_argument("--job", metavar="NAME", help="the job's name (default: the deployment's, with a number)")
+    parser.add_argument("--job", metavar="NAME", help="name of the job (default: the deployment's name and a number)")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the job is created")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the job is created")
     parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
-    parser.add_argument("--resume", metavar="JOB", help="instead of FILE: wait for an existing job")
-    parser.add_argument("--stop", metavar="JOB", help="instead of FILE: stop a job")
+    parser.add_argument("--resume", metavar="JOB", help="wait for an existing job instead of creating one")
+    parser.add_argument("--stop", metavar="JOB", help="stop a job instead of creating one")
     parser.set_defaults(run=_run)
 
 
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
     given = [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
     arguments.settings = [*arguments.settings, *given]
     spec = spec_of(arguments)
-    settings_of(spec)  # before AWS is asked
+    settings_of(spec)  # before any call to AWS
     aws = Aws(spec.region)
     job = _prepared(console, aws, spec, arguments)
     if not confirm("Do this?", yes=arguments.yes, needed=False):
@@ -61,9 +61,9 @@ def _run(arguments: argparse.Namespace) -> int:
         with upload_progress(console) as report:
             upload_models(spec, aws, report)
     made = make_model(aws, spec.name, job)
-    say(console, f"{'made' if made else 'there is'} {job.model.key}")
+    say(console, f"{'created' if made else 'found'} {job.model.key}")
     name = arguments.job or name_of(aws, job)
-    say(console, f"make transform-job/{name}")  # before the call: if its answer is lost, the job may exist all the same
+    say(console, f"creating transform-job/{name}")  # printed first, as the job may exist even if the call fails
     create(aws, job, name)
     if arguments.no_wait:
         say(console, _later(name, aws.region))
@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _existing(console: Console, arguments: argparse.Namespace) -> int:
     if arguments.resume is not None and arguments.stop is not None:
-        raise SpecError("--resume and --stop cannot be combined", "Give one of the two.")
+        raise SpecError("--resume and --stop cannot be combined", "Pass only one of them.")
     region = spec_of(arguments).region if arguments.spec is not None else arguments.spec_region
     aws = Aws(region)
     if arguments.stop is not None:
@@ -86,7 +86,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     """Build the job, check it, and print what will be created.
 
     Raises:
-        Refused: a check found an error, or another job writes there now.
+        Refused: A check found an error, or a running job writes to the same output.
     """
     resolution = resolve_online(spec, aws)
     decision = resolution.decision
@@ -96,7 +96,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     if spec.model.upload is not None:
         check_data(spec, aws, look(aws, spec.name))
     if not arguments.no_checks:
-        # The endpoint's name and quota are not the job's.
+        # The checks of the endpoint's name and quota do not apply to a job.
         found = preflight(aws, spec, decision, fetch=over_the_network, without=("name", "quota"))
         found += checks(aws, spec, decision)
         print_checks(console, found)
@@ -109,9 +109,9 @@ def _summary(spec: Spec, job: BatchJob, prices: Prices) -> str:
     batch, request = settings_of(spec), job.request
     name = request["TransformResources"]["InstanceType"]
     return (
-        f"{batch.input} to {batch.output}, {request['MaxConcurrentTransforms']} lines at a time per instance, "
-        f"of at most {request['MaxPayloadInMB']} MB; {spec.instance.count} x {name}, "
-        f"{prices.of(name, spec.instance.price).each}, until it ends"
+        f"{batch.input} to {batch.output}, {request['MaxConcurrentTransforms']} concurrent lines per instance, "
+        f"each of at most {request['MaxPayloadInMB']} MB; {spec.instance.count} x {name}, "
+        f"{prices.of(name, spec.instance.price).each}, until the job ends"
     )
 
 
@@ -129,6 +129,6 @@ def _wait(console: Console, aws: Aws, name: str) -> int:
 
 def _later(name: str, region: str) -> str:
     return (
-        f"The job goes on. To wait for it: lmi deploy batch --resume {name} --region {region}\n"
+        f"The job continues. To wait for it: lmi deploy batch --resume {name} --region {region}\n"
         f"To stop it: lmi deploy batch --stop {name} --region {region}"
     )

@@ -23,22 +23,29 @@ _WRONG = 2
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="check what would fail (FILE), or measure an endpoint (NAME --live)")
+    parser = commands.add_parser(
+        "doctor", help="check a specification for problems (FILE), or measure an endpoint (NAME --live)"
+    )
     add_spec(parser)
-    parser.add_argument("--live", action="store_true", help="with NAME instead of FILE: send requests to the endpoint")
-    parser.add_argument("--component", metavar="NAME", help="with --live: the component to ask")
     parser.add_argument(
-        "--endpoint-url", type=url, metavar="URL", help="with --live: API address, such as that of `lmi deploy local`"
+        "--live", action="store_true", help="with an endpoint's NAME instead of FILE: send requests to it"
+    )
+    parser.add_argument("--component", metavar="NAME", help="with --live: component to send requests to")
+    parser.add_argument(
+        "--endpoint-url",
+        type=url,
+        metavar="URL",
+        help="with --live: URL of the API, such as the one that `lmi deploy local` prints",
     )
     parser.add_argument(
-        "--tokens", type=int, default=64, metavar="N", help="with --live: tokens of the streamed answer (default: 64)"
+        "--tokens", type=int, default=64, metavar="N", help="with --live: number of tokens to stream (default: 64)"
     )
     parser.add_argument(
         "--slow",
         type=int,
         default=0,
         metavar="N",
-        help="with --live: also ask for N tokens, enough for more than a minute",
+        help="with --live: also request N tokens, which should take more than a minute",
     )
     parser.add_argument("--aws-only", action="store_true", help="do not contact the hub or registries")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -51,10 +58,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _before(arguments: argparse.Namespace) -> int:
     if arguments.endpoint_url is not None or arguments.component is not None:
-        raise SpecError("--endpoint-url and --component are for --live", "lmi deploy doctor NAME --live")
+        raise SpecError("--endpoint-url and --component apply only with --live", "Run `lmi deploy doctor NAME --live`.")
     spec = spec_of(arguments)
     aws = Aws(spec.region)
-    # Resolve without AWS's answers: the checks report all problems with them at once.
+    # Resolve without calling AWS, as the checks then report all problems at once.
     account = aws.account()
     decision = resolve(spec, aws.region, account=account, hub=hub_to_ask(), prices=ask_prices(aws)).decision
     checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
@@ -68,7 +75,7 @@ def _before(arguments: argparse.Namespace) -> int:
 def _live(arguments: argparse.Namespace) -> int:
     name = arguments.spec_name or (str(arguments.spec) if arguments.spec else None)
     if name is None or Path(name).suffix:
-        raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
+        raise DeployError("--live needs the endpoint's name", "Run `lmi deploy doctor NAME --live`.")
     region, address = arguments.spec_region, arguments.endpoint_url
     client = runtime_client(boto_session(region, address), region, address, read_timeout=130, connect_timeout=10)
     target = Target(client, name, arguments.component)

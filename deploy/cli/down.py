@@ -1,4 +1,4 @@
-"""`lmi deploy down`: delete everything of a deployment."""
+"""`lmi deploy down`: delete everything that belongs to a deployment."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ from deploy.spec.reading import read_spec
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("down", help="delete everything that belongs to a deployment")
-    parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
-    parser.add_argument("--name", help="the endpoint's name, instead of the file")
-    parser.add_argument("--endpoint", help="with --name: the other deployment's endpoint that it runs on")
-    parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
+    parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification, unless --name is given")
+    parser.add_argument("--name", help="name of the endpoint, instead of FILE")
     parser.add_argument(
-        "--shadow", action="store_true", help="end the shadow of `up --shadow`; the endpoint stays as it was before"
+        "--endpoint",
+        help="with --name: name of the shared endpoint, if the components run on another deployment's endpoint",
+    )
+    parser.add_argument("--region", help="AWS region (default: the file's region, or else boto3's setting)")
+    parser.add_argument(
+        "--shadow", action="store_true", help="remove the shadow that `up --shadow` added, and restore the endpoint"
     )
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("--logs", action="store_true", help="also delete its log groups")
+    parser.add_argument("--logs", action="store_true", help="also delete the deployment's log groups")
     parser.add_argument(
         "--data", action="store_true", help="also delete the model data that up uploaded (needs the file)"
     )
@@ -43,21 +46,22 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if (file := arguments.spec) is not None and not file.suffix and not file.exists():
         raise SpecError(
-            f"{file}: there is no such file", f"For the deployment of this name: lmi deploy down --name {file}"
+            f"{file}: no such file", f"To delete the deployment of this name: lmi deploy down --name {file}"
         )
     spec = read_spec(file) if file is not None else None
     if spec is None and arguments.name is None:
-        raise SpecError("give the specification's file, or --name")
+        raise SpecError("pass the specification's file or --name")
     if arguments.data and (spec is None or not uploads(spec)):
-        raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
+        raise SpecError("--data needs a specification with model.upload, as up uploads nothing otherwise")
     if arguments.shadow and (arguments.data or arguments.logs or arguments.endpoint):
         raise SpecError(
-            "--shadow ends the shadow only: --data, --logs and --endpoint cannot be combined with it", "Leave them out."
+            "--shadow cannot be combined with --data, --logs and --endpoint, as it removes only the shadow",
+            "Leave them out.",
         )
     if spec is not None and arguments.name not in (None, spec.name):
-        raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
+        raise SpecError(f"--name is {arguments.name}, but the file's name is {spec.name}", "Pass only one of them.")
     if spec is not None and arguments.endpoint not in (None, spec.endpoint):
-        raise SpecError(f"--endpoint {arguments.endpoint}, and the file's endpoint is {spec.endpoint or spec.name}")
+        raise SpecError(f"--endpoint is {arguments.endpoint}, but the file's endpoint is {spec.endpoint or spec.name}")
     own = arguments.endpoint if arguments.endpoint != arguments.name else None
     name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
     only = " --shadow" if arguments.shadow else ""
@@ -79,18 +83,18 @@ def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:
-        say(console, f"There is nothing of {name} in {aws.region}.")
+        say(console, f"{name} has no resources in {aws.region}.")
     if planned.kept:
         theirs = ", ".join(planned.kept)
         say(
             console,
-            f"The endpoint stays, as other deployments' components are on it: {theirs}. When they are gone, run "
-            "this again.",
+            f"The endpoint is kept, as it runs components of other deployments: {theirs}. Run this again after they "
+            "are deleted.",
         )
     also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
     if not planned.actions and not also:
         return 0
-    if not confirm(f"Remove {' and '.join([name, *also])} for good?", yes=arguments.yes, needed=True):
+    if not confirm(f"Delete {' and '.join([name, *also])} permanently?", yes=arguments.yes, needed=True):
         return 1
     with live_progress(console) as report:
         apply(aws, planned, (), ApplyOptions(options.say, report), run)
@@ -99,25 +103,25 @@ def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.
         components |= {component.name for component in spec.components} if spec is not None else set()
         endpoint = None if planned.kept or is_guest(name) else name
         for group in delete_logs(aws, log_groups(endpoint, sorted(components))):
-            say(console, f"removed the log group {group}")
+            say(console, f"deleted the log group {group}")
     for prefix in prefixes:
         removed, others = delete_data(aws, prefix)
-        note = f"; {others} were not uploaded by this program, and stay" if others else ""
-        say(console, f"removed {removed} objects below {prefix}{note}")
-    say(console, f"{name} is gone." if not planned.kept else f"{name} is gone except for its endpoint.")
+        note = f"; {others} objects were not uploaded by lmi deploy, and are kept" if others else ""
+        say(console, f"deleted {removed} objects under {prefix}{note}")
+    say(console, f"{name} is deleted." if not planned.kept else f"{name} is deleted, except for its endpoint.")
     return 0
 
 
 def _end_shadow(aws: Aws, live: Live, console: Console, run: Run, arguments: argparse.Namespace) -> int:
     planned = plan_end(live)
     if not planned.actions:
-        say(console, f"There is no shadow of {live.deployment} in {aws.region}.")
+        say(console, f"{live.deployment} has no shadow in {aws.region}.")
         return 0
     print_plan(console, planned, whole=False)
-    if not confirm(f"End the shadow of {live.deployment}?", yes=arguments.yes, needed=True):
+    if not confirm(f"Remove the shadow of {live.deployment}?", yes=arguments.yes, needed=True):
         return 1
     wanted = [action.resource for action in planned.actions if action.resource is not None]
     with live_progress(console) as report:
         apply(aws, planned, wanted, ApplyOptions(lambda line: say(console, line), report), run)
-    say(console, f"The shadow of {live.deployment} is gone.")
+    say(console, f"The shadow of {live.deployment} is removed.")
     return 0

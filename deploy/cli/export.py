@@ -20,9 +20,7 @@ from deploy.resources.build import resources, warnings
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "export", help="write the deployment for another tool: CloudFormation, Terraform, SageMaker's SDK"
-    )
+    parser = commands.add_parser("export", help="write the deployment for CloudFormation, Terraform or SageMaker's SDK")
     add_spec(parser)
     parser.add_argument(
         "--format",
@@ -30,10 +28,10 @@ def add(commands: Any) -> None:
         dest="format",
         choices=("cloudformation", "cloudformation-json", "terraform", "sdk"),
         default="cloudformation",
-        help="format (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it; sdk: a "
-        "program of SageMaker's Python SDK 3)",
+        help="output format: cloudformation is YAML, terraform is a main.tf.json with the template in it, and sdk is "
+        "a program for SageMaker's Python SDK 3 (default: cloudformation)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (default: standard output)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: standard output)")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
     parser.set_defaults(run=_run)
 

@@ -21,21 +21,23 @@ _WHO = ("trust", "execution-role", "deployer", "invoker", "checker")
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "iam", help="print the IAM policies of the role, the deployer, the invoker, the checker"
+        "iam", help="print the IAM policies of the execution role, the deployer, the invoker and the checker"
     )
     add_spec(parser)
     parser.add_argument(
         "--who",
         type=_who,
         metavar="WHO",
-        help=f"print one policy only, in the form of the aws command: {', '.join(_WHO)}; or a part of one (deployer-1)",
+        help=f"print only one policy, as the aws command expects it: {', '.join(_WHO)}, or one part (deployer-1)",
     )
-    parser.add_argument("--adopt", action="store_true", help="include what `--adopt`, `--shadow` and `promote` need")
-    parser.add_argument("--check", action="store_true", help="ask IAM for denied actions (changes nothing)")
+    parser.add_argument(
+        "--adopt", action="store_true", help="include the permissions that `--adopt`, `--shadow` and `promote` need"
+    )
+    parser.add_argument("--check", action="store_true", help="ask IAM which actions are denied (changes nothing)")
     parser.add_argument(
         "--principal",
         metavar="ARN",
-        help="with --check: principal to ask about (default: the role, and for --who deployer or invoker the caller)",
+        help="with --check: principal to check (default: the role, or the caller for --who deployer or invoker)",
     )
     parser.set_defaults(run=_run)
 
@@ -48,11 +50,11 @@ def _run(arguments: argparse.Namespace) -> int:
         return _print(documents, arguments.who)
     if arguments.who is not None and arguments.who not in documents:
         raise Refused(
-            f"--check asks about a whole policy, not about {arguments.who}", f"Give --who {_party(arguments.who)}."
+            f"--check checks a whole policy, not the part {arguments.who}", f"Pass --who {_party(arguments.who)}."
         )
     if arguments.who == "trust":
         raise Refused(
-            "--check: IAM simulates what a principal may do, not who may assume a role", "Leave --who trust out."
+            "--check does not support --who trust: IAM simulates what a principal may do, not who may assume a role", ""
         )
     status = 0
     for who in [arguments.who] if arguments.who else ["execution-role", "deployer"]:
@@ -66,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(documents: dict[str, Policy], who: str | None) -> int:
-    """Print all policies, or one; each in parts that AWS accepts."""
+    """Print all policies, or only one, each split into parts that AWS accepts."""
     printed: dict[str, Policy] = {}
     for party, document in documents.items():
         pieces = parts(document)
@@ -74,12 +76,12 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
         printed |= dict(zip(names, pieces, strict=True))
         if len(pieces) > 1 and who in (None, party):
             says = f"{party}: {length(document):,} characters, but AWS accepts {MOST:,} in a managed policy"
-            advice = f"It is in {len(pieces)} parts, {' and '.join(names)}: create and attach a policy from each."
+            advice = f"It is split into {' and '.join(names)}: create and attach a policy for each part."
             if who == party:
                 raise Refused(says, f"{advice} Print one with --who {names[0]}.")
             print(f"note: {says}. {advice}", file=sys.stderr)
     if who is not None and who not in printed:
-        raise Refused(f"--who {who}: there is no such part", f"There are: {', '.join(printed)}.")
+        raise Refused(f"--who {who}: no such policy or part", f"The known ones are {', '.join(printed)}.")
     print(json.dumps(printed if who is None else printed[who], indent=2))
     return 0
 

@@ -23,22 +23,22 @@ from deploy.client.predictor import Conversation
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("invoke", help="send one request, print the answer")
+    parser = commands.add_parser("invoke", help="send one request, and print the response")
     add_endpoint_arguments(parser)
     add_body(parser)
     parser.add_argument(
         "--async",
         dest="asynchronous",
         action="store_true",
-        help="through asynchronous inference: wait for the answer in S3",
+        help="use asynchronous inference, and wait for the response in S3",
     )
     parser.add_argument(
-        "--upload", metavar="S3URI", help="with --async: S3 URI to upload a body of more than 128,000 bytes to"
+        "--upload", metavar="S3URI", help="with --async: S3 URI to which a body above 128,000 bytes is uploaded"
     )
     parser.add_argument(
         "--routing-target",
         metavar="NAME",
-        help="treat the name as that of an inference router, and send to this routing target",
+        help="treat NAME as an inference router, and send the request to this routing target",
     )
     parser.set_defaults(run=_run)
 
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     body, options = body_of(arguments), options_of(arguments)
     if arguments.asynchronous:
         accepted = predictor.predict_async(body, upload=arguments.upload, **options)
-        print(f"the answer will be {accepted.output}", file=sys.stderr)
+        print(f"the response will be written to {accepted.output}", file=sys.stderr)
         answer = accepted.wait()
     else:
         answer = predictor.predict(body, **options)
@@ -56,11 +56,11 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- `lmi deploy stream`: send one request, print the answer as it arrives ---------------------------------------------
+# -- `lmi deploy stream`: send one request, and print the response as it arrives ---------------------------------------
 
 
 def add_stream(commands: Any) -> None:
-    parser = commands.add_parser("stream", help="send one request, print the answer's text as it arrives")
+    parser = commands.add_parser("stream", help="send one request, and print the generated text as it arrives")
     add_endpoint_arguments(parser)
     add_body(parser)
     parser.add_argument("--raw", action="store_true", help="print the raw bytes instead of the text")
@@ -84,21 +84,21 @@ def _stream(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- `lmi deploy chat`: talk to a model, on a terminal or from a pipe --------------------------------------------------
+# -- `lmi deploy chat`: chat with a model, on a terminal or from a pipe ------------------------------------------------
 
 
 _HELP = (
-    "/reset forgets the conversation, /system TEXT sets the system prompt, /quit ends. "
-    "Ctrl-C ends an answer, or drops the line."
+    "/reset forgets the conversation, /system TEXT sets the system prompt, /quit exits. "
+    "Ctrl-C stops a response, or clears the line."
 )
 
 
 def add_chat(commands: Any) -> None:
     parser = commands.add_parser(
         "chat",
-        help="talk to the model",
-        description=f"Each line is a message. {_HELP} From a pipe, each line is sent after the answer to the "
-        "previous one.",
+        help="chat with the model",
+        description=f"Each line is a message. {_HELP} When input is piped, each line is sent after the "
+        "response to the previous line.",
     )
     add_endpoint_arguments(parser)
     add_parameters(parser)
@@ -111,7 +111,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  input() then has a history, and keys that move in the line
+            import readline  # noqa: F401  gives input() a history and line editing
         print(_HELP, file=sys.stderr)
     while (line := _line(terminal)) is not None:
         if line.startswith("/"):
@@ -137,7 +137,7 @@ def _line(terminal: bool) -> str | None:
 
 
 def _command(conversation: Conversation, line: str) -> bool:
-    """Run a command; return False to end the conversation."""
+    """Run a slash command, and return False if it ends the conversation."""
     name, _, text = line.partition(" ")
     if name == "/quit":
         return False
@@ -146,12 +146,12 @@ def _command(conversation: Conversation, line: str) -> bool:
     elif name == "/system":
         conversation.system = text.strip()
     else:
-        print(f"{name}: there is no such command. {_HELP}", file=sys.stderr)
+        print(f"{name}: no such command. {_HELP}", file=sys.stderr)
     return True
 
 
 def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
-    """Print the answer. Raises RequestFailed if there is no terminal to try again on."""
+    """Print the response to a message. Raises RequestFailed unless a user on a terminal can try again."""
     answer = conversation.ask(line)
     try:
         for piece in answer:

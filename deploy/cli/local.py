@@ -1,4 +1,4 @@
-"""`lmi deploy local`: run the container's process and the Runtime API on this machine."""
+"""`lmi deploy local`: run the container as a process, and SageMaker's Runtime API, on this machine."""
 
 from __future__ import annotations
 
@@ -28,48 +28,48 @@ from handler.core.package import install
 
 _NEEDED = ("moto", "flask", "policy_sentry")
 _OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
-"""Variables that would direct a client elsewhere."""
+"""Environment variables that would direct a client to other endpoints or accounts."""
 _NOT_WITH_AWS = {
-    "endpoint_name": "endpoints have the names that you create them with",
+    "endpoint_name": "endpoints have the names under which you create them",
     "adapters": "an adapter is a component that you create",
-    "host": "any keys are accepted, so it listens on 127.0.0.1 only",
+    "host": "it accepts all access keys, so it listens only on 127.0.0.1",
 }
 
 
 def add_rehearsal(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a rehearsal")
+    group = parser.add_argument_group("rehearsal")
     group.add_argument(
         "--aws",
         action="store_true",
-        help="emulate all of AWS (moto): `lmi deploy up` creates endpoints here, and this container answers for "
-        "all of them; needs the extra `rehearse`",
+        help="emulate AWS as a whole (with moto): `lmi deploy up` creates endpoints here, all of which this container "
+        "serves; needs the extra `rehearse`",
     )
     group.add_argument(
         "--image",
         dest="images",
         action="append",
         metavar="REPOSITORY:TAG",
-        help="with --aws: an image that ECR contains, as nothing can be pushed; repeatable "
+        help="with --aws: image that exists in the emulated ECR, to which nothing can be pushed; repeatable "
         f"(default: lmi-handler:{version('lmi-handler')})",
     )
 
 
 def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
-    """Return the plan of a rehearsal.
+    """Return the plan for a rehearsal, in which one container serves all endpoints of an emulated AWS.
 
     Raises:
-        DeployError: a package is missing, or an argument does not apply to a rehearsal.
+        DeployError: A package is missing, or an argument does not apply to a rehearsal.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise DeployError(f"--aws needs {', '.join(missing)}: {install('lmi-handler[rehearse]')}")
     for name, why in _NOT_WITH_AWS.items():
         if getattr(arguments, name) not in ("127.0.0.1", [], None):
             option = {"adapters": "adapter"}.get(name, name.replace("_", "-"))
-            raise DeployError(f"--{option} cannot be set with --aws: {why}")
+            raise DeployError(f"--{option} cannot be combined with --aws: {why}")
     if plan.endpoint.components:
         raise DeployError(
-            f"{arguments.model} has components, and --aws has one container for all endpoints",
-            f"Name a model, or none, and create the components with `lmi deploy up {arguments.model}`.",
+            f"{arguments.model} has components, but with --aws one container serves all endpoints",
+            f"Pass a model or nothing, and create the components with `lmi deploy up {arguments.model}`.",
         )
     for image in _images(arguments):
         if not all(image.rpartition(":")):
@@ -81,7 +81,7 @@ def run_rehearsal(arguments: argparse.Namespace, plan: Plan, report: Callable[[s
     """Serve until SIGINT or SIGTERM; return the exit status."""
     from deploy.emulator.account import ContainerLog, account, variables
 
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # which tells of each connection that it does not keep
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # which logs every connection that it discards
     region = arguments.region or os.environ.get("AWS_REGION") or "us-east-1"
     container_log = ContainerLog()
 
@@ -94,7 +94,10 @@ def run_rehearsal(arguments: argparse.Namespace, plan: Plan, report: Callable[[s
         print(f"unset {' '.join(_OTHERS)}")
         for name, value in {**variables(url, region), **_no_proxy()}.items():
             print(f"export {name}={shlex.quote(value)}")
-        print(f"# In ECR: {', '.join(_images(arguments))}. Ctrl-C ends it, and nothing is kept.", flush=True)
+        print(
+            f"# Images in ECR: {', '.join(_images(arguments))}. Ctrl-C stops the emulation, and nothing is kept.",
+            flush=True,
+        )
 
     return asyncio.run(serve(plan, report, log, ready, account(container_log, _images(arguments), region)))
 
@@ -104,7 +107,7 @@ def _images(arguments: argparse.Namespace) -> list[str]:
 
 
 def _no_proxy() -> dict[str, str]:
-    """Return variables that bypass a proxy, if the shell has one."""
+    """Return environment variables that bypass the proxy for 127.0.0.1, or {} if no proxy is set."""
     if not any(os.environ.get(name) for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")):
         return {}
     others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
@@ -113,7 +116,7 @@ def _no_proxy() -> dict[str, str]:
 
 
 BASE = "base"
-"""The component of the model itself, if there are adapters."""
+"""Name of the component for the model itself, which exists only beside adapters."""
 
 _NAME = "local"
 _SPECIFICATION = (".yaml", ".yml", ".json")
@@ -130,21 +133,25 @@ _SNIPPET = (
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "local",
-        help="run the container and SageMaker's API on this machine",
-        description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
-        "endpoint_url talks to it as to an endpoint (documents: local).",
+        help="run the container and SageMaker's Runtime API on this machine",
+        description="Start the container without Docker, with SageMaker's Runtime API in front of it. boto3 can call "
+        "it like an endpoint if endpoint_url is set (documents: local).",
     )
     parser.add_argument(
         "model",
         nargs="?",
         help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model); or a "
-        "specification (.yaml, .json), each of whose components becomes a process",
+        "specification (.yaml, .json), of which each component runs as a process",
     )
     parser.add_argument(
-        "--port", type=port, default=8081, help="port of the API; 0 picks a free one (default: %(default)s)"
+        "--port", type=port, default=8081, help="port of the API, or 0 for a free one (default: %(default)s)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
+    parser.add_argument(
+        "--endpoint-name",
+        metavar="NAME",
+        help=f"name of the endpoint (default: the specification's name, or else {_NAME})",
+    )
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
@@ -153,9 +160,13 @@ def add(commands: Any) -> None:
 
 
 def _add_container(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the container")
-    group.add_argument("--container", metavar="URL", help="one that is already running, e.g. http://127.0.0.1:8080")
-    group.add_argument("--container-port", type=port, metavar="PORT", help="where it listens (default: a free one)")
+    group = parser.add_argument_group("container")
+    group.add_argument(
+        "--container", metavar="URL", help="URL of a container that is already running, such as http://127.0.0.1:8080"
+    )
+    group.add_argument(
+        "--container-port", type=port, metavar="PORT", help="port on which the container listens (default: a free one)"
+    )
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
         "-o",
@@ -164,26 +175,43 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option as in serving.properties; repeatable",
+        help="option in the form of serving.properties; repeatable",
     )
-    adapter = f"a LoRA adapter, as the inference component NAME; the model itself is then the component {BASE}"
+    adapter = f"LoRA adapter to serve as the inference component NAME, beside the model's own component {BASE}"
     add_repeatable(group, "--adapter", "adapters", "NAME=PATH", adapter)
     group.add_argument(
         "--start-timeout",
         type=_limit,
         default=480.0,
         metavar="S",
-        help="seconds until it must be ready (default: %(default)g, as SageMaker's)",
+        help="seconds within which the container must be ready (default: %(default)g, as on SageMaker)",
     )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("SageMaker's ways")
-    group.add_argument("--invoke-timeout", type=_limit, default=60.0, metavar="S", help="(default: %(default)g)")
-    group.add_argument("--stream-timeout", type=_limit, default=480.0, metavar="S", help="(default: %(default)g)")
-    group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default: %(default)s)")
+    group = parser.add_argument_group("SageMaker's limits")
     group.add_argument(
-        "--part-bytes", type=number(2**31), metavar="N", help="split a stream into parts of N bytes, to test clients"
+        "--invoke-timeout", type=_limit, default=60.0, metavar="S", help="seconds for a response (default: %(default)g)"
+    )
+    group.add_argument(
+        "--stream-timeout",
+        type=_limit,
+        default=480.0,
+        metavar="S",
+        help="seconds for a streamed response (default: %(default)g)",
+    )
+    group.add_argument(
+        "--max-body",
+        type=int,
+        default=25 * 2**20,
+        metavar="BYTES",
+        help="maximum size of a request's body (default: %(default)s)",
+    )
+    group.add_argument(
+        "--part-bytes",
+        type=number(2**31),
+        metavar="N",
+        help="split streamed responses into parts of N bytes, to test clients",
     )
 
 
@@ -192,7 +220,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.aws:
         plan = rehearsed(arguments, plan)
     elif arguments.images:
-        raise DeployError("--image is for --aws: without it there is no ECR")
+        raise DeployError("--image applies only with --aws, which emulates ECR")
     logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
     report = partial(print, file=sys.stderr, flush=True)
     if arguments.aws:
@@ -212,10 +240,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    """Return the plan of the arguments.
+    """Return the plan that the arguments describe.
 
     Raises:
-        DeployError: the arguments contradict each other.
+        DeployError: The arguments contradict each other.
     """
     settings = {
         "a model": arguments.model,
@@ -225,7 +253,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     }
     if arguments.container and any(settings.values()):
         names = ", ".join(name for name, value in settings.items() if value)
-        raise DeployError(f"--container names a container that is already running: {names} cannot be set for it")
+        raise DeployError(f"--container cannot be combined with {names}, as the container is already running")
     if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
         return _plan_of_specification(arguments)
     adapters = _adapters(arguments.adapters, (BASE,))
@@ -238,13 +266,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
-    """Return the plan of a specification: a process for each component, side by side.
+    """Return the plan for a specification, with one process for each component.
 
     Raises:
-        DeployError, SpecError: the file is invalid, conflicts with an argument, or cannot run here.
+        DeployError, SpecError: The file is invalid, conflicts with an argument, or cannot run here.
     """
     if arguments.container_port is not None:
-        raise DeployError("--container-port is for one container, and a specification may have several")
+        raise DeployError("--container-port applies to one container, but a specification may have several")
     spec = with_arguments(read_spec(Path(arguments.model)), arguments.options, arguments.engine)
     given = started(spec, free_port, machine=this_machine(), adapters=_adapters(arguments.adapters, ()))
     for note in given.notes:
@@ -282,12 +310,12 @@ def _adapters(settings: list[str], taken: tuple[str, ...]) -> dict[str, str]:
         if not name or not equals or not Path(path).is_dir():
             raise DeployError(f"--adapter {text}: must be NAME=PATH, the path of a directory")
         if name in taken or name in adapters:
-            raise DeployError(f"--adapter {text}: there is a component {name} already")
+            raise DeployError(f"--adapter {text}: the component {name} already exists")
         adapters[name] = str(Path(path).resolve())
     return adapters
 
 
 def _limit(text: str) -> float:
     if (limit := seconds(text)) == 0:
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError("must be greater than 0")
     return limit

@@ -35,7 +35,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "local": local.add,
     "schema": plan.add_schema,
 }
-"""Commands in the help's order, with the function that adds each one's parser, which sets `run`."""
+"""Commands in the order of the help, each with the function that adds its parser and sets `run`."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
 
 
 class _AnyOrder(Parser):
-    """Accept flags between positional arguments: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
+    """A parser that accepts flags between positional arguments (`NAME --flag BODY`), also before Python 3.13."""
 
     _within = False
 
@@ -68,13 +68,13 @@ class _AnyOrder(Parser):
 
 
 def _parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description="Deploy a model to a SageMaker endpoint, and call it.")
+    parser = Parser(prog=prog, description="Deploy a model to a SageMaker endpoint, and send requests to it.")
     add_commands(parser)
     return parser
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add the parsers of all commands."""
+    """Add the parsers of all built-in and installed commands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
     for add in COMMANDS.values():
         add(commands)

@@ -1,4 +1,4 @@
-"""`lmi deploy status`, `logs`, `scale`: look after a running endpoint."""
+"""`lmi deploy status`, `logs`, `scale`: operate a running endpoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def add_logs(commands: Any) -> None:
     parser.add_argument("--component", metavar="NAME", help="show only the logs of this component")
     parser.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
     parser.add_argument(
-        "--since", default="15m", metavar="PERIOD", help="how far back: 90s, 15m, 2h, 1d (default: 15m)"
+        "--since",
+        default="15m",
+        metavar="PERIOD",
+        help="age of the oldest lines to print, such as 90s, 15m, 2h or 1d (default: 15m)",
     )
     parser.add_argument("--filter", metavar="TEXT", help="show only lines that contain this text")
     parser.set_defaults(run=_logs)
@@ -70,7 +73,7 @@ def _logs(arguments: argparse.Namespace) -> int:
             _show(line)
         if not lines:
             _refuse_none(aws, groups)
-            print(f"nothing was written in the last {arguments.since}", file=sys.stderr)
+            print(f"no lines were logged in the last {arguments.since}", file=sys.stderr)
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         for line in logs.follow(aws, groups, since=since, pattern=arguments.filter):
@@ -79,15 +82,15 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
-    """Raise NotThere if no group exists."""
+    """Raise NotThere if none of the log groups exists."""
     try:
         there = any(logs.exists(aws, group) for group in groups)
-    except ClientError:  # permission to read a log does not imply permission to list them
+    except ClientError:  # permission to read a log group does not imply permission to list log groups
         return
     if not there:
         raise NotThere(
             f"there is no log group {' or '.join(groups)} in {aws.region}",
-            "Check the name and --region; a container that has not started has written nothing.",
+            "Check the name and --region. A container that has not started has no logs yet.",
         )
 
 
@@ -102,18 +105,20 @@ def _show(line: logs.Line) -> None:
 def add_scale(commands: Any) -> None:
     parser = commands.add_parser("scale", help="set the number of instances or copies")
     add_endpoint(parser)
-    parser.add_argument("count", nargs="?", type=int, metavar="N", help="instances, or copies of the component")
+    parser.add_argument(
+        "count", nargs="?", type=int, metavar="N", help="number of instances, or of copies of the component"
+    )
     parser.add_argument("--component", metavar="NAME", help="component to scale, if there are several")
-    parser.add_argument("--min", type=int, help="minimum of automatic scaling")
-    parser.add_argument("--max", type=int, help="maximum of automatic scaling")
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has accepted it")
+    parser.add_argument("--min", type=int, help="minimum for automatic scaling")
+    parser.add_argument("--max", type=int, help="maximum for automatic scaling")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has accepted the change")
     parser.set_defaults(run=_scale)
 
 
 def _scale(arguments: argparse.Namespace) -> int:
     bounds = arguments.min is not None or arguments.max is not None
     if arguments.count is None and not bounds:
-        raise Refused("nothing to do", "Give N, or --min and --max.")
+        raise Refused("no number is given", "Pass N, or --min or --max.")
     aws = Aws(arguments.region)
     what = scaling_target(aws, arguments.name, arguments.component)
     if bounds:

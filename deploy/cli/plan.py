@@ -38,9 +38,9 @@ from deploy.spec.reading import schema
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("plan", help="print every request that up would make, and what it would change")
+    parser = commands.add_parser("plan", help="print the requests that `up` would send, and what they would change")
     add_spec(parser)
-    parser.add_argument("--offline", action="store_true", help="do not ask AWS: plan as if nothing existed")
+    parser.add_argument("--offline", action="store_true", help="do not call AWS; plan as if no resources existed")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--adopt", action="store_true", help="plan to take over existing resources with the same names")
     add_shadow(parser)
@@ -72,7 +72,7 @@ def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace, share: Sh
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     live = look(aws, spec.deployment, preparation.resources_in_order)
     preparation, comparison = compare_online(preparation, aws, live, adopt=arguments.adopt, share=share)
-    # The plan says whom the name belongs to.
+    # The plan already reports who owns the name.
     checks = preflight(aws, preparation.spec, preparation.decision, fetch=over_the_network, without=("name",))
     _print(preparation, comparison, checks, None, arguments)
     return 0
@@ -88,8 +88,8 @@ def _print(
     """Print the plan.
 
     Args:
-        checks: preflight's; empty if AWS was not queried.
-        reason: why AWS was not queried; None: it was.
+        checks: Results of the preflight checks, or () if AWS was not called.
+        reason: Reason why AWS was not called, or None if it was.
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]
@@ -113,7 +113,7 @@ def _print(
     console = out()
     say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
     if reason is not None:
-        say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
+        say(console, f"AWS was not called ({reason}), so the plan assumes that no resources exist.", "yellow")
     if resolution.candidates is not None:
         print_candidates(console, resolution.candidates, resolution.prices)
     if sums is not None:
@@ -123,7 +123,7 @@ def _print(
         say(console, f"advice: {sentence}", "dim")
     print_checks(console, checks)
     for upload in comparison.uploads:
-        say(console, str(upload))  # its findings are among the checks
+        say(console, str(upload))  # the checks include its findings
     print_plan(console, comparison.plan)
 
 

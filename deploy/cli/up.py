@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
-    """Run `up`, `update`, which needs an existing endpoint, or `promote`; print the progress on an interrupt."""
+    """Run `up`, `update` or `promote`, and report the progress on an interrupt. `update` needs an existing endpoint."""
     spec = spec_of(arguments)
     share = share_of(arguments) if command == "up" else None
     if share is not None or command == "promote":
@@ -81,11 +81,11 @@ def _deploy(
     print_warnings(console, comparison.warnings)
     if not comparison.plan.changing:
         what = spec.name if share is None else f"the shadow of {spec.name}"
-        say(console, f"{what} matches the specification; nothing to do.")
+        say(console, f"{what} already matches the specification, so there is nothing to do.")
         return 0
     print_plan(console, comparison.plan, whole=False)
     if not arguments.no_checks:
-        # The plan says whom the name belongs to.
+        # The plan already reports who owns the name.
         checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
@@ -101,22 +101,20 @@ def _deploy(
     if share is not None:
         say(
             console,
-            f"The shadow of {spec.name} is in service: lmi deploy promote makes it serve, down --shadow ends it.",
+            f"The shadow of {spec.name} is in service. lmi deploy promote makes it serve, down --shadow removes it.",
         )
         return 0
-    say(console, f"{spec.name} is in service. Talk to it: {first_request(spec)}")
+    say(console, f"{spec.name} is in service. Try it: {first_request(spec)}")
     if command == "promote" and live.config is not None and (old := live.config.tags.get(TAG_BEFORE)):
         say(
             console,
-            f"To go back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
+            f"To roll back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
         )
     return 0
 
 
 def first_request(spec: Spec) -> str:
-    """Return a command that calls the deployment: it names one of several components, and waits if it is scaled to
-    zero.
-    """
+    """Return a command that sends a request to the deployment, for the user to try."""
     component = f" --component {spec.components[0].name}" if len(spec.components) > 1 or spec.endpoint else ""
     if spec.asynchronous is not None:
         return f"lmi deploy invoke {spec.endpoint_name}{component} --async 'Hello'"
@@ -124,9 +122,9 @@ def first_request(spec: Spec) -> str:
 
 
 def _instances(spec: Spec, resolution: Resolution) -> str:
-    """Return the instances that will cost money: number, type and price."""
+    """Return a phrase with the number, type and price of the instances that will be paid for."""
     if spec.endpoint is not None:
-        return f"no instance of its own: the components go onto the endpoint {spec.endpoint}"
+        return f"no instances of its own: the components run on the endpoint {spec.endpoint}"
     decision, prices, managed = resolution.decision, resolution.prices, spec.instance.managed
     count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
     names = [pool.instance_type for pool in decision.pools] or [decision.instance_type]
@@ -134,14 +132,14 @@ def _instances(spec: Spec, resolution: Resolution) -> str:
     if spec.shadow is not None and decision.shadow is not None:
         name = decision.shadow.instance_type
         text += f"; shadow: {spec.shadow.count} x {name}, {prices.of(name).each}"
-    return f"{text}, for as long as it exists"
+    return f"{text}, as long as the endpoint exists"
 
 
-# -- `lmi deploy update`: as `up`, for an existing endpoint ------------------------------------------------------------
+# -- `lmi deploy update`: like `up`, but for an existing endpoint ------------------------------------------------------
 
 
 def add_update(commands: Any) -> None:
-    parser = commands.add_parser("update", help="change an existing endpoint; alarms trigger a rollback")
+    parser = commands.add_parser("update", help="update an existing endpoint, and roll back if an alarm is triggered")
     add_arguments(parser)
     add_adopt(parser)
     parser.set_defaults(run=partial(deploy, command="update"))

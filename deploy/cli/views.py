@@ -1,4 +1,4 @@
-"""The terminal: tables, plans, progress and a model's text, as plain lines without a terminal."""
+"""Output of tables, plans, progress and generated text, in colour on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from deploy.resources.resource import FAILED, MIXED, READY, Json, resolved
 from deploy.s3.upload import UploadProgress
 from handler.core.sizes import format_size
 
-_WIDE = 180  # columns of a table without a terminal
+_WIDE = 180  # width of a table in characters, without a terminal
 
 
 def out() -> Console:
@@ -41,15 +41,15 @@ def out() -> Console:
 
 
 def say(console: Console, line: str, style: str = "") -> None:
-    """Print a line without markup and without line breaks."""
+    """Print a line without interpreting markup and without wrapping it."""
     console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
-_WORD = 20  # characters of the longest word that a table keeps in one line
+_WORD = 20  # maximum length of a word that a table does not break
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
-    """Return a table. `look`: further arguments of rich's."""
+    """Return a table whose short words are not broken. `look` has further arguments for rich's `Table`."""
     made, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
     for place, column in enumerate(columns):
         lines = "\n".join([column, *(str(row[place]) for row in rows)]).splitlines()
@@ -60,13 +60,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **lo
     return made
 
 
-_NARROW = 140  # columns of a terminal below which the notes of a table are printed below it
+_NARROW = 140  # terminal width in characters; on narrower ones, notes are printed below the table
 
 
 def print_noted(
     console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str, caption: str | None = None
 ) -> None:
-    """Print a table of many columns, of which the last contains notes."""
+    """Print a table with many columns, the last of which contains notes."""
     rows = [*rows]
     if console.width >= _NARROW:
         return console.print(table(columns, rows, title=title, caption=caption))
@@ -79,35 +79,35 @@ def print_noted(
 
 
 def confirm(question: str, *, yes: bool, needed: bool) -> bool:
-    """Ask the user on the terminal.
+    """Ask the user to confirm on the terminal, and return whether to go on.
 
     Args:
-        yes: `--yes` is set.
-        needed: whether to stop if there is no terminal.
+        yes: Whether `--yes` is set, so that the user is not asked.
+        needed: Whether the user must confirm, even if there is no terminal.
 
     Raises:
-        Refused: there is no terminal, and an answer is needed.
+        Refused: There is no terminal, and the user must confirm.
     """
     if yes:
         return True
     if not sys.stdin.isatty():
         if needed:
-            raise Refused(f"{question} There is no terminal to ask on.", "Say --yes.")
+            raise Refused(f"{question} There is no terminal to ask this on.", "Pass --yes.")
         return True
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
-# -- print a model's text without obeying control characters in it -----------------------------------------------------
+# -- print generated text without executing its control characters -----------------------------------------------------
 
 
 _KEPT = "\n\t"
 
 
 def for_terminal(text: str, to: TextIO | None = None) -> str:
-    """Return the text so that `to` can print it; on a terminal control characters become visible and have no effect.
+    """Return the text in a form that is safe to print. On a terminal, control characters are made visible.
 
     Args:
-        to: None: standard output.
+        to: Stream on which the text will be printed, or None for standard output.
     """
     to = to or sys.stdout
     if to.isatty():
@@ -126,7 +126,7 @@ def _visible(sign: str) -> str:
     return sign
 
 
-# -- print how each component fits, and what all first copies take together; or return it for JSON ---------------------
+# -- print or return as JSON how each component fits, and what the first copies need in total --------------------------
 
 
 _COLUMNS = ("component", "model", "copies", "GPUs", "MB", "weights GiB", "KV GiB", "KV tokens", "requests", "")
@@ -134,8 +134,8 @@ _NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU core
 
 
 def print_sums(console: Console, sums: Sums) -> None:
-    """Print a row for each component, GiB of one GPU, and the sum below."""
-    title = "Components: GPUs and MB of one copy, GiB of one GPU"
+    """Print the resources of each component in a table, and the sum of all first copies below it."""
+    title = "Components (GPUs and MB per copy, GiB per GPU)"
     print_noted(console, _COLUMNS, map(_row, sums.placed), title=title)
     say(console, _sum(sums))
 
@@ -149,7 +149,7 @@ def components_as_json(sums: Sums) -> dict[str, Any]:
 
 
 def _row(item: Placed) -> tuple[str, ...]:
-    known = ("", "", "", "", "not checked: the model's size, or the type, is not known")
+    known = ("", "", "", "", "not checked: the model's size or the instance type is unknown")
     if (fit := item.fit) is not None:
         memory = (f"{fit.weights:.1f}", f"{max(0.0, fit.room):.1f}", str(fit.tokens), str(fit.sequences))
         known = (*memory, fit.problem or "fits")
@@ -157,9 +157,9 @@ def _row(item: Placed) -> tuple[str, ...]:
 
 
 def _sum(sums: Sums) -> str:
-    """Return e.g. `First copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs, 4096 of 393216 MB of memory: they fit.`"""
+    """Return a sentence such as `First copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs: they fit.`"""
     if sums.instance is None:
-        return "The instance type is not known, so it is not checked whether the first copies fit together."
+        return "Whether the first copies fit together is not checked, as the instance type is unknown."
     rows = list(sums.rows())
     parts = ", ".join(f"{taken:g} of {has:g} {_NAMES[name]}" for name, taken, has in rows if taken)
     verdict = "they fit" if all(taken <= has for _, taken, has in rows) else "they do not fit together"
@@ -173,7 +173,7 @@ def _as_json(item: Placed) -> dict[str, Any]:
 
 
 def fit_as_json(fit: Fit) -> dict[str, Any]:
-    """Return a model's memory on an instance type."""
+    """Return the memory needs of a model on an instance type, as JSON."""
     return {
         "weights_gib": fit.weights,
         "kv_gib": max(0.0, fit.room),
@@ -183,7 +183,7 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
     }
 
 
-# -- print a plan, or write it as JSON. Secrets are hidden in both -----------------------------------------------------
+# -- print a plan or convert it to JSON, with secrets hidden -----------------------------------------------------------
 
 
 _MARKS = {
@@ -194,18 +194,18 @@ _MARKS = {
     Verb.UNCHANGED: ("=", "dim"),
     Verb.DELETE: ("-", "red"),
 }
-_LONG = 100  # characters to print of a changed value
+_LONG = 100  # maximum number of characters to print of a changed value
 
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
-    """Print every action and its changes; with `whole` its request too."""
+    """Print every action with its changes, and with `whole` also its request."""
     for action in plan.actions:
         _print_action(console, action, whole)
     say(console, summary(plan), "bold")
 
 
 def summary(plan: Plan) -> str:
-    """Return the number of actions by kind."""
+    """Return a sentence with the number of actions of each kind."""
     verbs = [action.verb for action in plan.actions]
     counts = {
         "to create": verbs.count(Verb.CREATE),
@@ -215,11 +215,11 @@ def summary(plan: Plan) -> str:
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
     text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{text or 'nothing exists, nothing is wanted'}."
+    return f"{text or 'no resources exist or are wanted'}."
 
 
 def plan_as_json(plan: Plan, **more: Any) -> str:
-    """Return the plan as JSON: `actions` with requests and changes, and `more`."""
+    """Return the plan as JSON, with the actions' requests and changes, and with `more` as further members."""
     actions = [
         {
             "verb": action.verb.value,
@@ -244,7 +244,7 @@ def plan_as_json(plan: Plan, **more: Any) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return a request for JSON: secrets hidden, unknown values described."""
+    """Return a request for JSON, with secrets hidden and references replaced by descriptions."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return redact(resolved(value, lambda ref: f"<{ref.attribute} of {ref.key}>"))
@@ -265,7 +265,7 @@ def print_warnings(console: Console, warnings: Sequence[str]) -> None:
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Print a line for each check, and its advice below."""
+    """Print a line for each check, followed by its advice."""
     styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
     for check in checks:
         say(console, "\n".join(lines([check])), styles[check.verdict])
@@ -289,7 +289,7 @@ def _yaml(request: Json) -> str:
 
 
 def _hidden(place: str, value: Any) -> Any:
-    """Return a value, hidden if it or its name looks like a secret."""
+    """Return a value for printing, or `***` if the value or its name looks like a secret."""
     if isinstance(value, str | int | float) and is_secret(place.rpartition(".")[2], value):
         return HIDDEN
     return printable(value)
@@ -302,7 +302,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
-# -- print the progress of waiting: live lines on a terminal, else a line whenever something changes -------------------
+# -- print progress: live lines on a terminal, otherwise a new line for each change ------------------------------------
 
 
 _GOOD, _BAD = (*READY, ""), (*FAILED, *MIXED)
@@ -310,7 +310,7 @@ _GOOD, _BAD = (*READY, ""), (*FAILED, *MIXED)
 
 @contextmanager
 def live_progress(console: Console) -> Iterator[Report]:
-    """Yield a `report` for `wait_for`; its last state stays on the screen."""
+    """Yield a function for `wait_for` that shows progress. Its last state remains on the screen."""
     if not console.is_terminal:
         yield _plain_progress(console)
         return
@@ -325,7 +325,7 @@ def live_progress(console: Console) -> Iterator[Report]:
 
 
 def progress_table(states: Iterable[Progress]) -> Table:
-    """Return a row for each resource, with its log's last line below."""
+    """Return a table with a row for each resource, followed by the last line of its log and a hint."""
     grid = Table.grid(padding=(0, 2))
     for state in states:
         grid.add_row(_mark(state), state.key, Text(_sentence(state)), _minutes(state.elapsed))
@@ -367,7 +367,7 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60:3d}:{int(seconds) % 60:02d}"
 
 
-# -- print a `Status` as tables, or write it as JSON -------------------------------------------------------------------
+# -- print a `Status` as tables, or convert it to JSON -----------------------------------------------------------------
 
 
 _COLOURS = dict.fromkeys((*READY, "OK"), "green") | dict.fromkeys((*FAILED, *MIXED, "ALARM"), "red")
@@ -382,7 +382,7 @@ def view(status: Status) -> RenderableType:
     for heading, found in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
         if found:
             parts.append(_table((), found, title=heading))
-    parts += [Text(f"not read: {item}", style="yellow") for item in status.unread]
+    parts += [Text(f"could not be read: {item}", style="yellow") for item in status.unread]
     hints = advice("\n".join([status.reason, *(item.reason for item in status.components)]), name=status.name)
     if hints:
         parts.append(Text(hints))
@@ -392,7 +392,7 @@ def view(status: Status) -> RenderableType:
 def _summary(status: Status) -> Table:
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
     if status.serving and status.asleep:
-        serving = Text("asleep: requests wait until an instance is up", style="yellow")
+        serving = Text("scaled to zero: requests wait until an instance is up", style="yellow")
     rows: list[tuple[RenderableType, ...]] = [
         ("endpoint", f"{status.name} ({status.region})"),
         ("status", coloured(status.status)),
@@ -413,7 +413,7 @@ def _places(status: Status) -> Table:
         what = _copies(item) if item.base is None else f"adapter of {item.base}"
         now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
         rows.append((item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip())))
-    return _table(("variant or component", "status", "now", "wanted", "what"), rows)
+    return _table(("variant or component", "status", "current", "desired", "details"), rows)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
@@ -421,7 +421,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **l
 
 
 def _copies(item: Component) -> str:
-    """Return e.g. `copies of llama-0123abcd, 2 GPUs each`."""
+    """Return a phrase such as `copies of llama-0123abcd, 2 GPUs each`."""
     gpus = f"{item.gpus} GPU{'s' * (item.gpus > 1)} each" if item.gpus else ""
     return ", ".join(part for part in (f"copies of {item.model}" if item.model else "copies", gpus) if part)
 
@@ -448,12 +448,12 @@ def coloured(word: str) -> Text:
     return Text(word, style=_COLOURS.get(word, "yellow"))
 
 
-# -- print the progress of an upload: a bar on a terminal, else a line for every tenth ---------------------------------
+# -- print the progress of an upload: a bar on a terminal, otherwise a line for every 10% ------------------------------
 
 
 @contextmanager
 def upload_progress(console: Console) -> Iterator[Callable[[UploadProgress], None]]:
-    """Yield a `progress` for `upload`."""
+    """Yield a function for `upload` that shows progress."""
     if not console.is_terminal:
         yield _plain_upload(console)
         return

@@ -1,4 +1,4 @@
-"""Client of an endpoint: `Predictor`, its results and its errors."""
+"""A client for endpoints: `Predictor`, its results and its errors."""
 
 from deploy.client.asynchronous import AsyncAnswer
 from deploy.client.errors import (

@@ -1,4 +1,4 @@
-"""Wait for the answer of asynchronous inference in S3."""
+"""Wait for the response of asynchronous inference in S3."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _FIRST, _LONGEST = 0.5, 10.0  # seconds between two polls
 
 
 class AsyncAnswer:
-    """An answer that will be in S3.
+    """The response of an asynchronous request, which SageMaker will write to S3.
 
     Args:
-        response: InvokeEndpointAsync's answer.
-        s3: boto3's client.
+        response: Response of InvokeEndpointAsync.
+        s3: boto3's client for S3.
 
     Attributes:
-        id: the inference's id.
-        output: where the answer will be.
-        failure: where a failure would be; None: the endpoint has no place for failures.
+        id: ID of the inference.
+        output: URI to which the response will be written.
+        failure: URI to which a failure would be written, or None if the endpoint has no location for failures.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class AsyncAnswer:
         self._sleep = sleep
 
     def ready(self) -> bool:
-        """Return whether there is an answer or a failure."""
+        """Return whether the response or a failure has been written."""
         return self._fetch(self.output) is not None or self._fetch(self.failure) is not None
 
     def wait(self, seconds: float = 3600) -> Any:
-        """Wait for the answer, and return it deserialized.
+        """Wait for the response, and return it deserialized.
 
         Args:
-            seconds: by default an hour, SageMaker's maximum (InvocationTimeoutSeconds).
+            seconds: Timeout. The default, an hour, is SageMaker's maximum (InvocationTimeoutSeconds).
 
         Raises:
-            ModelFailed: SageMaker wrote a failure, which is the message.
-            TimedOut: there is neither answer nor failure.
+            ModelFailed: SageMaker wrote a failure, which the message quotes.
+            TimedOut: Neither a response nor a failure was written in time.
             RequestFailed: S3 cannot be read.
         """
         until, pause = self._clock() + seconds, _FIRST
@@ -70,7 +70,9 @@ class AsyncAnswer:
             if (failed := self._fetch(self.failure)) is not None:
                 raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")
             if (left := until - self._clock()) <= 0:
-                raise TimedOut(f"no answer at {self.output} in {seconds:g} s", "`lmi deploy status` shows the queue.")
+                raise TimedOut(
+                    f"no response at {self.output} after {seconds:g} s", "`lmi deploy status` shows the queue."
+                )
             self._sleep(min(pause, left))
             pause = min(1.5 * pause, _LONGEST)
 
@@ -87,15 +89,13 @@ class AsyncAnswer:
                 return None
             request_failed = failure(error)
             request_failed.advice = (
-                "It needs s3:GetObject, and s3:ListBucket on the bucket: without them, a "
-                "missing object looks forbidden."
+                "Allow s3:GetObject on the object, and s3:ListBucket on the bucket. Without the latter, S3 reports a "
+                "missing object as forbidden."
             )
             raise request_failed from error
 
     def _is_absent(self, bucket: str, key: str) -> bool:
-        """Return whether a listing shows that the object is absent: without permission to list, an absent object gives
-        403.
-        """
+        """Return whether a listing shows that the object is missing, for which S3 may answer 403 instead of 404."""
         try:
             listed = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
         except FROM_AWS:
@@ -104,13 +104,13 @@ class AsyncAnswer:
 
 
 def split_s3(uri: str) -> tuple[str, str]:
-    """Split an s3:// URI of an object into bucket and key.
+    """Split the s3:// URI of an object into bucket and key.
 
     Raises:
-        NotSent: it is not such a URI.
+        NotSent: The URI is not of that form.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme != "s3" or not bucket or not key:
-        raise NotSent(f"{uri} is not s3://BUCKET/KEY")
+        raise NotSent(f"{uri} is not of the form s3://BUCKET/KEY")
     return bucket, key

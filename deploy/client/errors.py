@@ -1,24 +1,24 @@
-"""Errors of a request, by what the caller may do about them.
+"""Errors of a request, grouped by what the caller can do about them.
 
     RequestFailed                any of the errors below; all are `DeployError`s, which the command line prints
-    ├── NotStarted               nothing was computed, so the request may be sent again (`aws.py` does)
-    │   ├── NoCapacity           scaled to zero, or all copies starting
+    ├── NotStarted               nothing was computed, so the request may be retried (`runtime.py` does)
+    │   ├── NoCapacity           no copy is up: scaled to zero, or still starting
     │   ├── Throttled            too many requests for the account or endpoint
     │   ├── NotReady             the model is loading, or SageMaker has no healthy instance
     │   └── Unreachable          no connection to SageMaker
-    ├── NotSent                  SageMaker does not accept it: too large, a wrong parameter, an unknown endpoint
+    ├── NotSent                  SageMaker rejects it: too large, an invalid parameter, an unknown endpoint
     │   ├── NoSuchEndpoint
-    │   └── ComponentFailed      the inference component has failed, so no copy of it will come
+    │   └── ComponentFailed      the inference component has failed, and will not get a copy
     ├── Forbidden                AWS denies the call
-    ├── ModelRefused             the container answered 4xx: the request is wrong (LMI: 424, also used for others)
-    ├── ModelFailed              the container answered 5xx, its engine failed, or it failed within a stream
-    │   └── ModelBusy            429 or 503: its queue is full, or it is stopping
+    ├── ModelRefused             the container answered 4xx: the request is invalid (LMI: 424, also for failures)
+    ├── ModelFailed              the container answered 5xx, its engine failed, or a stream ended with an error
+    │   └── ModelBusy            429 or 503: the queue is full, or the container is stopping
     ├── ServiceFailed            SageMaker itself failed; the model may have run
-    └── Broken                   the answer is incomplete; the model may still be running
-        ├── TimedOut             SageMaker's limit (60 s, of a stream 8 min), or the client's
+    └── Broken                   the response is incomplete; the model may still be running
+        ├── TimedOut             SageMaker's timeout (60 s, or 8 min for a stream), or the client's
         └── StreamBroken         the connection was lost, or the stream ended early
 
-Each keeps the part of the answer that arrived before it in `arrived`.
+The attribute `arrived` of each has the part of the response that arrived before the error.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class RequestFailed(DeployError):
     """A failed request.
 
     Attributes:
-        original_status: the container's status; None: unknown; 0: SageMaker reports that there was none.
-        log_stream: ARN of the container's log; None: unknown.
-        request_id: AWS's id of the request, for its support; None: unknown.
-        arrived: a stream's events before the failure, in order.
+        original_status: Status that the container sent, None if it is unknown, or 0 if the container sent none.
+        log_stream: ARN of the container's log stream, or None if it is unknown.
+        request_id: AWS's ID of the request, which AWS support asks for, or None if it is unknown.
+        arrived: Events of the stream before the failure, in order.
     """
 
     def __init__(
@@ -126,41 +126,45 @@ class StreamBroken(Broken): ...
 
 
 # -- convert errors of boto3 and urllib3 into the client's errors. Pure ------------------------------------------------
-# An error within a stream arrives as an `EventStreamError`, which has only code and message. A connection that is cut
-# or stalls within a stream raises urllib3's own error, which botocore does not wrap.
+# An error inside a stream arrives as an `EventStreamError`, which has only a code and a message. If the connection is
+# lost or stalls during a stream, urllib3's own error is raised, which botocore does not wrap.
 
 FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
-"""Exceptions of calling an endpoint and reading its answer."""
+"""Exceptions that calling an endpoint and reading its response can raise."""
 
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
 _DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken", "IncompleteSignature", "403")
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
 _IN_TIME = (
-    "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
+    "Request fewer tokens, stream the response, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
 )
-_INVOKE = "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
-_ROUTED = "It needs sagemaker:InvokeInferenceRouter on the router, and sagemaker:InvokeEndpoint on its destinations."
-_LOGS = "`lmi deploy logs NAME` shows what the container wrote."
+_INVOKE = "The caller needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
+_ROUTED = (
+    "The caller needs sagemaker:InvokeInferenceRouter on the router and sagemaker:InvokeEndpoint on its endpoints."
+)
+_LOGS = "`lmi deploy logs NAME` shows the container's log."
 
 
 def failure(error: BaseException) -> RequestFailed:
-    """Return the client's error."""
+    """Convert an error of boto3 or urllib3 to the client's own error."""
     match error:
         case EventStreamError():
             return _from_stream(error)
         case ClientError():
             return _from_status(error)
         case StreamStalled():
-            return TimedOut("nothing arrived for too long in the middle of the answer", _LOGS)
+            return TimedOut("the response stalled for too long", _LOGS)
         case HTTPError() | ParserError():
-            return StreamBroken(f"the connection was cut in the middle of the answer: {error}", _LOGS)
+            return StreamBroken(f"the connection was lost during the response: {error}", _LOGS)
         case ReadTimeoutError():
-            return TimedOut("no answer in time; the model may still be working on it", _IN_TIME)
+            return TimedOut("no response in time; the model may still be generating it", _IN_TIME)
         case ConnectTimeoutError() | EndpointConnectionError() | ProxyConnectionError():
-            return Unreachable(f"no connection: {error}", "Check the region, and that this machine can reach it.")
+            return Unreachable(
+                f"no connection: {error}", "Check the region, and that this machine can reach AWS there."
+            )
         case ConnectionClosedError():
-            return Broken(f"the connection was closed without an answer: {error}")
+            return Broken(f"the connection was closed without a response: {error}")
         case NoCredentialsError():
             return Forbidden("no AWS credentials were found", SIGN_IN)
         case _ if isinstance(error, NOT_SIGNED_IN):
@@ -171,21 +175,21 @@ def failure(error: BaseException) -> RequestFailed:
 
 
 def needs_component(error: BaseException) -> bool:
-    """Return whether the endpoint has inference components, and the request must name one."""
+    """Return whether the request failed because it must name an inference component."""
     return isinstance(error, ClientError) and "component name header is required" in str(error).lower()
 
 
 def _from_status(error: ClientError) -> RequestFailed:
-    """Convert an error status."""
+    """Convert the error that an error status of AWS raises."""
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")
-    if code.isdigit():  # not AWS's own error: a proxy's or a load balancer's
+    if code.isdigit():  # not AWS's own error, but one of a proxy or a load balancer
         message = f"HTTP {code} {message}"
     if code == "ModelError":
         result = _from_container(response, message)
     elif code in _THROTTLED:
-        result = Throttled(f"throttled: {message}", "Send less at once, or ask for a higher quota.")
+        result = Throttled(f"throttled: {message}", "Send fewer requests at a time, or request a higher quota.")
     elif code in _NOT_READY:
         result = NotReady(f"not ready: {message}")
     elif code in NOT_VALID:
@@ -212,16 +216,16 @@ def _from_container(response: dict[str, Any], message: str) -> RequestFailed:
     if not status and "timed out" in f"{text} {message}":
         return TimedOut(text, _IN_TIME, **more)
     if status in (429, 503):
-        return ModelBusy(f"the model is busy ({status}): {text}", "Send it again later, or scale out.", **more)
+        return ModelBusy(f"the model is busy ({status}): {text}", "Retry later, or add instances.", **more)
     if 400 <= status < 500 and not (status == 424 and _is_engine_failure(text, kind)):
-        return ModelRefused(f"the model refused it ({status}): {text}", **more)
+        return ModelRefused(f"the model rejected the request ({status}): {text}", **more)
     return ModelFailed(f"the model failed ({status}): {text}", _LOGS, **more)
 
 
 def _body(text: str) -> tuple[str, str]:
-    """Return an error body's message, and its kind as TGI or OpenAI name it."""
+    """Return an error body's message and its type, in the schema of TGI or OpenAI."""
     try:
-        body = json.loads(text.removeprefix("data:"))  # the event of a stream
+        body = json.loads(text.removeprefix("data:"))  # the body is an event of a stream
     except ValueError:
         return text, ""
     match body:
@@ -233,7 +237,7 @@ def _body(text: str) -> tuple[str, str]:
 
 
 def _is_engine_failure(text: str, kind: str) -> bool:
-    """Return whether a 424 is about the engine: LMI uses that status for wrong requests and for engine failures."""
+    """Return whether a status 424 reports an engine failure. LMI uses that status for invalid requests, too."""
     return kind in ("generation", "incomplete_generation") or text.startswith("engine failure")
 
 

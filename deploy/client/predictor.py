@@ -1,4 +1,4 @@
-"""The `Predictor`: an endpoint for its users."""
+"""`Predictor`, a client for one endpoint, with sessions and conversations."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenAIRoute:
-    """Base URL and token of the route.
+    """The base URL and the token of an endpoint's OpenAI route.
 
     Attributes:
-        base_url: ends in /openai/v1; its only operation is chat/completions.
-        token: a call returns a valid token.
+        base_url: Base URL, which ends in /openai/v1. Its only operation is chat/completions.
+        token: Function that returns a valid token.
     """
 
     base_url: str
     token: Callable[[], str]
 
     def client(self, *, asynchronous: bool = False, **options: Any) -> Any:
-        """Return a client of the `openai` package.
+        """Return a client from the `openai` package.
 
         Raises:
-            NotSent: the package is not installed.
+            NotSent: The package is not installed.
         """
         try:
             import openai
         except ImportError:
             raise NotSent(
                 "the openai package is not installed",
-                "pip install openai; or give any client openai_route().base_url and openai_route().token().",
+                "pip install openai; or use another client with openai_route().base_url and openai_route().token().",
             ) from None
         options = {"max_retries": 0, **options}
         if not asynchronous:
@@ -57,20 +57,21 @@ class OpenAIRoute:
         return openai.AsyncOpenAI(base_url=self.base_url, api_key=token, **options)
 
 
-# -- stateful sessions: requests with a session's id reach the same copy of the model ----------------------------------
+# -- stateful sessions: all requests with a session's ID reach the same copy of the model ------------------------------
 
 
 class Session:
-    """One session, opened by `Predictor.session()` and closed by the `with` statement.
+    """A stateful session, which `Predictor.session()` opens and the `with` statement closes.
 
-    Special bodies open and close it (`requestType` NEW_SESSION and CLOSE); other requests carry its id in a header.
+    Special bodies open and close a session (`requestType` NEW_SESSION and CLOSE). All other requests carry its ID in a
+    header.
 
     Attributes:
-        id: the container's id for it.
-        expires: when the container forgets it; None: unknown.
+        id: ID that the container has given the session, or "" after it was closed.
+        expires: Time at which the container drops the session, or None if it is unknown.
 
     Raises:
-        ModelRefused: the container has no sessions.
+        ModelRefused: The container does not support sessions.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -79,12 +80,17 @@ class Session:
         name, _, more = str(response.get("NewSessionId") or "").partition(";")
         self.id = name.strip()
         if not self.id:
-            raise ModelFailed("the container answered without a session's id", "Check that its sessions are enabled.")
+            raise ModelFailed(
+                "the container's response has no session ID", "Check that sessions are enabled in the container."
+            )
         self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """Return the whole answer, as `Predictor.predict` does. An unknown or expired session raises `ModelRefused`
-        (400).
+        """Return the whole response, like `Predictor.predict`.
+
+        Raises:
+            ModelRefused: The session is unknown or expired (status 400).
+            RequestFailed: The request failed.
         """
         return self._predictor.predict(data, session_id=self.id, **options)
 
@@ -92,7 +98,7 @@ class Session:
         return self._predictor.predict_stream(data, session_id=self.id, **options)
 
     def close(self) -> None:
-        """Close the session in the container. A second call does nothing."""
+        """Close the session in the container. Further calls do nothing."""
         if self.id:
             self._send("CLOSE", self.id)
             self.id = ""
@@ -116,7 +122,7 @@ class Session:
 
 
 def _expiry(text: str) -> datetime.datetime | None:
-    """Parse `Expires=2026-11-20T00:00:00Z`."""
+    """Parse an attribute such as `Expires=2026-11-20T00:00:00Z`, and return None for any other attribute."""
     name, _, value = text.strip().partition("=")
     if name.lower() != "expires":
         return None
@@ -124,14 +130,14 @@ def _expiry(text: str) -> datetime.datetime | None:
 
 
 Messages = str | Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's form, or only the user's message."""
+"""Messages in OpenAI's format, or the text of one user message."""
 
 _JSON, _FROM_JSON = JSONSerializer(), JSONDeserializer()
 _PROMPTS = {"inputs", "messages", "prompt", "text_input"}
 
 
 class Options(TypedDict, total=False):
-    """SageMaker's request headers, under the names of SageMaker's SDK."""
+    """SageMaker's request headers, under the names that SageMaker's SDK uses."""
 
     custom_attributes: str
     inference_id: str
@@ -158,19 +164,19 @@ _HEADERS = {
 
 
 class Predictor:
-    """A client of one endpoint.
+    """A client for one endpoint.
 
     Args:
-        endpoint_name: name of the endpoint.
-        region: None: boto3's setting.
-        component: the inference component; None: the endpoint has none, or only one.
-        adapter: an adapter's component, in place of `component`.
-        routing_target: `endpoint_name` is an inference router, and this is a routing target of it.
-        connection: see `Connection`.
+        endpoint_name: Name of the endpoint, or of an inference router.
+        region: Region of the endpoint, or None for boto3's setting.
+        component: Inference component to call, or None if the endpoint has at most one.
+        adapter: Name of an adapter's component to call, instead of `component`.
+        routing_target: Routing target to call, if `endpoint_name` is an inference router.
+        connection: Further settings; see `Connection`.
 
     Raises:
-        NotSent: no region is set.
-        TypeError: an unknown argument.
+        NotSent: No region is set, or the arguments contradict each other.
+        TypeError: A setting is unknown.
     """
 
     def __init__(
@@ -186,9 +192,11 @@ class Predictor:
         **connection: Unpack[Connection],
     ) -> None:
         if component is not None and adapter is not None:
-            raise NotSent("give component or adapter, not both: an adapter is a component, and knows its base")
+            raise NotSent("pass either component or adapter: an adapter is a component itself, and names its base")
         if routing_target is not None and (component or adapter):
-            raise NotSent("a routing target names the components of its destinations: do not name one as well")
+            raise NotSent(
+                "routing_target cannot be combined with component or adapter, as the target names the components"
+            )
         self.runtime = (
             Runtime(endpoint_name, region, component=adapter or component, **connection)
             if routing_target is None
@@ -203,13 +211,13 @@ class Predictor:
         return self.runtime.endpoint_name
 
     def predict(self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Any:
-        """Return the whole answer, deserialized. SageMaker waits 60 s for it.
+        """Return the whole response, deserialized. SageMaker waits 60 s for it.
 
         Args:
-            initial_args: boto3's arguments of invoke_endpoint.
+            initial_args: Further arguments for boto3's `invoke_endpoint`.
 
         Raises:
-            RequestFailed: see `errors.py`; likewise in all other methods.
+            RequestFailed: The request failed; see `errors.py`. The other methods raise it, too.
         """
         request = self._request(data, initial_args, options)
         request.setdefault("Accept", ", ".join(self.deserializer.ACCEPT))
@@ -219,9 +227,9 @@ class Predictor:
     def predict_stream(
         self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]
     ) -> Stream:
-        """Return the answer as it arrives. SageMaker waits 8 min for it.
+        """Return the response as a stream. SageMaker waits 8 min for its end.
 
-        `stream` is added to a body with `inputs`, `messages`, `prompt` or `text_input` that does not have it.
+        If the body has `inputs`, `messages`, `prompt` or `text_input` but not `stream`, then `stream` is added.
         """
         if isinstance(data, Mapping) and data.keys() & _PROMPTS and "stream" not in data:
             data = {**data, "stream": True}
@@ -234,11 +242,11 @@ class Predictor:
     def chat(self, messages: Messages, *, stream: Literal[True], **parameters: Any) -> Stream: ...
 
     def chat(self, messages: Messages, *, stream: bool = False, **parameters: Any) -> dict[str, Any] | Stream:
-        """Request a chat completion in OpenAI's form through `/invocations`, which every LMI container has.
+        """Request a chat completion in OpenAI's format through `/invocations`, which every LMI container supports.
 
         Args:
-            messages: the conversation, or the user's message.
-            parameters: further fields of the body: `max_tokens`, `temperature`, ...
+            messages: Messages of the conversation, or the text of one user message.
+            parameters: Further fields of the body, such as `max_tokens` and `temperature`.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -249,22 +257,22 @@ class Predictor:
         return answer
 
     def session(self) -> Session:
-        """Return a stateful session, for the `with` statement."""
+        """Open a stateful session, for use in a `with` statement."""
         return Session(self)
 
     def openai_route(self) -> OpenAIRoute:
-        """Return base URL and token source of the endpoint's OpenAI route, for any client of that API."""
+        """Return the base URL and a token source for the endpoint's OpenAI route, for use with any client."""
         return OpenAIRoute(f"{self.runtime.base_url}/openai/v1", self._token)
 
     def openai(self, *, asynchronous: bool = False, **options: Any) -> Any:
-        """Return a client of the `openai` package for the endpoint's OpenAI route, with tokens that stay valid.
+        """Return a client from the `openai` package for the endpoint's OpenAI route, which renews its tokens itself.
 
         Args:
-            asynchronous: return an `openai.AsyncOpenAI`.
-            options: the client's own. Its retries are off by default: they would repeat generations.
+            asynchronous: Whether to return an `openai.AsyncOpenAI`.
+            options: Further options of the client. Its retries are off by default, as they would repeat generations.
 
         Raises:
-            NotSent: the package is not installed; `openai_route()` works without it.
+            NotSent: The package is not installed. `openai_route()` works without it.
         """
         return self.openai_route().client(asynchronous=asynchronous, **options)
 
@@ -277,19 +285,19 @@ class Predictor:
         initial_args: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> AsyncAnswer:
-        """Start asynchronous inference.
+        """Send an asynchronous request.
 
         Args:
-            data: the body; up to 128,000 bytes go with the request.
-            input_location: an object in S3 that contains the body, instead of data.
-            upload: s3://BUCKET/KEY to store larger data first.
+            data: Body of the request, which may have up to 128,000 bytes without `upload`.
+            input_location: URI of an S3 object that contains the body, instead of `data`.
+            upload: URI, s3://BUCKET/KEY, to which `data` is uploaded first.
         """
         config = Config(retries={"total_max_attempts": 5, "mode": "standard"})
         s3 = web_pages.refused(self.runtime.session.client("s3", region_name=self.runtime.region, config=config))
         request = self._request(b"" if data is None else data, initial_args, options)
         body = request.pop("Body")
         if (data is None) == (input_location is None):
-            raise NotSent("give exactly one of data and input_location")
+            raise NotSent("pass exactly one of data and input_location")
         if input_location is not None:
             request["InputLocation"] = input_location
         elif upload is not None:
@@ -303,15 +311,15 @@ class Predictor:
             request["Body"] = body
         else:
             raise NotSent(
-                f"{len(body):,} bytes are more than the {MAX_INLINE_BYTES:,} that an asynchronous request may contain",
-                "Give upload=s3://BUCKET/KEY to upload the data there first.",
+                f"the body has {len(body):,} bytes, but an asynchronous request may have at most {MAX_INLINE_BYTES:,}",
+                "Pass upload=s3://BUCKET/KEY to upload the body there first.",
             )
         return AsyncAnswer(self.runtime.submit(request), s3, self.deserializer)
 
     def _request(self, data: Any, initial_args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return boto3's arguments."""
+        """Return the arguments for boto3's call."""
         if unknown := options.keys() - _HEADERS.keys():
-            raise NotSent(f"{', '.join(sorted(unknown))}: unknown; supported: {', '.join(_HEADERS)}")
+            raise NotSent(f"unknown options: {', '.join(sorted(unknown))}; supported: {', '.join(_HEADERS)}")
         body = self.serializer.serialize(data)
         request = {"ContentType": self.serializer.CONTENT_TYPE, **(initial_args or {})}
         request |= {_HEADERS[name]: value for name, value in options.items() if value is not None}
@@ -322,14 +330,14 @@ class Predictor:
 
 
 class Conversation:
-    """A conversation.
+    """A conversation with a model.
 
     Args:
-        system: the system message; empty: none.
-        parameters: parameters of every request: `max_tokens`, `temperature`, ...
+        system: System message, or "" for none.
+        parameters: Parameters of every request, such as `max_tokens` and `temperature`.
 
     Attributes:
-        turns: messages of the user and the model, in OpenAI's form.
+        turns: Messages of the user and the model, in OpenAI's format.
     """
 
     def __init__(self, predictor: Predictor, system: str = "", parameters: Mapping[str, Any] | None = None) -> None:
@@ -343,16 +351,17 @@ class Conversation:
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
     def reset(self) -> None:
-        """Forget the turns; the system message stays."""
+        """Remove all messages except for the system message."""
         self.turns.clear()
 
     def ask(self, text: str) -> Iterator[str]:
-        """Yield the answer's pieces as they arrive.
+        """Send a message, and yield the pieces of the reply as they arrive.
 
-        An interrupted answer is kept as far as it came. A failed one is not kept, so that the user can ask again.
+        If the caller stops early, the conversation keeps the part that has arrived. After a failure it keeps nothing,
+        so that the user can ask again.
 
         Raises:
-            RequestFailed: the request failed.
+            RequestFailed: The request failed.
         """
         turn = {"role": "user", "content": text}
         pieces: list[str] = []

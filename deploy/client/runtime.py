@@ -1,4 +1,4 @@
-"""Call SageMaker Runtime for one endpoint, with own timeouts, retries and errors. Independent of the body's schema."""
+"""Call one endpoint through SageMaker Runtime, with timeouts, retries and errors, whatever the body's schema."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _ANY_REGION = "us-east-1"
 
 
 def boto_session(region: str | None = None, endpoint_url: str | None = None) -> Any:
-    """Return boto3's session.
+    """Return a boto3 session.
 
-    For an emulator on this machine it has a region and credentials even if none are set, as any signature is accepted.
+    If `endpoint_url` is an emulator on this machine, which accepts any signature, a region and credentials are filled
+    in where none are set.
     """
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
     if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
@@ -58,29 +59,28 @@ def boto_session(region: str | None = None, endpoint_url: str | None = None) -> 
 def runtime_client(
     session: Any, region: str | None, endpoint_url: str | None, service: str = "sagemaker-runtime", **config: Any
 ) -> Any:
-    """Return boto3's client of SageMaker Runtime without retries: a retry would be another generation.
+    """Return a boto3 client for SageMaker Runtime without retries, as a retry would start another generation.
 
     Args:
-        service: boto3's name of it, or of the inference routers' runtime.
-        config: further arguments of botocore's `Config`.
+        service: boto3's name of the service, which differs for inference routers.
+        config: Further arguments for botocore's `Config`.
     """
     once = {"total_max_attempts": 1, "mode": "standard"}
     own = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
     return web_pages.refused(session.client(service, region_name=region, endpoint_url=endpoint_url, config=own))
 
 
-# -- find the inference component of a request that names none ---------------------------------------------------------
+# -- find the inference component for a request that names none --------------------------------------------------------
 
 
 def only_component(session: Any, region: str, endpoint_name: str) -> str:
-    """Return the endpoint's only component; adapters do not count.
+    """Return the endpoint's only inference component, not counting adapters.
 
-    Args:
-        session: boto3's. Calls ListInferenceComponents, and DescribeInferenceComponent if there are several.
+    It calls ListInferenceComponents, and DescribeInferenceComponent if there are several components.
 
     Raises:
-        NotSent: there is none, or there are several.
-        RequestFailed: AWS refuses to list them.
+        NotSent: The endpoint has no component or several.
+        RequestFailed: AWS denies listing the components.
     """
     client = web_pages.refused(session.client("sagemaker", region_name=region))
     try:
@@ -93,10 +93,10 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
     if len(names) == 1:
         return str(names[0])
     if not names:
-        raise NotSent(f"{endpoint_name} has no inference component yet", "Check that `lmi deploy up` has finished.")
+        raise NotSent(f"{endpoint_name} has no inference component yet", "Wait until `lmi deploy up` has finished.")
     raise NotSent(
         f"{endpoint_name} has several inference components: {', '.join(sorted(names))}",
-        "Name one: component=, or --component.",
+        "Pass one as component=, or --component.",
     )
 
 
@@ -106,33 +106,33 @@ def _is_adapter(client: Any, name: str) -> bool:
 
 
 def check_component(client: Any, name: str) -> None:
-    """Check that an inference component without a copy may still get one.
+    """Raise an error if an inference component without copies has failed, so that it will never get one.
 
     Args:
-        client: boto3's of SageMaker. If it may not call DescribeInferenceComponent, nothing is checked.
+        client: boto3's client for SageMaker. Without permission for DescribeInferenceComponent, nothing is checked.
 
     Raises:
-        ComponentFailed: it has failed.
+        ComponentFailed: The component has failed.
     """
     try:
         found = client.describe_inference_component(InferenceComponentName=name)
     except FROM_AWS:
         return
     if found["InferenceComponentStatus"] == "Failed":
-        advice = "`lmi deploy up` creates it again; `lmi deploy logs NAME` shows what its container wrote."
+        advice = "`lmi deploy up` creates it again; `lmi deploy logs NAME` shows the container's log."
         reason = found.get("FailureReason", "SageMaker gives no reason")
         raise ComponentFailed(f"the inference component {name} has failed: {reason}", advice)
 
 
 def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
-    error.args = (f"{endpoint_name} needs the name of an inference component, and they cannot be listed: {error}",)
-    error.advice = "Name one: component=, or --component."
+    error.args = (f"requests to {endpoint_name} must name an inference component, and listing them failed: {error}",)
+    error.advice = "Pass one as component=, or --component."
     return error
 
 
 # -- retry requests that have not started (`NotStarted`), within time limits -------------------------------------------
-# boto3's own retries are off. After a read timeout boto3 sends the request again while the model still works on the
-# first. So one answer could cost three generations.
+# boto3's own retries are off. After a read timeout, boto3 would send the request again while the model still works on
+# the first one, so that one response could cost three generations.
 
 _Answer = TypeVar("_Answer")
 
@@ -142,10 +142,10 @@ class Patience:
     """Time limits of retries, in seconds from the first attempt.
 
     Attributes:
-        busy: while throttled, or without a connection.
-        cold: while there is no copy: an instance takes minutes to start.
-        first: the first pause; each is up to twice as long as the one before, with jitter.
-        longest: the longest pause.
+        busy: Limit while requests are throttled, or while there is no connection.
+        cold: Limit while no copy is up. An instance takes minutes to start.
+        first: First pause. Each further pause is up to twice as long as the previous one, with jitter.
+        longest: Maximum length of a pause.
     """
 
     busy: float = 60.0
@@ -169,14 +169,14 @@ def with_retries(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Answer:
-    """Return `attempt`'s result; repeat it while it raises `NotStarted`.
+    """Return the result of `attempt`, which is repeated while it raises `NotStarted`.
 
     Args:
-        report: called before each pause, with the error and the pause in seconds.
+        report: Function that is called before each pause, with the error and the pause in seconds.
 
     Raises:
-        NotStarted: the last one, at the limit.
-        RequestFailed: any other error of `attempt`, at once.
+        NotStarted: The time limit has passed. This is the error of the last attempt.
+        RequestFailed: `attempt` raised any other error, which is not retried.
     """
     started, pause = clock(), patience.first
     while True:
@@ -195,17 +195,18 @@ def with_retries(
 
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
-"""The API's model says 6 MiB, its documentation 25 MB: the client warns above the first, refuses above the second."""
+"""The API's model states a maximum of 6 MiB, its documentation 25 MB. The client warns above the first and raises an
+error above the second."""
 
 _T = TypeVar("_T")
 
 
 class LargePayload(UserWarning):
-    """SageMaker may refuse the request for its size."""
+    """A warning that SageMaker may reject the request for its size."""
 
 
 class Timeouts(NamedTuple):
-    """Timeouts in seconds: for a connection; for an answer (SageMaker gives up after 60); between parts of a stream."""
+    """Timeouts in seconds: for connecting, for a response (SageMaker's own is 60 s), and between parts of a stream."""
 
     connect: float = 10.0
     answer: float = 70.0
@@ -213,15 +214,15 @@ class Timeouts(NamedTuple):
 
 
 class Connection(TypedDict, total=False):
-    """The way to an endpoint.
+    """Settings for the connection to an endpoint.
 
     Attributes:
-        endpoint_url: another address than AWS's: that of `lmi deploy local`.
-        session: boto3's session, for credentials of another profile or role; None: a new one.
-        patience: how long to retry a request that has not started.
-        timeouts: in seconds.
-        report: called before each pause between two attempts, with the error and the pause in seconds.
-        connections: maximum of concurrent requests.
+        endpoint_url: URL to use instead of AWS, such as the one that `lmi deploy local` prints.
+        session: boto3 session with credentials of another profile or role, or None for a new session.
+        patience: Time limits for retrying requests that have not started.
+        timeouts: Timeouts of a single attempt.
+        report: Function that is called before each pause between attempts, with the error and the pause in seconds.
+        connections: Maximum number of concurrent requests.
     """
 
     endpoint_url: str | None
@@ -233,17 +234,17 @@ class Connection(TypedDict, total=False):
 
 
 class Runtime:
-    """Calls to one endpoint. Thread-safe.
+    """Calls of SageMaker Runtime to one endpoint. Thread-safe.
 
     Args:
-        endpoint_name: name of the endpoint.
-        region: None: boto3's setting.
-        component: the inference component or adapter; None: the endpoint has none, or only one.
-        connection: see `Connection`.
+        endpoint_name: Name of the endpoint.
+        region: Region of the endpoint, or None for boto3's setting.
+        component: Inference component or adapter to call, or None if the endpoint has at most one component.
+        connection: Further settings; see `Connection`.
 
     Raises:
-        NotSent: no region is set.
-        TypeError: an unknown argument.
+        NotSent: No region is set.
+        TypeError: A setting is unknown.
     """
 
     service = "sagemaker-runtime"
@@ -258,7 +259,7 @@ class Runtime:
     ) -> None:
         if unknown := connection.keys() - Connection.__annotations__.keys():
             raise TypeError(
-                f"{', '.join(sorted(unknown))}: unknown; supported: {', '.join(Connection.__annotations__)}"
+                f"unknown arguments: {', '.join(sorted(unknown))}; supported: {', '.join(Connection.__annotations__)}"
             )
         self.endpoint_name = endpoint_name
         self.component = component
@@ -266,7 +267,7 @@ class Runtime:
         self.session = connection.get("session") or boto_session(region, self._endpoint_url)
         self.region: str = region or self.session.region_name or ""
         if not self.region:
-            raise NotSent("no region is set", "Give --region (in Python: region=), or set AWS_REGION.")
+            raise NotSent("no region is set", "Pass --region (in Python: region=), or set AWS_REGION.")
         self._patience = connection.get("patience", PATIENT)
         self._timeouts = connection.get("timeouts", Timeouts())
         self._report = connection.get("report")
@@ -275,15 +276,15 @@ class Runtime:
         self._clients: dict[float, Any] = {}
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call InvokeEndpoint. `Body` of the result contains all bytes.
+        """Call InvokeEndpoint, and return boto3's response with all bytes of the body as `Body`.
 
         Args:
-            request: boto3's arguments except the endpoint's name; likewise below.
+            request: boto3's arguments, except for the endpoint's name.
 
         Raises:
-            RequestFailed: see `errors.py`; likewise below.
+            RequestFailed: The request failed; see `errors.py`.
         """
-        client = self._client  # outside of the attempts, as creating a client takes time
+        client = self._client  # created before the attempts, as this takes time
 
         def call(arguments: dict[str, Any]) -> dict[str, Any]:
             response: dict[str, Any] = client.invoke_endpoint(**arguments)
@@ -292,18 +293,18 @@ class Runtime:
         return self._call(call, request)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call InvokeEndpointWithResponseStream. `Body` of the result is botocore's event stream."""
+        """Call InvokeEndpointWithResponseStream, and return boto3's response with botocore's event stream as `Body`."""
         client = self._streaming
         return self._call(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call InvokeEndpointAsync."""
+        """Call InvokeEndpointAsync, and return boto3's response."""
         client = self._client
         return self._with_retries(lambda: client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
 
     @property
     def base_url(self) -> str:
-        """Return the address of the endpoint's routes."""
+        """Return the URL under which the endpoint's own routes are available."""
         route = f"{str(self._client.meta.endpoint_url).rstrip('/')}/endpoints/{self.endpoint_name}"
         return route + (f"/inference-components/{self.component}" if self.component else "")
 
@@ -362,14 +363,18 @@ class Runtime:
 
 
 def check_size(body: bytes) -> None:
-    """Raise NotSent above SageMaker's maximum; warn above the API model's limit."""
+    """Raise NotSent if the body exceeds SageMaker's maximum, and warn if it exceeds the limit of the API's model."""
     if len(body) > MAX_BYTES:
         raise NotSent(
-            f"the request has {len(body):,} bytes; SageMaker takes at most {MAX_BYTES:,}",
-            "Asynchronous inference takes up to 1 GB from S3.",
+            f"the body has {len(body):,} bytes, but SageMaker accepts at most {MAX_BYTES:,}",
+            "Asynchronous inference accepts up to 1 GB from S3.",
         )
     if len(body) > WARN_BYTES:
-        warnings.warn(f"{len(body):,} bytes: SageMaker may accept only {WARN_BYTES:,}", LargePayload, stacklevel=5)
+        warnings.warn(
+            f"the body has {len(body):,} bytes, but SageMaker may accept only {WARN_BYTES:,}",
+            LargePayload,
+            stacklevel=5,
+        )
 
 
 class _NeedsComponent(NotSent): ...
@@ -377,26 +382,27 @@ class _NeedsComponent(NotSent): ...
 
 # -- bearer tokens for an endpoint's OpenAI route ----------------------------------------------------------------------
 # A token is `sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (as sagemaker-core's token
-# generator creates it). It is created on this machine and lives at most 12 hours, and no longer than the credentials.
-# It opens all endpoints that they open, so it must not be logged. It needs sagemaker:CallWithBearerToken on `*`.
+# generator creates it). It is created on this machine, and is valid for up to 12 hours or until the credentials expire.
+# As it gives access to all endpoints that the credentials do, it must not be logged. The caller needs
+# sagemaker:CallWithBearerToken on `*`.
 
 PREFIX = "sagemaker-api-key-"
 LONGEST = 12 * 3600
-_AHEAD = 300  # seconds before its end (at most half its lifetime) at which a token is replaced
+_AHEAD = 300  # seconds before its expiry (at most half its lifetime) at which a token is replaced
 
 
 def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
-    """Create one token.
+    """Return a new bearer token for the OpenAI routes of the region's endpoints.
 
     Args:
-        credentials: botocore's frozen credentials.
-        seconds: lifetime, 1 to 43200.
+        credentials: Frozen credentials of botocore.
+        seconds: Lifetime of the token, from 1 to 43200.
 
     Raises:
-        NotSent: the lifetime is invalid.
+        NotSent: The lifetime is invalid.
     """
     if not 1 <= seconds <= LONGEST:
-        raise NotSent(f"a bearer token is valid for 1 to {LONGEST} s, not {seconds}")
+        raise NotSent(f"the lifetime of a bearer token must be 1 to {LONGEST} s, not {seconds}")
     request = AWSRequest(
         "POST",
         "https://sagemaker.amazonaws.com/",
@@ -409,10 +415,10 @@ def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
 
 
 class BearerToken:
-    """A source of valid tokens: a call returns the current one, or a new one. Thread-safe.
+    """A source of bearer tokens, which reuses a token until shortly before it expires. Thread-safe.
 
     Args:
-        session: boto3's session; its credentials are read at each call, as they may be temporary.
+        session: boto3 session. Its credentials are read at each call, as they may be temporary.
     """
 
     def __init__(
@@ -428,7 +434,7 @@ class BearerToken:
         self._key: tuple[Any, ...] = ()
 
     def __call__(self) -> str:
-        """Return a valid token. Raises Forbidden if there are no credentials."""
+        """Return a valid token. Raises Forbidden if no credentials are found."""
         credentials = self._session.get_credentials()
         if credentials is None:
             raise Forbidden("no AWS credentials were found", SIGN_IN)
@@ -445,7 +451,7 @@ class BearerToken:
         return "BearerToken(...)"
 
 
-# -- call endpoints through a routing target of an inference router, which may choose one in another Region ------------
+# -- call endpoints through an inference router, which may choose an endpoint in another Region ------------------------
 
 
 _SERVICE = "sagemaker-inference-router-runtime"
@@ -454,10 +460,11 @@ _ANSWER = 170.0  # seconds: AWS's minimum for a router's client, as a router may
 
 
 class RouterRuntime(Runtime):
-    """Calls through a routing target. Its `endpoint_name` is the router's.
+    """Calls through a routing target of an inference router. `endpoint_name` is the router's name.
 
     Args:
-        routing_target: its name in the router.
+        router: Name of the inference router.
+        routing_target: Name of the routing target in the router.
     """
 
     service = _SERVICE
@@ -467,13 +474,13 @@ class RouterRuntime(Runtime):
         self._target = routing_target
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call InvokeInferenceRouter. In addition to `Body` the result has `InvokedRoutedResourceArn` and
-        `RoutingReason`.
-        """
+        """Call InvokeInferenceRouter. The response also has `InvokedRoutedResourceArn` and `RoutingReason`."""
         if unknown := request.keys() - set(_TAKES):
-            raise NotSent(f"{', '.join(sorted(unknown))}: an inference router takes only {', '.join(_TAKES)}")
+            raise NotSent(f"{', '.join(sorted(unknown))}: not supported by inference routers, only {', '.join(_TAKES)}")
         if len(request.get("Body", b"")) > WARN_BYTES:
-            raise NotSent(f"the request has {len(request['Body']):,} bytes; a router takes at most {WARN_BYTES:,}")
+            raise NotSent(
+                f"the body has {len(request['Body']):,} bytes, but an inference router accepts at most {WARN_BYTES:,}"
+            )
         client = self._client
         arguments = {"InferenceRouterName": self.endpoint_name, "RoutingTargetName": self._target, **request}
 
@@ -484,18 +491,22 @@ class RouterRuntime(Runtime):
         return self._with_retries(call)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        raise NotSent("an inference router has no streams", "Use predict, or stream from one of its endpoints.")
+        raise NotSent(
+            "inference routers do not support streaming", "Use predict, or stream from an endpoint of the router."
+        )
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        raise NotSent("asynchronous requests through an inference router are not supported", "Send to the endpoint.")
+        raise NotSent("inference routers do not support asynchronous requests", "Send the request to an endpoint.")
 
     @property
     def base_url(self) -> str:
-        raise NotSent("an inference router has no OpenAI route", "Use predict or chat, or the route of an endpoint.")
+        raise NotSent("inference routers have no OpenAI route", "Use predict or chat, or the route of an endpoint.")
 
     @property
     def _client(self) -> Any:
         try:
             return self._client_for(max(self._timeouts.answer, _ANSWER))
         except UnknownServiceError:
-            raise NotSent("this boto3 has no inference routers", "pip install --upgrade boto3") from None
+            raise NotSent(
+                "the installed boto3 does not support inference routers", "pip install --upgrade boto3"
+            ) from None

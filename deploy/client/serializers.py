@@ -1,4 +1,4 @@
-"""Serializers, with the interface of SageMaker's SDK: the SDK's own also work."""
+"""Serializers with the interface of SageMaker's SDK, whose own serializers also work with `Predictor`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Deserializer(Protocol):
     def ACCEPT(self) -> tuple[str, ...]: ...
 
     def deserialize(self, stream: Any, content_type: str) -> Any:
-        """Return the value. `stream` has `read` and `close`."""
+        """Return the value of a body. `stream` has the methods `read` and `close`."""
 
 
 class JSONSerializer:
-    """Serializes values as JSON; bytes and text stay as they are."""
+    """A serializer that converts values to JSON, and leaves bytes and strings unchanged."""
 
     CONTENT_TYPE = "application/json"
 
@@ -32,7 +32,7 @@ class JSONSerializer:
 
 
 class JSONDeserializer:
-    """Returns the value of a JSON answer; the text of any other answer."""
+    """A deserializer that returns the value of a JSON response, and the text of any other response."""
 
     ACCEPT = ("application/json",)
 

@@ -1,4 +1,4 @@
-"""A streamed answer, while it is read."""
+"""Read a streamed response as events, in any of the schemas of LMI, TGI, Triton and OpenAI."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, Protocol, TypeAlias
 
 from deploy.client.errors import FROM_AWS, ModelFailed, RequestFailed, StreamBroken, failure
 
-# -- events of a streamed answer, from the JSON values of any schema ---------------------------------------------------
+# -- events of a streamed response, from the JSON values of any schema -------------------------------------------------
 # LMI's lines, TGI's and Triton's events and OpenAI's chunks all become `Token`s and a `Finish`. Nothing is dropped:
-# each event has its JSON value, and any other value is `Raw`.
+# each event keeps its JSON value, and any other value becomes `Raw`.
 
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of the answer's text, usually one token.
+    """A piece of the generated text, usually one token.
 
     Attributes:
-        text: the text as it arrived.
-        id: the token's number; None: the schema has none.
-        logprob: natural logarithm of its probability; None: not requested.
-        special: whether it is a special token.
-        shown: whether `text` is part of the answer's text; TGI's special tokens are not.
-        index: number of the answer, if several were requested.
-        data: the JSON value.
+        text: Text of the piece as it arrived.
+        id: ID of the token, or None if the schema has no token IDs.
+        logprob: Natural logarithm of the token's probability, or None if it was not requested.
+        special: Whether the token is a special token.
+        shown: Whether `text` is part of the generated text. TGI's special tokens are not.
+        index: Number of the choice, if several were requested.
+        data: JSON value of the event.
     """
 
     text: str
@@ -42,13 +42,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of an answer.
+    """The end of a choice.
 
     Attributes:
-        reason: in the schema's words (`length`, `eos_token`, `stop`, ...); None: the schema gives none.
-        generated_text: the whole text; None: the schema does not repeat it.
-        details: further fields of the end, under their names.
-        index: number of the answer.
+        reason: Finish reason in the schema's terms, such as `length`, `eos_token` or `stop`, or None if there is none.
+        generated_text: Whole text, or None if the schema does not repeat it.
+        details: Further fields of the final event, under their own names.
+        index: Number of the choice.
+        data: JSON value of the event.
     """
 
     reason: str | None
@@ -60,7 +61,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Raw:
-    """Any other value: a part of tool calls, usage, a custom formatter's output, plain text."""
+    """Any other value, such as a part of a tool call, usage, the output of a custom formatter, or plain text."""
 
     data: Any
 
@@ -69,14 +70,14 @@ Event: TypeAlias = Token | Finish | Raw
 
 
 def events_of(value: Any) -> list[Event]:
-    """Return the events in one JSON value. A value of unknown form is `Raw`.
+    """Return the events in one JSON value. A value of an unknown schema becomes `Raw`.
 
     Raises:
-        ModelFailed: the value reports a failure of the model.
+        ModelFailed: The value reports a failure of the model.
     """
     try:
         return list(_events(value))
-    except (AttributeError, TypeError):  # a list where an object should be, and the like
+    except (AttributeError, TypeError):  # such as a list where an object is expected
         return [Raw(value)]
 
 
@@ -102,7 +103,7 @@ def _events(value: Any) -> Iterator[Event]:
         case {"outputs": [*texts]} if texts and all(isinstance(text, str) for text in texts):
             yield Token("".join(texts), data=value)  # LMI's streams before 0.27
         case [*values] if values and all(isinstance(item, dict) and "generated_text" in item for item in values):
-            for index, item in enumerate(values):  # TGI's whole answers
+            for index, item in enumerate(values):  # TGI's responses without streaming
                 details = item.get("details")
                 yield Finish((details or {}).get("finish_reason"), item["generated_text"], details, index, item)
         case _:
@@ -110,7 +111,7 @@ def _events(value: Any) -> Iterator[Event]:
 
 
 def _line(value: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of a line of LMI or TGI, which differ in two names."""
+    """Yield the events of a line of LMI or TGI, whose schemas differ in the names of two fields."""
     token = value["token"]
     tgi = "logprob" in token
     special = bool(token.get("special" if tgi else "special_token", False))
@@ -128,7 +129,7 @@ def _line(value: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of one of OpenAI's choices: of a chat or a completion, streamed or whole."""
+    """Yield the events of a choice in OpenAI's schema, of a chat or a completion, streamed or not."""
     index, reason = choice.get("index", 0), choice.get("finish_reason")
     if not isinstance(index, int):
         raise TypeError(index)
@@ -141,13 +142,13 @@ def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Eve
     if text or (text is not None and not more):
         yield Token(text, logprob=_logprob(choice.get("logprobs")), index=index, data=value)
     elif more or reason is None:
-        yield Raw(value)  # of tool calls, or of a model's thoughts
+        yield Raw(value)  # part of a tool call, or of the reasoning
     if reason is not None:
         yield Finish(reason, None, value.get("usage"), index, value)
 
 
 def _logprob(logprobs: Any) -> float | None:
-    """Return the log-probability of a piece that is one token."""
+    """Return the log-probability of a piece that consists of one token, or None."""
     match logprobs:
         case {"content": [{"logprob": float(value_)}]} | {"token_logprobs": [float(value_)]}:
             return value_
@@ -162,14 +163,14 @@ def _failure(error: Any, value: Mapping[str, Any]) -> ModelFailed:
             text, status = str(error), value.get("code")
     kind = value.get("error_type") or (error.get("type") if isinstance(error, dict) else None)
     return ModelFailed(
-        f"the model failed while it answered: {text}" + (f" ({kind})" if kind else ""),
+        f"the model failed during the response: {text}" + (f" ({kind})" if kind else ""),
         original_status=status if isinstance(status, int) else None,
     )
 
 
-# -- split an answer's bytes into values: JSON values, server-sent events, or plain text -------------------------------
-# SageMaker cuts PayloadParts anywhere: within a character, or after several events. So bytes are kept until a value is
-# complete, and only then decoded. All readers have `feed(data)` and `flush()`, which return complete values.
+# -- split a response's bytes into values: JSON values, server-sent events, or plain text ------------------------------
+# SageMaker may split PayloadParts anywhere, even inside a character, or send several events in one. So bytes are kept
+# until a value is complete, and only then decoded. `feed(data)` and `flush()` of all readers return complete values.
 
 _OPENING = b"{["
 _BLANK = re.compile(rb"\s*")
@@ -180,7 +181,7 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class Truncated(Exception):
-    """The answer ended within a value, which begins with `rest`."""
+    """An error about a response that ended inside a value. `rest` is the incomplete value."""
 
     def __init__(self, rest: bytes) -> None:
         super().__init__(rest)
@@ -189,25 +190,26 @@ class Truncated(Exception):
 
 class Reader(Protocol):
     def feed(self, data: bytes) -> list[Any]:
-        """Return the values that are complete now."""
+        """Add bytes, and return the values that are complete now."""
 
     def flush(self) -> list[Any]:
         """Return the values that the end of the input completes.
 
         Raises:
-            Truncated: the answer ended within a value.
+            Truncated: The response ended inside a value.
         """
 
 
 class JsonValues:
-    """Reads JSON values: one a line, over several lines, or without line ends.
+    """A reader of JSON values, which may be one per line, span several lines, or have no newlines between them.
 
-    An object or array ends with its last bracket, any other value with its line. A value that is not JSON is its text.
+    An object or array ends with its last bracket, and any other value with its line. A value that is not JSON is
+    returned as text.
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()  # from the first byte of a value on
-        self._scanned = 0  # bytes of the buffer that were scanned
+        self._buffer = bytearray()  # starts with the first byte of a value
+        self._scanned = 0  # number of bytes of the buffer that were scanned
         self._depth = 0
         self._in_string = False
 
@@ -228,7 +230,7 @@ class JsonValues:
         return [_parse(value)] if value else []
 
     def _end(self) -> int | None:
-        """Return the end of the first value; None: it is not complete."""
+        """Return the end of the first value, or None if it is incomplete."""
         if not self._scanned:
             del self._buffer[: _BLANK.match(self._buffer).end()]  # type: ignore[union-attr]  # matches always
         if not self._buffer:
@@ -256,11 +258,11 @@ class JsonValues:
 
 
 class ServerSentEvents:
-    """Reads server-sent events by the HTML standard's rules. Comments, which keep a connection open, are dropped."""
+    """A reader of server-sent events, as in the HTML standard. Comments, which keep a connection open, are dropped."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._scanned = 0  # bytes of the buffer without a line end
+        self._scanned = 0  # number of bytes of the buffer that contain no line end
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Any]:
@@ -269,7 +271,7 @@ class ServerSentEvents:
 
     def flush(self) -> list[Any]:
         results = self._lines(last=True)
-        if self._buffer:  # the last line has no end
+        if self._buffer:  # the last line has no line end
             self._line(bytes(self._buffer))
             self._buffer.clear()
         return results + self._event()
@@ -287,7 +289,7 @@ class ServerSentEvents:
                 continue
             try:
                 results += self._event()
-            except Truncated as cut:  # within an event with a proper end
+            except Truncated as cut:  # the value is incomplete, although its event is complete
                 results.append(cut.rest.decode("utf-8", "replace"))
         del self._buffer[:start]
         self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
@@ -299,8 +301,9 @@ class ServerSentEvents:
             self._data.append(value.removeprefix(b" "))
 
     def _event(self) -> list[Any]:
-        """Return the values of an event; `[DONE]` has none. Several, if a server omits the empty line between
-        events.
+        """Return the values of an event, and drop `[DONE]`.
+
+        There are several values if a server leaves out the empty line between events.
         """
         data, self._data = b"\n".join(self._data), []
         values = JsonValues()
@@ -310,7 +313,7 @@ class ServerSentEvents:
 
 
 class PlainText:
-    """Reads text, in whole characters."""
+    """A reader of plain text, which returns only complete characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -323,12 +326,13 @@ class PlainText:
 
 
 def reader_for(content_type: str, beginning: bytes) -> Reader | None:
-    """Return the reader for an answer with this beginning; None: it is too short to decide.
+    """Return a reader that suits the response, or None if its beginning is too short to decide.
 
-    The beginning decides, as a proxy may have changed the content type. If it fits several, the content type decides.
+    The beginning takes precedence, as a proxy may have changed the content type. If the beginning fits several readers,
+    the content type decides.
 
     Args:
-        beginning: without a byte order mark.
+        beginning: First bytes of the response, without a byte order mark.
     """
     kind = content_type.partition(";")[0].strip().lower()
     events = kind == "text/event-stream"
@@ -351,31 +355,33 @@ def _parse(value: bytes) -> Any:
         return value.decode("utf-8", "replace")
 
 
-# -- read one streamed answer: bytes in, events out; at the end check that it is complete ------------------------------
+# -- convert the bytes of a streamed response to events, and check at the end that it is complete ----------------------
 
 
 class AnswerReader:
-    """Reads bytes in any pieces; events do not depend on the pieces (of plain text: the whole text does not).
+    """A reader that converts the bytes of a response to events.
+
+    How the bytes are split does not affect the events, except that plain text may be split differently.
 
     Args:
-        content_type: the container's; empty: unknown.
+        content_type: Content type that the container sent, or "" if it is unknown.
 
     Attributes:
-        arrived: the events so far.
+        arrived: Events so far.
     """
 
     def __init__(self, content_type: str = "") -> None:
         self._content_type = content_type
         self._beginning = b""
         self._reader: Reader | None = None
-        self._open: set[int] = set()  # answers that have begun, in schemas that mark the end of each
+        self._open: set[int] = set()  # choices that have started, in schemas that mark the end of each choice
         self.arrived: list[Event] = []
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Yield the events that are complete now.
+        """Add bytes, and yield the events that are complete now.
 
         Raises:
-            ModelFailed: the answer reports a failure, after the events before it.
+            ModelFailed: The response reports a failure. It is raised after the events before it.
         """
         if self._reader is None:
             self._beginning += data
@@ -391,8 +397,8 @@ class AnswerReader:
         """Yield the events that the end of the bytes completes.
 
         Raises:
-            StreamBroken: the answer is not complete.
-            ModelFailed: as `feed`.
+            StreamBroken: The response is incomplete.
+            ModelFailed: The response reports a failure.
         """
         values: list[object] = []
         if self._reader is None:
@@ -403,13 +409,13 @@ class AnswerReader:
         except Truncated as cut:
             yield from self._events(values)
             rest = cut.rest[:80].decode("utf-8", "replace")
-            raise self.with_arrived(StreamBroken(f"the answer ended within a value: {rest}")) from None
+            raise self.with_arrived(StreamBroken(f"the response ended inside a value: {rest}")) from None
         yield from self._events(values)
         if self._open:
-            raise self.with_arrived(StreamBroken("the answer ended without saying that it does"))
+            raise self.with_arrived(StreamBroken("the response ended without a final event"))
 
     def with_arrived(self, error: RequestFailed) -> RequestFailed:
-        """Return the error with the events before it."""
+        """Return the error after adding the events that arrived before it."""
         error.arrived = tuple(self.arrived)
         return error
 
@@ -432,18 +438,18 @@ class AnswerReader:
 
 
 class Stream:
-    """The events of an answer as they arrive. Iterate once, on one thread.
+    """The events of a response as they arrive. It can be iterated once, on one thread.
 
-    Leaving it early (`close`, or the `with` statement) closes the connection, which ends the generation if the
-    container notices.
+    Leaving it early (with `close`, or at the end of the `with` statement) closes the connection, which stops the
+    generation if the container notices.
 
     Args:
-        parts: the bytes.
-        close: closes the connection.
+        parts: Parts of the response's body.
+        close: Function that closes the connection.
 
     Attributes:
-        content_type: the container's.
-        variant: the endpoint's variant that answers.
+        content_type: Content type that the container sent.
+        variant: Production variant that serves the request.
     """
 
     def __init__(self, parts: Iterable[bytes], content_type: str, close: Callable[[], Any], variant: str = "") -> None:
@@ -455,14 +461,14 @@ class Stream:
         self.variant = variant
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield the events. Raises RequestFailed, with the events before it."""
+        """Yield the events. Raises RequestFailed, whose `arrived` has the events before the failure."""
         return self._events
 
     def text(self, index: int = 0) -> Iterator[str]:
-        """Yield the pieces of the answer's text as they arrive; the whole text of an answer that is not streamed.
+        """Yield the pieces of the generated text as they arrive, or the whole text if the response is not streamed.
 
         Args:
-            index: number of the answer, if several were requested.
+            index: Number of the choice, if several were requested.
         """
         pieces = False
         for event in self._events:
@@ -474,10 +480,10 @@ class Stream:
                 yield event.generated_text
 
     def bytes(self) -> Iterator[bytes]:
-        """Yield the bytes as they arrive, in place of events.
+        """Yield the bytes of the response as they arrive, instead of events.
 
         Raises:
-            RequestFailed: the connection failed. A failure of the model is part of the bytes.
+            RequestFailed: The connection failed. A failure of the model is part of the bytes.
         """
         try:
             yield from self._parts
@@ -493,7 +499,7 @@ class Stream:
 
     @property
     def finish(self) -> Finish | None:
-        """Return the end of the (first) answer; None: it has not arrived."""
+        """Return the end of the first choice that has ended, or None if none has."""
         return next((event for event in self._reader.arrived if isinstance(event, Finish)), None)
 
     def close(self) -> None:
@@ -519,7 +525,7 @@ class Stream:
 
 
 def stream_of(response: dict[str, Any]) -> Stream:
-    """Return the stream of an answer of InvokeEndpointWithResponseStream."""
+    """Return the stream of events of a response from InvokeEndpointWithResponseStream."""
     body = response["Body"]
     parts = (event["PayloadPart"]["Bytes"] for event in body if "PayloadPart" in event)
     return Stream(parts, response.get("ContentType", ""), body.close, response.get("InvokedProductionVariant", ""))

@@ -1,4 +1,4 @@
-"""Tables, read once: instance types, prices, models and AWS's registries, each with its date; causes of failures."""
+"""Data tables about instance types, prices, models, AWS's registries and causes of failures."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bring AWS to the desired state: plan, apply, wait, roll back."""
+"""Bring the resources in AWS to their desired state: plan, apply, wait and roll back."""

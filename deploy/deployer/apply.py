@@ -1,7 +1,7 @@
-"""Apply a plan: one call after the other, waiting where the next call needs it.
+"""Apply a plan one call at a time, and wait for a resource before calls that depend on it.
 
-`up` can run again after any interruption: resources are found by name and tag (`live.py`). It first waits for a
-resource that AWS is still changing.
+`up` can be repeated after any interruption, as resources are found by name and tag (`live.py`). It first waits for
+resources that AWS is still changing.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from deploy.resources.resource import (
 )
 
 _ONLY_HELD = (Kind.MODEL, Kind.ENDPOINT_CONFIG)
-"""Kinds that exist only for others to use."""
+"""Kinds of resources that do nothing by themselves and only serve other resources."""
 
 
 def leftovers(
     desired: Sequence[Resource], created: Collection[str], serving: Collection[str], failed: str, *, serves: bool
 ) -> tuple[Resource, ...]:
-    """Return the resources to delete, in that order. Pure.
+    """Return the resources to delete after a failure, in the order of deletion. Pure.
 
-    Without a serving endpoint these are all that this run created. Otherwise it is the failed resource, if this run
-    created it, and the models and configurations that this run created and nothing serves with.
+    If no endpoint serves, these are all resources that this run created. Otherwise they are the failed resource, if
+    this run created it, and the models and configurations that this run created and that are not in use.
 
     Args:
-        desired: all resources, in the order of their creation.
-        created: keys of those that this run created.
-        serving: keys of endpoints and components in their desired state.
-        failed: key of the resource that failed.
-        serves: whether the endpoint existed before, or is in service now.
+        desired: All resources, in the order of their creation.
+        created: Keys of the resources that this run created.
+        serving: Keys of endpoints and components in their desired state.
+        failed: Key of the resource that failed.
+        serves: Whether the endpoint existed before, or is in service now.
     """
     by_key = {resource.key: resource for resource in desired}
     if not serves:
@@ -68,16 +68,16 @@ def leftovers(
 def undo(
     aws: Aws, resources: Sequence[Resource], report: Report, say: Callable[[str], None], every: float = 15.0
 ) -> tuple[str, ...]:
-    """Delete them all, even if one deletion fails.
+    """Delete all of the resources, even if some deletions fail.
 
     Returns:
-        One sentence for each resource that remains.
+        A line for each resource that could not be deleted, with its key and the error.
     """
     remaining = []
     for resource in resources:
         try:
             remove(aws, resource, report, every)
-            say(f"removed {resource.key}")
+            say(f"deleted {resource.key}")
         except (ClientError, BotoCoreError) as error:
             remaining.append(f"{resource.key}: {as_deploy_error(error)}")
         except DeployError as error:
@@ -86,7 +86,7 @@ def undo(
 
 
 def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
-    """Delete one and wait until it is gone. A missing resource is no error."""
+    """Delete a resource, and wait until it no longer exists. A missing resource is not an error."""
     operation, request = removal(resource.kind, identity(resource.kind, resource.request))
     there = unless_missing(lambda: call(aws, CALLS[resource.kind].service, operation, request))
     if there is not None and CALLS[resource.kind].status is not None:
@@ -94,7 +94,7 @@ def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
 
 
 def _needed(keys: Collection[str], by_key: Mapping[str, Resource]) -> set[str]:
-    """Return the keys, and those of everything they need, directly or not."""
+    """Return the keys, and the keys of all resources that they need, directly or indirectly."""
     needed: set[str] = set()
     waiting = [key for key in keys if key in by_key]
     while waiting:
@@ -113,14 +113,14 @@ _MAKES = (Verb.CREATE, Verb.REPLACE)
 
 @dataclass(frozen=True)
 class ApplyOptions:
-    """Options of applying a plan.
+    """Options for applying a plan.
 
     Attributes:
-        say: called with one line for every step.
-        report: called at every poll.
-        keep_failed: do not delete resources that failed.
-        every: seconds between two polls.
-        limit: seconds after which waiting for an endpoint or a component ends.
+        say: Function that is called with a line of text for each step.
+        report: Function that is called at each poll.
+        keep_failed: Whether to keep resources that failed.
+        every: Seconds between two polls.
+        limit: Timeout in seconds for waiting for an endpoint or a component.
     """
 
     say: Callable[[str], None]
@@ -135,12 +135,12 @@ class ApplyOptions:
 
 @dataclass
 class Run:
-    """The state of a run, for the rollback and for the report of an interruption.
+    """The state of a run, which the rollback and the report of an interruption need.
 
     Attributes:
-        created: keys of resources that this run created.
-        serving: keys of endpoints and components in their desired state.
-        current: the action in progress.
+        created: Keys of the resources that this run created.
+        serving: Keys of endpoints and components in their desired state.
+        current: Action in progress, if any.
     """
 
     created: list[str] = field(default_factory=list)
@@ -149,10 +149,10 @@ class Run:
 
 
 def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], options: ApplyOptions) -> Live:
-    """Wait until AWS is idle, and return what exists. AWS finishes the creation or update of a killed run by itself."""
+    """Wait until AWS has finished earlier changes, such as those of a killed run, and return the existing resources."""
     live = look(aws, deployment, desired)
     for existing in live.busy:
-        options.say(f"{existing.kind.value}/{existing.name} is {existing.status}: waiting for it")
+        options.say(f"{existing.kind.value}/{existing.name} is {existing.status}: waiting until AWS has finished")
         _wait_until_idle(aws, existing, options)
     return look(aws, deployment, desired) if live.busy else live
 
@@ -161,12 +161,12 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
     """Apply the plan.
 
     Args:
-        desired: the resources that the plan was made from.
-        run: updated with every step.
+        desired: Desired resources, from which the plan was made.
+        run: State that is updated with each step.
 
     Raises:
-        Failed: a resource failed. What this run created for it is deleted, unless `keep_failed`.
-        DeployError, NotAllowed: AWS refused a call; likewise.
+        Failed: A resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set.
+        DeployError, NotAllowed: AWS rejected a call. Resources are deleted in the same way.
     """
     run = Run() if run is None else run
     steps = _Steps(aws, plan, options, run)
@@ -181,7 +181,7 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
 
 
 class _Steps:
-    """The calls of one plan, and AWS's descriptions of the resources."""
+    """An executor of a plan's actions, which keeps AWS's descriptions of the resources for later calls."""
 
     def __init__(self, aws: Aws, plan: Plan, options: ApplyOptions, run: Run) -> None:
         self._aws, self._plan, self._options, self._run = aws, plan, options, run
@@ -192,7 +192,7 @@ class _Steps:
         if action.verb in _MAKES:
             self._make(action)
         elif action.verb is Verb.UPDATE:
-            self._options.say(f"change {action.key}")
+            self._options.say(f"update {action.key}")
             self._call(action)
         elif action.verb is Verb.TAG:
             self._options.say(f"tag {action.key}")
@@ -207,8 +207,8 @@ class _Steps:
             self._run.serving.add(action.key)
 
     def _make(self, action: Action) -> None:
-        self._options.say(f"make {action.key}")
-        # Before the call: if its answer is lost, the resource may exist all the same.
+        self._options.say(f"create {action.key}")
+        # Recorded before the call: if its response is lost, the resource may exist nevertheless.
         self._run.created.append(action.key)
         try:
             self._call(action)
@@ -219,18 +219,18 @@ class _Steps:
             self._check_owner(action)
 
     def _check_owner(self, action: Action) -> None:
-        """Check the owner of a resource that appeared between the look and the call.
+        """Check the owner of a resource that was created after the plan was made.
 
         Raises:
-            Refused: it is not of this deployment.
+            Refused: The resource does not belong to this deployment.
         """
         description = show(self._aws, action.kind, action.which)
         tags = {} if description is None else tags_of(self._aws, action.kind, description)
         if tags.get(TAG_DEPLOYMENT) != self._plan.deployment:
-            raise Refused(f"{action.key} exists and was not made by this deployment", "Choose another name.")
+            raise Refused(f"{action.key} exists and was not created by this deployment", "Choose another name.")
 
     def _delete(self, action: Action) -> None:
-        self._options.say(f"remove {action.key}" + (f" ({action.why})" if action.why else ""))
+        self._options.say(f"delete {action.key}" + (f" ({action.why})" if action.why else ""))
         try:
             self._call(action)
         except ClientError as error:
@@ -253,21 +253,21 @@ class _Steps:
         )
 
     def _is_as_planned(self, action: Action) -> bool:
-        """Return whether the endpoint is still as the plan found it; False: another run has begun the same update.
+        """Return whether the endpoint is as planned, or False if another run has already started the same update.
 
         Raises:
-            Refused: it serves something else, is changing, or is gone.
+            Refused: The endpoint serves something else, is being updated, or was deleted.
         """
         description = show(self._aws, action.kind, action.which) or {}
-        status, serves = description.get("EndpointStatus", "gone"), description.get("EndpointConfigName")
+        status, serves = description.get("EndpointStatus", "deleted"), description.get("EndpointConfigName")
         desired = (action.request or {})["EndpointConfigName"]
         if desired in pending_configs(description) or (status in READY and serves == desired):
             return False
         if serves == action.expects and status in (*READY, *MIXED):
             return True
-        advice = "Nothing of it was changed. Run this again when it is InService: it makes a new plan."
+        advice = "The endpoint was not changed. Run this again when it is InService, to make a new plan."
         if serves == action.expects:
-            raise Refused(f"{action.key} is {status}: what it serves is not settled", advice)
+            raise Refused(f"{action.key} is {status}, and only an endpoint in service can be updated", advice)
         raise Refused(
             f"{action.key} has changed since the plan was made: it served {action.expects}, and is {status}"
             + (f" with {serves}" if serves else ""),
@@ -275,7 +275,7 @@ class _Steps:
         )
 
     def _look_up(self, ref: Ref) -> None:
-        """Describe a resource that existed before this run."""
+        """Read the description of a resource that existed before this run."""
         if ref.attribute in self._descriptions.get(ref.key, {}):
             return
         action = next((item for item in self._plan.actions if item.key == ref.key), None)
@@ -286,7 +286,7 @@ class _Steps:
 
 
 def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
-    """Wait until AWS finishes. The next look sees the result, and the plan handles it."""
+    """Wait until AWS has finished changing a resource. Failures are only reported, as the next plan handles them."""
     try:
         options.wait(aws, Resource(existing.kind, existing.name, {}), gone=existing.status == "Deleting")
     except (Failed, NotThere) as error:
@@ -294,9 +294,9 @@ def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) ->
 
 
 def _may_still_change(aws: Aws, current: Action | None) -> bool:
-    """Return whether an update may still be in progress, so that nothing it needs may be deleted.
+    """Return whether an update may still be in progress, during which nothing that it needs may be deleted.
 
-    AWS forbids to delete a configuration during an update to it, and does not always notice.
+    AWS forbids deleting a configuration during an update to it, but does not always prevent it.
     """
     if current is None or current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
         return False
@@ -321,7 +321,7 @@ def _models(component: Json) -> set[Any]:
 def _roll_back(
     aws: Aws, error: DeployError, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run
 ) -> DeployError:
-    """Delete what the run created in vain, and return the error to raise: its advice names what remains."""
+    """Delete resources that the failed run leaves unused, and return the error with advice on what remains."""
     failed = run.current.key if run.current is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
@@ -329,34 +329,36 @@ def _roll_back(
     if removable and _may_still_change(aws, run.current):
         names = ", ".join(item.key for item in removable)
         advice.append(
-            f"AWS may still be changing {failed}, or serve with the new resources: {names} stay. Run `lmi deploy up` "
-            "again: it waits, and continues from there."
+            f"AWS may still be changing {failed} or serving with the new resources, so {names} are kept. Run `lmi "
+            "deploy up` again to continue."
         )
     elif removable and options.keep_failed:
-        advice.append(f"Kept as it is: {', '.join(item.key for item in removable)}. `lmi deploy down` removes it.")
+        advice.append(
+            f"Kept for inspection: {', '.join(item.key for item in removable)}. `lmi deploy down` deletes them."
+        )
     elif removable:
         options.say(f"failed: {error}")
         remaining = undo(aws, removable, options.report, options.say, options.every)
-        advice += [f"Could not be removed: {item}" for item in remaining]
+        advice += [f"Could not be deleted: {item}" for item in remaining]
     endpoint = next((item for item in desired if item.kind is Kind.ENDPOINT and item.key in run.serving), None)
     if endpoint is not None and endpoint.key in run.created:
         advice.append(
-            f"{endpoint.key} is up and costs money: `lmi deploy up` continues from here, `lmi deploy down` ends it."
+            f"{endpoint.key} is up and costs money. `lmi deploy up` continues from here, `lmi deploy down` deletes it."
         )
     error.advice = "\n".join(advice)
     return error
 
 
-# -- handle Ctrl-C and SIGTERM while AWS is being changed: report how far the run came ---------------------------------
+# -- handle Ctrl-C and SIGTERM: report how far the run got -------------------------------------------------------------
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived."""
+    """An exception that SIGTERM raises."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated`, as SIGINT raises KeyboardInterrupt."""
+    """Make SIGTERM raise `Terminated`, just as SIGINT raises KeyboardInterrupt."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -369,12 +371,12 @@ def interruptible() -> Iterator[None]:
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:
-    """Return the exit status as shells count it: 128 plus the signal's number."""
+    """Return the exit status that shells use for a signal, which is 128 plus the signal's number."""
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
 def to_the_end(work: Callable[[Run], int], again: str, name: str) -> int:
-    """Do the work, and return its exit status; on an interrupt report how far it got."""
+    """Run `work`, and return its exit status. If it is interrupted, print how far it got."""
     run = Run()
     try:
         with interruptible():
@@ -385,11 +387,13 @@ def to_the_end(work: Callable[[Run], int], again: str, name: str) -> int:
 
 
 def _interruption(run: Run, again: str, name: str) -> str:
-    """Return one line each on the current step, the created resources, and the commands to continue or to clean up."""
+    """Return a report with the current step, the created resources, and the commands to continue or to clean up."""
     lines = ["Interrupted."]
     if run.current is not None:
-        lines.append(f"At: {run.current.key}; AWS finishes what it has begun.")
+        lines.append(f"Current step: {run.current.key}. AWS finishes changes that it has started.")
     if run.created:
         lines.append(f"Created in this run: {', '.join(run.created)}.")
-    lines.append(f"To continue, run `lmi deploy {again}` again; to remove everything, `lmi deploy down --name {name}`.")
+    lines.append(
+        f"To continue, run `lmi deploy {again}` again; to delete everything, run `lmi deploy down --name {name}`."
+    )
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""The boto3 calls that create, describe, change and delete each kind of resource, with retries.
+"""The boto3 calls that create, describe, update and delete each kind of resource, with retries.
 
-All differences between SageMaker, Application Auto Scaling and CloudWatch are in this table.
+The table `CALLS` covers all differences between SageMaker, Application Auto Scaling and CloudWatch.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from deploy.web_pages import WebPage
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one kind of resource.
+    """The calls for one kind of resource.
 
     Attributes:
         service: boto3's name of the service.
-        create: the method that creates one. If `update` is the same, it also changes an existing one.
-        update: the method that changes one; None: AWS cannot change it, a new version replaces it.
-        describe: the method that describes one, or (with `list_field`) several.
-        delete: the method that deletes one.
-        identity: the arguments that identify one, the same in requests and in answers; the last is its name.
-        arn: field of its ARN, in answers.
-        list_field: field of the list in `describe`'s answer; None: the answer describes one.
-        names_argument: the argument of `describe` that takes a list of names.
-        delete_argument: the argument of `delete` that takes a list of names.
-        status: field of its state, in answers; None: it has no states.
+        create: Method that creates a resource. If `update` is the same method, it also updates existing resources.
+        update: Method that updates a resource, or None if AWS cannot update it, so that a new version must replace it.
+        describe: Method that describes one resource or, if `list_field` is set, several.
+        delete: Method that deletes a resource.
+        identity: Fields that identify a resource in requests and responses. The last one is its name.
+        arn: Field of responses that contains the resource's ARN.
+        list_field: Field of `describe`'s response that contains the list, or None if it describes one resource.
+        names_argument: Argument of `describe` that accepts a list of names, if there is one.
+        delete_argument: Argument of `delete` that accepts a list of names, if there is one.
+        status: Field of responses that contains the resource's status, or None if this kind has no status.
     """
 
     service: str
@@ -91,16 +91,16 @@ Identity = tuple[str, ...]
 pause = time.sleep
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
-"""Seconds between attempts: five minutes in all."""
+"""Seconds between attempts, five minutes in total."""
 
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 _UNKNOWN = re.compile(r'Unknown parameter in (\S+): "(\w+)"')
-"""How botocore names a field that it does not know: those of 2026 need a new version."""
+"""Matches botocore's message about a field that it does not know. Fields of 2026 need a new version of botocore."""
 
 
 def identity(kind: Kind, fields: Json) -> Identity:
-    """Return the identity in a request or an answer."""
+    """Return a resource's identity from the fields of a request or a response."""
     return tuple(str(fields[name]) for name in CALLS[kind].identity)
 
 
@@ -112,14 +112,14 @@ def is_duplicate(error: ClientError) -> bool:
 def call(
     aws: Aws, service: str, operation: str, request: Json, *, wanted: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
-    """Call AWS. Retry for five minutes during another change and when throttled.
+    """Call AWS, and retry for five minutes while another change is in progress or AWS throttles the calls.
 
     Args:
-        wanted: asked before each try; False: nothing is called any more, and the answer is empty.
+        wanted: Function that is called before each attempt. If it returns False, {} is returned without a call.
 
     Raises:
-        ClientError: AWS's last error.
-        DeployError: the installed boto3 does not know a field of the request.
+        ClientError: AWS's error at the last attempt.
+        DeployError: The installed boto3 does not know a field of the request.
     """
     client = aws.client(service)
     for seconds in (*_PAUSES, None):
@@ -133,7 +133,7 @@ def call(
                 raise
             fields = ", ".join(f"{place}.{name}".removeprefix("input.") for place, name in unknown)
             raise DeployError(
-                f"{operation}: this boto3 does not know {fields}", "Update it: pip install --upgrade boto3"
+                f"{operation}: the installed boto3 does not know {fields}", "Update it: pip install --upgrade boto3"
             ) from None
         except ClientError as error:
             if seconds is None or not _is_retryable(error):
@@ -143,7 +143,7 @@ def call(
 
 
 def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
-    """Describe one; None: it does not exist."""
+    """Return AWS's description of a resource, or None if it does not exist."""
     calls = CALLS[kind]
     arguments: dict[str, Any] = dict(zip(calls.identity, which, strict=True))
     if calls.names_argument is not None:
@@ -158,7 +158,7 @@ def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
 
 
 def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
-    """Return the call that deletes one: its name and its arguments."""
+    """Return the operation and the arguments of the call that deletes a resource."""
     calls = CALLS[kind]
     if calls.delete_argument is not None:
         return calls.delete, {calls.delete_argument: [which[-1]]}
@@ -166,7 +166,7 @@ def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
 
 
 def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
-    """Return the tags of a resource that AWS described; a policy has none."""
+    """Return the tags of a described resource. A scaling policy has none."""
     if kind is Kind.SCALING_POLICY:
         return {}
     arn = description[CALLS[kind].arn]
@@ -178,7 +178,7 @@ def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
 
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the call that sets tags on an existing resource: its name and its arguments."""
+    """Return the operation and the arguments of the call that sets tags on an existing resource."""
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     if kind is Kind.SCALABLE_TARGET:
         return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
@@ -192,7 +192,7 @@ def _is_retryable(error: ClientError) -> bool:
     return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in message or "in progress" in message
 
 
-# -- classify errors: temporary failures of AWS, and reasons why it cannot be reached at all ---------------------------
+# -- classify errors: temporary failures of AWS, and reasons why it cannot be called at all ----------------------------
 
 
 _TEMPORARY = (
@@ -203,7 +203,7 @@ _TEMPORARY = (
 
 
 def is_temporary(error: BotoCoreError | ClientError) -> bool:
-    """Return whether a later attempt may succeed: AWS is busy, or the network is down."""
+    """Return whether a retry may succeed, because AWS is busy or the network is down."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return error_code(error) in _TEMPORARY or status >= 500
@@ -211,7 +211,7 @@ def is_temporary(error: BotoCoreError | ClientError) -> bool:
 
 
 def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
-    """Return in a few words why AWS cannot be asked; None: it answered."""
+    """Return a phrase that says why AWS cannot be called, or None if AWS itself returned the error."""
     if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"
     if isinstance(error, ConnectionError | HTTPClientError | WebPage):

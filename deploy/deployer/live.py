@@ -1,7 +1,7 @@
-"""Find what exists of a deployment in AWS. Changes nothing.
+"""Find a deployment's existing resources in AWS, without changing anything.
 
-Resources are found by their desired names. Older versions of model and configuration are found by names that begin with
-the deployment's, components, scaling and alarms by their endpoint. Tags tell whether they are owned.
+Resources are found by their desired names, older versions of models and configurations by the deployment's name as
+their prefix, and components, scaling and alarms by their endpoint. Tags tell whether the deployment owns a resource.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from deploy.spec.components import is_guest, name_and_endpoint
 
 @dataclass(frozen=True)
 class LiveResource:
-    """A resource that exists.
+    """A resource that exists in AWS.
 
     Attributes:
-        description: AWS's description.
-        tags: its tags; a policy has those of its scalable target.
+        kind: Kind of the resource.
+        description: AWS's description of the resource.
+        tags: Tags of the resource, or for a scaling policy those of its scalable target.
     """
 
     kind: Kind
@@ -54,7 +55,7 @@ class LiveResource:
 
     @property
     def status(self) -> str:
-        """Return AWS's status; `InService` for a kind without states."""
+        """Return AWS's status, or `InService` for kinds that have no status."""
         status = CALLS[self.kind].status
         return READY[0] if status is None else str(self.description[status])
 
@@ -76,15 +77,15 @@ class LiveResource:
 
 @dataclass(frozen=True)
 class Live:
-    """Everything that exists of a deployment.
+    """The existing resources of a deployment.
 
     Attributes:
-        deployment: its name in tags (`resources/resource.py`).
-        resources: those that it owns, those with a desired name, and its endpoint, even another owner's, with the
-            endpoint's configuration.
-        online: False: AWS could not be queried, and nothing is known.
-        others: components on the same endpoint that it does not own, including adapters.
-        foreign_targets: scalable targets that it does not own, of its endpoint and the components there.
+        deployment: Name of the deployment in tags (`resources/resource.py`).
+        resources: Resources that the deployment owns or that have a desired name. Also its endpoint with its
+            configuration, even if another owner has them.
+        online: Whether AWS was queried. If not, nothing is known to exist.
+        others: Components on the same endpoint that the deployment does not own, including adapters.
+        foreign_targets: Scalable targets of the endpoint and its components that the deployment does not own.
     """
 
     deployment: str
@@ -109,15 +110,15 @@ class Live:
 
     @property
     def busy(self) -> tuple[LiveResource, ...]:
-        """Return the deployment's resources that AWS is still changing: no call can change them now."""
-        shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # for which its components wait
+        """Return the deployment's resources that AWS is still changing, so that they cannot be updated now."""
+        shared = (
+            self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()
+        )  # a guest's components wait for the endpoint
         return tuple(item for item in (*self.owned, *shared, *self._beside) if item.busy)
 
     @property
     def _beside(self) -> tuple[LiveResource, ...]:
-        """Return another owner's endpoint that is being updated to or from a configuration of the deployment: a
-        shadow.
-        """
+        """Return another owner's endpoint that is being updated to or from the deployment's shadow configuration."""
         endpoint = self.endpoint
         if endpoint is None or endpoint.is_of(self.deployment) or is_guest(self.deployment):
             return ()
@@ -134,13 +135,13 @@ class Live:
 
 
 def pending_configs(endpoint: Json) -> tuple[str, ...]:
-    """Return the configuration that an endpoint is being updated to, if there is an update."""
+    """Return the name of the configuration that an endpoint is being updated to, or () if there is no update."""
     name = endpoint.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
     return () if name is None else (str(name),)
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
-    """Find what exists. Leave out resources that only have the same prefix, without the deployment's tag."""
+    """Find the existing resources. Resources with only the same name prefix, but without the tag, are left out."""
     existing: dict[tuple[Kind, Identity], LiveResource] = {}
 
     def keep(kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
@@ -159,7 +160,7 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     served = [*_of_another_owner(aws, existing, deployment, endpoint)]
     for kind, description in served:
         keep(kind, description, {})
-    # By its name: a killed run may have left a component's alarm without its component.
+    # Found by name, as a killed run may have left a component's alarm without the component.
     owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(own_name, "")}
     for alarm in pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
         keep(Kind.ALARM, alarm)
@@ -177,9 +178,9 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
 def _of_another_owner(
     aws: Aws, existing: Mapping[tuple[Kind, Identity], LiveResource], deployment: str, endpoint: str
 ) -> Iterator[tuple[Kind, Json]]:
-    """Yield the configuration that an endpoint of another owner serves, if it may be read, and its models.
+    """Yield the current configuration of another owner's endpoint, if it may be read, and the models in it.
 
-    A guest on that endpoint does not look at the models.
+    The models are not read for a guest on that endpoint.
     """
     there = existing.get((Kind.ENDPOINT, (endpoint,)))
     if there is None or there.is_of(deployment):
@@ -205,7 +206,7 @@ def _of_another_owner(
 
 
 def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
-    """Yield the configuration that served before a shadow, if it still exists: only its name, if it may not be read."""
+    """Yield the configuration that served before the shadow, if it exists, or only its name if reading is denied."""
     try:
         config = show(aws, Kind.ENDPOINT_CONFIG, (name,))
     except ClientError as error:
@@ -217,10 +218,9 @@ def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
 
 
 def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind, str]]:
-    """Yield resources that may belong to the deployment: versions of models and configurations, the endpoint, its
-    components.
+    """Yield the models, configurations, endpoint and components that may belong to the deployment, judging by names.
 
-    A tag alone is not enough: a user may have copied it to another resource.
+    Tags are not sufficient for that, as a user may have copied them to another resource.
     """
     for kind, operation, listed, versions in (
         (Kind.MODEL, "list_models", "Models", (deployment, batch_name(deployment))),
@@ -238,14 +238,14 @@ def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind
 
 
 def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
-    """Return the tags; None: the resource was deleted meanwhile."""
+    """Return the tags of a resource, or None if it was deleted in the meantime."""
     return unless_missing(lambda: tags_of(aws, kind, description))
 
 
 def _scaling(
     aws: Aws, deployment: str, existing: dict[tuple[Kind, Identity], LiveResource], desired: Iterable[Resource]
 ) -> None:
-    """Find the scalable targets of the endpoint and of components (which they outlive), and their policies."""
+    """Find the scalable targets of the endpoint and of components, which may be deleted already, and their policies."""
     desired_targets = {identity(item.kind, item.request) for item in desired}
     own_name, endpoint = name_and_endpoint(deployment)
     variants = f"endpoint/{endpoint}/"
@@ -267,7 +267,7 @@ def _scaling(
             continue
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
-            # A policy that a user has added is not ours to change; it is deleted only with its target.
+            # A policy that a user added must not be updated. It is deleted only with its target.
             whose = tags if policy["PolicyName"].startswith(scoped_name(own_name, "")) else {}
             existing[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
                 Kind.SCALING_POLICY, policy, whose
@@ -278,10 +278,10 @@ def _scaling(
 
 
 def current_version(resource: Resource, live: Live, desired: Sequence[Resource] = ()) -> LiveResource | None:
-    """Return the version that the endpoint, or a component, uses now.
+    """Return the version of a model or configuration that is in use now, or None if there is none.
 
     Args:
-        desired: all resources; a model's earlier version is found by the components that will have the model.
+        desired: All desired resources, which tell which components will use a model.
     """
     endpoint = live.endpoint
     if endpoint is None:
@@ -297,10 +297,10 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
 
 
 def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
-    """Return the versions to delete: configurations beyond the `keep` newest, and models that no remaining one uses.
+    """Return the versions to delete: all but the `keep` newest configurations, and models that no longer have a user.
 
-    Serving and desired versions always stay. While two versions serve side by side nothing is outdated, as AWS names
-    only one of them. The version of a killed run counts too.
+    Serving and desired versions are always kept. While two versions serve side by side, none is outdated, as AWS names
+    only one of the two. The version of a killed run counts too.
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []
@@ -309,7 +309,7 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     configs = _newest(item for item in live.owned if item.kind is Kind.ENDPOINT_CONFIG)
     current = [item for item in configs if (item.kind, item.name) in names]
     others = [item for item in configs if item not in current]
-    # The serving version is the target of a rollback: it is kept first.
+    # The serving version is kept first, as a rollback returns to it.
     others.sort(key=lambda item: item.name not in serving)
     coming = sum(item.kind is Kind.ENDPOINT_CONFIG for item in desired)
     retained = [*current, *others[: max(keep - coming, 0)]]
@@ -317,13 +317,13 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     used_models = {name for kind, name in names if kind is Kind.MODEL}
     # Components are changed or deleted before any model.
     used_models |= set(_models(item.description for item in retained))
-    batch = batch_name(live.deployment)  # whose models jobs may use; they go with the deployment
+    batch = batch_name(live.deployment)  # jobs may use its models, which are deleted only with the deployment
     models = _newest(
         item
         for item in live.owned
         if item.kind is Kind.MODEL and item.name not in used_models and not is_version_of(batch, item.name)
     )
-    if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
+    if any(item.kind is Kind.COMPONENT for item in desired):  # components name the models, and configurations do not
         of_version = sum(item.kind is Kind.MODEL for item in desired)
         models = models[max(keep - 1, 0) * of_version :]
     return [*removable, *models]

@@ -1,7 +1,7 @@
-"""Plan the calls that bring AWS to the desired state. Pure.
+"""Plan the calls that bring the resources in AWS to their desired state. Pure.
 
-Order: first deletions of what failed (AWS allows only deletion), then creations and changes in the builders' order. At
-the end come deletions of what is no longer desired, in reverse order of creation.
+Failed resources, which AWS only allows to be deleted, are deleted first. Then resources are created and updated in the
+builders' order. At the end, resources that are no longer desired are deleted, in reverse order of creation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from deploy.resources.resource import READY, Json, Kind, Ref, Resource, resolved
 from deploy.spec.components import is_guest, name_and_endpoint
 
 # -- compare the desired state of a resource with AWS's description, field by field ------------------------------------
-# Only desired fields are compared, as AWS adds defaults and facts of its own. A field that AWS has and the request
-# lacks is a difference only where leaving it out means "none".
+# Only desired fields are compared, as AWS adds defaults and further facts. A field that only AWS's description has is a
+# difference only if leaving it out of a request means "none".
 
 _OPTIONAL = (
     "AcceleratorPartitionLayouts",
@@ -41,21 +41,21 @@ _OPTIONAL = (
     "ShadowProductionVariants",
     "VpcConfig",
 )
-"""Fields without a default: if a specification no longer has one, it is removed."""
+"""Fields without a default. A field that a specification no longer has is removed."""
 
 _NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
 _OF_ENDPOINT = ("EndpointName", "EndpointConfigName")
 _WHOLE = ("Environment", "Tags")
-"""Maps to which AWS adds nothing."""
+"""Maps to which AWS adds no entries."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that differs.
+    """A field whose value changes.
 
     Attributes:
-        place: its names, with dots, e.g. `PrimaryContainer.Image`.
-        before, after: None: absent.
+        place: Path of the field, such as `PrimaryContainer.Image`.
+        before, after: Values of the field, or None if it is absent.
     """
 
     place: str
@@ -69,7 +69,7 @@ def differences(before: Json, after: Json) -> tuple[Difference, ...]:
 
 
 def desired_fields(resource: Resource) -> dict[str, Any]:
-    """Return the fields of a request to compare with `as_request`: without tags and settings of an update."""
+    """Return the fields of a request to compare with `as_request`, without tags and settings of the update itself."""
     request = resource.request
     if resource.kind is Kind.COMPONENT and resource.update:
         request = resource.update
@@ -82,8 +82,8 @@ def desired_fields(resource: Resource) -> dict[str, Any]:
 
 
 def as_request(kind: Kind, description: Json) -> dict[str, Any]:
-    """Return AWS's description in the fields of the request that creates the resource."""
-    if kind is Kind.ENDPOINT:  # the other fields are its configuration's
+    """Convert AWS's description to the fields of the request that creates the resource."""
+    if kind is Kind.ENDPOINT:  # the other fields come from its configuration
         return {name: description.get(name) for name in _OF_ENDPOINT}
     fields = dict(description)
     if kind is Kind.COMPONENT:
@@ -94,7 +94,7 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
 
 
 def of_version(description: Json) -> dict[str, Any]:
-    """Return a model or a configuration as it would be requested: SageMaker's default routing, and one container."""
+    """Convert a model's or configuration's description to a request, with default routing and `PrimaryContainer`."""
     fields = dict(description)
     if "ProductionVariants" in fields:
         default = {"RoutingConfig": {"RoutingStrategy": "RANDOM"}}
@@ -119,10 +119,10 @@ def _specification(description: Json) -> dict[str, Any]:
 
 
 def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
-    """Replace each `Ref` whose value is known; the others stay.
+    """Return the request with each `Ref` replaced by its value, if that is known.
 
     Args:
-        known: AWS's descriptions, by key of the resource.
+        known: AWS's descriptions, by the keys of the resources.
     """
     return resolved(request, lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
 
@@ -154,13 +154,13 @@ _REMOVAL = (
     Kind.ENDPOINT_CONFIG,
     Kind.MODEL,
 )
-"""The order of deletion: users of a resource come before it."""
+"""The order of deletion, in which a resource comes after the kinds that use it."""
 
 
 class Verb(enum.Enum):
     CREATE = "create"
     REPLACE = "replace"
-    """Create a new version next to the old one, as AWS cannot change this kind."""
+    """Create a new version next to the old one, as AWS cannot update this kind."""
     UPDATE = "update"
     TAG = "tag"
     UNCHANGED = "unchanged"
@@ -169,16 +169,18 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """One call, or none.
+    """What a plan does with one resource, usually by one call.
 
     Attributes:
-        which: the resource's identity.
-        operation: boto3's method, e.g. `create_model`; empty if unchanged.
-        request: all its arguments; the value of a `Ref` in it is known once that resource exists.
-        resource: the desired resource; None: deletion.
-        changes: what changes, field by field.
-        why: reason of a deletion.
-        expects: for an update of another owner's endpoint, the configuration that it must serve when the call is made.
+        verb: Kind of the action.
+        kind: Kind of the resource.
+        which: Identity of the resource.
+        operation: boto3's method, such as `create_model`, or "" if the resource is unchanged.
+        request: Arguments of the call. The value of a `Ref` among them is known when the referenced resource exists.
+        resource: Desired resource, or None for a deletion.
+        changes: Fields that change.
+        why: Reason for a deletion.
+        expects: Configuration that another owner's endpoint must still serve when it is updated, or "".
     """
 
     verb: Verb
@@ -202,12 +204,13 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls of a deployment, in order.
+    """The actions for a deployment, in order.
 
     Attributes:
-        deployment: its name.
-        online: False: made without querying AWS, as if nothing existed.
-        kept: names of other deployments' components, because of which a removal keeps the endpoint.
+        deployment: Name of the deployment.
+        actions: Actions, one or more for each resource.
+        online: Whether AWS was queried. If not, the plan assumes that no resources exist.
+        kept: Names of other deployments' components, which prevent the deletion of the endpoint.
     """
 
     deployment: str
@@ -224,14 +227,14 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     """Plan the changes.
 
     Args:
-        desired: resources, in the order of their creation.
-        keep: number of configuration versions to keep, the new one included.
-        adopt: take over resources that have a desired name and another owner.
+        desired: Desired resources, in the order of their creation.
+        keep: Number of configuration versions to keep, including the new one.
+        adopt: Whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused: there is such a resource, and `adopt` is False; or the endpoint is not one for components, or has
-            failed with others' components on it.
-        NotThere: the endpoint is another deployment's, and does not exist.
+        Refused: A resource has another owner and `adopt` is False, the endpoint does not support the components, or it
+            has failed with other deployments' components on it.
+        NotThere: The components are for another deployment's endpoint, which does not exist.
     """
     _refuse_foreign(desired, live, adopt)
     _refuse_endpoint(desired, live)
@@ -239,71 +242,73 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     lost = _failed(live)
     first = [
         removal_of(
-            existing, f"its state is {existing.status}" if existing.failed else "the resource that it is on is removed"
+            existing,
+            f"its status is {existing.status}" if existing.failed else "the resource that it depends on is deleted",
         )
         for existing in lost
     ]
     remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
     changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
-    # Tags tell what serves: those of an update that is rolled back stay as they were.
+    # Tags describe what serves, so they are changed last: an update that is rolled back must not change them.
     changes_in_order.sort(key=lambda action: action.verb is Verb.TAG)
     last = [removal_of(existing, why) for existing, why in _surplus(desired, remaining, keep)]
     return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
 
 
 def removal_of_all(live: Live) -> Plan:
-    """Plan the deletion of everything that the deployment owns.
+    """Plan the deletion of all resources that the deployment owns.
 
-    While others' components are on its endpoint, the endpoint stays with its configuration and alarms.
+    If its endpoint runs components of other deployments, the endpoint, its configuration and its alarms are kept.
 
     Raises:
-        Refused: the endpoint of that name has another owner, and the deployment is not a guest on it.
+        Refused: The endpoint has another owner, and the deployment is not a guest on it.
     """
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
         raise Refused(
             _foreign(endpoint),
-            "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. To end a shadow "
-            "next to it: `lmi deploy down --shadow`.",
+            "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. `lmi deploy down "
+            "--shadow` removes only a shadow variant.",
         )
     kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
     gone = [item for item in in_order_of_removal(live.owned) if item not in kept]
-    targets = [removal_of(target, "the resource that it scales is removed") for target in _foreign_targets(live, gone)]
+    targets = [removal_of(target, "the resource that it scales is deleted") for target in _foreign_targets(live, gone)]
     names = tuple(sorted(item.name for item in live.others)) if kept else ()
     return Plan(live.deployment, (*targets, *(removal_of(existing, "") for existing in gone)), kept=names)
 
 
 def _foreign_targets(live: Live, gone: Sequence[LiveResource]) -> list[LiveResource]:
-    """Return other owners' scalable targets of deleted resources: AWS would keep a component's for the next one of that
-    name.
+    """Return scalable targets of deleted resources that have other owners.
+
+    AWS would keep the target of a deleted component, and apply it to a new component of the same name.
     """
     names = {(item.kind.value, item.name) for item in gone}
     return [target for target in live.foreign_targets if _scaled(target) in names]
 
 
 def _scaled(item: LiveResource) -> tuple[str, str]:
-    """Return the kind and the name of what a target or a policy scales."""
+    """Return the kind and the name of the resource that a scalable target or a policy scales."""
     kind, name = str(item.description["ResourceId"]).split("/")[:2]
     return kind, name
 
 
 def _of_endpoint(live: Live) -> list[LiveResource]:
-    """Return the endpoint, its configuration, and its own alarms, which no component has."""
+    """Return the endpoint, its configuration, and its own alarms, leaving out the alarms of components."""
     alarms = [item for item in live.of(Kind.ALARM) if item.name.count("/") == 1]
     return [item for item in (live.endpoint, live.config, *alarms) if item is not None]
 
 
 def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]:
-    """Sort: users of a resource before it, adapters before their components."""
+    """Sort resources so that each comes after the resources that use it, and adapters come before their components."""
     return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
 
 
 def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
-    """Refuse an endpoint that cannot have the components, or others' components on one that has to be deleted.
+    """Refuse an endpoint that cannot run the components, or that must be deleted but runs other owners' components.
 
     Raises:
-        NotThere: the endpoint is another deployment's, and does not exist.
-        Refused: see `plan`.
+        NotThere: The components are for another deployment's endpoint, which does not exist.
+        Refused: The endpoint does not allow the plan; see `plan`.
     """
     endpoint = live.endpoint
     for item in live.of(Kind.COMPONENT):
@@ -311,30 +316,30 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         wanted = next((one for one in desired if one.kind is Kind.COMPONENT and one.name == name), None)
         if wanted is not None and on is not None and on != wanted.request["EndpointName"]:
             raise Refused(
-                f"inference-component/{name} is on the endpoint {on}, and AWS cannot move components between endpoints",
-                "Choose another name, or delete it there first.",
+                f"inference-component/{name} is on the endpoint {on}, but AWS cannot move components between endpoints",
+                "Choose another name, or delete the component there first.",
             )
     if not live.online:
         return
     names = ", ".join(sorted(item.name for item in live.others))
     if endpoint is not None and endpoint.failed and live.others:
         raise Refused(
-            f"{endpoint.kind.value}/{endpoint.name} has failed, and components of others are on it: {names}",
-            "It can only be deleted, after its components: remove them with the tools that created them, then "
-            "run this again.",
+            f"{endpoint.kind.value}/{endpoint.name} has failed, but it runs components of other deployments: {names}",
+            "AWS can only delete it, and only after its components. Delete these with the tools that created them, "
+            "and run this again.",
         )
     if is_guest(live.deployment):
         _refuse_shared(desired, endpoint, live)
     configs = [item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG]
     if live.others and any("ModelName" in one for config in configs for one in config["ProductionVariants"]):
         raise Refused(
-            f"the endpoint would have a model itself, but other deployments' components are on it: {names}",
-            "Keep components in the specification, or have those removed first.",
+            f"the endpoint would have its own model, but it runs components of other deployments: {names}",
+            "Keep components in the specification, or have the other ones deleted first.",
         )
 
 
 def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, live: Live) -> None:
-    """Refuse another deployment's endpoint that does not exist, has failed, or does not accept our components."""
+    """Refuse another deployment's endpoint if it does not exist, has failed, or cannot run the components."""
     name, shared = name_and_endpoint(live.deployment)
     if endpoint is None:
         raise NotThere(f"endpoint: there is no endpoint {shared} for the components of {name}", "Deploy it first.")
@@ -343,14 +348,14 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
     variants = live.config.description["ProductionVariants"] if live.config is not None else []
     if any("ModelName" in variant for variant in variants):
         raise Refused(
-            f"endpoint: {shared} has a model itself, so components cannot be added",
+            f"endpoint: {shared} has its own model, so components cannot be added",
             "Use an endpoint whose specification has components.",
         )
     names = [variant["VariantName"] for variant in variants]
     wanted = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
     if names and (lacking := wanted.difference(names)):
         raise Refused(
-            f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}, but {', '.join(names)}",
+            f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}, only {', '.join(names)}",
             "Use another endpoint, or set instance.variant.",
         )
 
@@ -361,11 +366,11 @@ def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> Non
     for resource in desired:
         existing = live.get(resource.kind, identity(resource.kind, resource.request))
         if existing is not None and not existing.is_of(live.deployment):
-            raise Refused(_foreign(existing), "Choose another name, or take it over: --adopt.")
+            raise Refused(_foreign(existing), "Choose another name, or take the resource over with --adopt.")
 
 
 def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
-    """Refuse to create components without copies, as AWS does: only an update may set 0."""
+    """Refuse to create components with 0 copies, which AWS allows only in an update."""
     if not live.online:
         return
     for item in desired:
@@ -373,17 +378,17 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
         existing = live.get(item.kind, identity(item.kind, item.request))
         if empty and (existing is None or existing.failed):
             raise Refused(
-                f"components {item.name}: AWS creates no component with copies: 0",
-                "Create it with copies: 1, and then set 0; or let it scale to zero with scaling.min: 0.",
+                f"components {item.name}: AWS cannot create a component with copies: 0",
+                "Create it with copies: 1 and set 0 later, or let it scale to zero with scaling.min: 0.",
             )
 
 
 def _foreign(existing: LiveResource) -> str:
-    return f"{existing.kind.value}/{existing.name} exists and was not made by this deployment"
+    return f"{existing.kind.value}/{existing.name} exists and was not created by this deployment"
 
 
 def _failed(live: Live) -> list[LiveResource]:
-    """Return permanently failed resources and everything on them: they are deleted first."""
+    """Return the failed resources and all resources on them, which must be deleted first."""
     failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed and endpoint.is_of(live.deployment)
@@ -402,7 +407,7 @@ def _failed(live: Live) -> list[LiveResource]:
 
 
 def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
-    """Return the calls of one desired resource: usually one, two if its tags change too."""
+    """Return the actions for a desired resource: usually one, or two if its tags change as well."""
     calls = CALLS[resource.kind]
     which = identity(resource.kind, resource.request)
     existing = live.get(resource.kind, which)
@@ -415,7 +420,7 @@ def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tu
     changes = differences(
         as_request(resource.kind, existing.description), with_known_refs(desired_fields(resource), descriptions)
     )
-    if existing.mixed:  # AWS names one configuration, but others serve too
+    if existing.mixed:  # AWS names one configuration, but several are serving
         changes = (*changes, Difference(str(calls.status), existing.status, READY[0]))
     actions = []
     if changes and calls.update is not None:
@@ -436,12 +441,12 @@ def _tags(resource: Resource) -> Mapping[str, str]:
 
 
 def _without_name(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Drop the name, which differs between all versions."""
+    """Return the changes without the name, which always differs between versions."""
     return tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
 
 
 def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
-    """Return owned resources that the specification no longer names, and old versions, with the reason."""
+    """Return owned resources that are no longer desired and outdated versions, each with the reason to delete it."""
     names = {(item.kind, identity(item.kind, item.request)) for item in desired}
     surplus = [item for item in live.owned if (item.kind, item.which) not in names]
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
@@ -457,7 +462,7 @@ def removal_of(existing: LiveResource, why: str) -> Action:
 
 
 def _base(existing: LiveResource) -> str | None:
-    """Return the component that an adapter belongs to; None: no adapter."""
+    """Return the name of an adapter's base component, or None for any other resource."""
     if existing.kind is not Kind.COMPONENT:
         return None
     base = existing.description.get("Specification", {}).get("BaseInferenceComponentName")

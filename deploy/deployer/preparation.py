@@ -1,4 +1,4 @@
-"""Prepare a deployment: from a specification to a plan. Changes nothing, except for `upload_model`."""
+"""Turn a specification into a plan. Only `upload_models` changes anything."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from deploy.spec.options import ADVICE, options_problems, problems_error
 
 @dataclass(frozen=True)
 class Preparation:
-    """A specification, and everything that follows from it alone.
+    """A specification with its resolution and its desired resources.
 
     Attributes:
-        resources_in_order: the resources, in the order of their creation.
-        warnings: one sentence each, for the user to read before confirming.
+        resources_in_order: Desired resources, in the order of their creation.
+        warnings: Sentences for the user to read before confirming.
     """
 
     spec: Spec
@@ -49,12 +49,13 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A preparation compared with what exists in AWS.
+    """The result of comparing a preparation with the existing resources in AWS.
 
     Attributes:
-        warnings: one sentence each.
-        uploads: planned uploads of models on this machine.
-        sums: the resources of all components on the instances; None: there are none, or AWS was not queried.
+        plan: Plan for the desired resources.
+        warnings: Sentences for the user to read before confirming.
+        uploads: Planned uploads of models from this machine.
+        sums: Resources that all components on the endpoint need, or None without components or without querying AWS.
     """
 
     plan: Plan
@@ -67,14 +68,14 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     """Resolve the specification and build its resources.
 
     Args:
-        aws: None: AWS is not queried.
+        aws: Clients to query AWS with, or None not to query it.
 
     Raises:
-        SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
+        SpecError, DoesNotFit, Refused, NotThere: The specification cannot be resolved or built.
     """
     try:
         resolution = resolve(spec, region) if aws is None else resolve_online(spec, aws)
-    except SpecError as error:  # the options need no decision
+    except SpecError as error:  # report wrong options as well, which are known without a decision
         if wrong := options_problems(spec):
             advice = "\n".join(filter(None, (error.advice, ADVICE)))
             raise problems_error([str(error), *wrong], advice) from None
@@ -85,21 +86,21 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
 
 
 def resolve_online(spec: Spec, aws: Aws) -> Resolution:
-    """Resolve the specification with answers of AWS and the hub."""
-    account = aws.account()  # first: without AWS nothing else is asked
+    """Resolve the specification with information from AWS and the hub."""
+    account = aws.account()  # called first, as the rest is useless without AWS
     return resolve(spec, aws.region, account=account, aws=aws, hub=hub_to_ask(), prices=ask_prices(aws))
 
 
 def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:
-    """Compare with what exists.
+    """Compare a preparation with the existing resources.
 
     Args:
-        adopt: take over resources of other origin that have a wanted name.
+        adopt: Whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused: a wanted name belongs to something else, the upload would harm another model, or another deployment's
-            endpoint does not accept the components.
-        SpecError: there is no room for the components next to others.
+        Refused: A resource has another owner, an upload would harm another model, or another deployment's endpoint
+            does not support the components.
+        SpecError: The components do not fit next to other deployments' components.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
@@ -110,30 +111,32 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
 
 
 def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share) -> tuple[Preparation, Comparison]:
-    """Return the preparation of a shadow on another owner's endpoint, and compare it with what exists.
+    """Return the preparation of a shadow on another owner's endpoint, and its comparison with the existing resources.
 
     Raises:
-        Refused, NotThere: as `beside`; or as `compare`.
+        NotThere: The endpoint does not exist.
+        Refused: The endpoint cannot get a shadow, or the upload would harm another model.
     """
     spec = preparation.spec
     wanted = beside(spec, preparation.resources_in_order, live, share)
-    # What is checked, counted and paid for is the shadow.
+    # The checks and the price concern only the shadow.
     own = spec.model_copy(update={"instance": spec.instance.model_copy(update={"count": share.count}), "scaling": None})
     uploaded = check_data(spec, aws, live)
     told = (
-        f"{share.percent} % of the requests are copied to the shadow, and its answers are discarded",
-        "AWS updates an endpoint with a new fleet of instances next to the old one, and needs that capacity and quota "
-        "for a while",
+        f"{share.percent} % of the requests are copied to the shadow, and its responses are discarded",
+        "AWS updates an endpoint by starting new instances next to the old ones, which needs additional capacity and "
+        "quota during the update",
     )
     comparison = Comparison(plan_shadow(wanted, live), told, () if uploaded is None else (uploaded,))
     return replace(preparation, spec=own, resources_in_order=wanted), comparison
 
 
 def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Comparison:
-    """Compare the shadow's promotion with what exists.
+    """Compare the promotion of the shadow with the existing resources.
 
     Raises:
-        Refused, NotThere: as `plan_promotion`; or as `compare`.
+        NotThere: There is no shadow.
+        Refused: The shadow differs from the specification, or the upload would harm another model.
     """
     planned = plan_promotion(preparation.resources_in_order, live, preparation.spec.update.keep)
     check_data(preparation.spec, aws, live)
@@ -141,15 +144,15 @@ def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Compari
 
 
 def compare_offline(preparation: Preparation) -> Comparison:
-    """Compare with an empty account."""
+    """Compare a preparation with an empty account, without querying AWS."""
     spec = preparation.spec
     return Comparison(plan(preparation.resources_in_order, Live(spec.deployment, online=False), keep=spec.update.keep))
 
 
 def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
-    """Warn if the endpoint was scaled by hand and an update would undo that.
+    """Return warnings if the endpoint was scaled manually and an update would undo that.
 
-    With `scaling` or `instance.managed` an update keeps the number of instances (`resources/build.py`).
+    With `scaling` or `instance.managed`, an update keeps the number of instances (`resources/build.py`).
     """
     endpoint = live.endpoint
     automatic = spec.scaling is not None or spec.instance.managed is not None
@@ -159,17 +162,17 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     variants = config.description["ProductionVariants"] if config is not None else ()
     initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
     return tuple(
-        f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an "
-        f"update would scale it to that; to keep them, write instance.count: {count}, or scaling:"
+        f"{endpoint.name} is scaled to {count} instances, but an update would scale it to instance.count, which is "
+        f"{spec.instance.count}; to prevent that, set instance.count: {count}, or scaling:"
         for item in endpoint.description.get("ProductionVariants", ())
-        # The endpoint still has its first number of instances: the file has changed, and the plan shows that.
+        # No warning if the endpoint has its initial number of instances: then the file has changed, as the plan shows.
         if (count := item.get("DesiredInstanceCount"))
         not in (None, spec.instance.count, initial.get(item["VariantName"]))
     )
 
 
 def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> None:
-    """Upload each `model.path` of the specification. Files already in S3 are not sent again."""
+    """Upload each `model.path` of the specification. Files that are already in S3 are skipped."""
     for server in servers(spec):
         model = server.model
         if model.directory is not None and model.upload is not None:
@@ -185,12 +188,12 @@ def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], Non
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
-    """Plan the upload of one server's model; None: it has no `model.path`.
+    """Plan the upload of a server's model, and return None if it has no `model.path`.
 
     Raises:
-        Refused: the upload would change files under a serving endpoint. Later instances would load a mixture or the
-            new version, an update could not be rolled back, and the model, which names the prefix, would not change.
-            Also refused: files that another deployment uploaded, or that another model loads.
+        Refused: The upload would change files that a serving endpoint, another deployment or another model uses. New
+            instances of a serving endpoint would load a mixture of old and new files, and an update could not be
+            rolled back.
     """
     model = spec.model
     if model.directory is None or model.upload is None:
@@ -204,10 +207,10 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
     ]
     if planned.missing and serves and users:
         raise Refused(
-            f"model.path is not what {live.deployment} serves from {model.upload}: "
-            f"{counted(len(planned.missing), 'file')} new or changed, e.g. {planned.missing[0]}",
-            "Write another prefix into model.upload (such as s3://bucket/model-2/): the endpoint is then "
-            "updated to it, and can be rolled back to the old files.",
+            f"model.path differs from what {live.deployment} serves from {model.upload}: "
+            f"{counted(len(planned.missing), 'file')} new or changed, such as {planned.missing[0]}",
+            "Set model.upload to another prefix, such as s3://bucket/model-2/. The endpoint is then updated to the new "
+            "files, and can be rolled back to the old ones.",
         )
     if planned.missing:
         _refuse_foreign(aws, planned, live)
@@ -215,36 +218,36 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
 
 
 def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
-    """Raise Refused if another model loads from the prefix, or another deployment uploaded a file to be replaced."""
+    """Raise Refused if another model loads from the prefix, or another deployment uploaded a file that would change."""
     own_models = {existing.name for existing in live.owned if existing.kind is Kind.MODEL}
     there = users_of(aws, str(planned.prefix))
     users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own_models]
     with ThreadPoolExecutor(WORKERS) as pool:
         senders = set(pool.map(lambda name: object_sender(aws, planned.prefix, name), planned.changed))
-    users += [f"the deployment {name} sent files there" for name in senders if name not in (None, live.deployment)]
+    users += [f"the deployment {name} uploaded files there" for name in senders if name not in (None, live.deployment)]
     if users:
         raise Refused(
-            f"{planned.prefix} is also used by another: {sorted(users)[0]}"
+            f"{planned.prefix} is in use: {sorted(users)[0]}"
             + (f", and {len(users) - 1} more" if len(users) > 1 else "")
-            + f"; {counted(len(planned.missing), 'file')} would be new or changed there, e.g. {planned.missing[0]}",
-            "Write another prefix into model.upload, such as s3://bucket/model-2/.",
+            + f"; {counted(len(planned.missing), 'file')} would be added or changed, such as {planned.missing[0]}",
+            "Set model.upload to another prefix, such as s3://bucket/model-2/.",
         )
 
 
 def _data(model: Json) -> str | None:
-    """Return the S3 prefix of a model that AWS describes."""
+    """Return the S3 URI of the uncompressed model data in AWS's description of a model, or None."""
     uri = model.get("PrimaryContainer", {}).get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
     return None if uri is None else str(uri)
 
 
-# -- components of several deployments on one endpoint: whether all of them have room on its instances -----------------
+# -- check whether the components of several deployments fit on one endpoint -------------------------------------------
 
 
 def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | None, tuple[str, ...]]:
-    """Return the components with those of others on the endpoint, and warnings.
+    """Return the sums of all components on the endpoint, including those of other deployments, and warnings.
 
     Raises:
-        SpecError: the type is not the shared endpoint's, or there is no room for the first copies.
+        SpecError: The instance type is not the shared endpoint's, or the first copies do not fit.
     """
     variants = live.config.description["ProductionVariants"] if live.config is not None else ()
     variant: Mapping[str, Any] = next(iter(variants), {})
@@ -260,16 +263,13 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     if sums.instance is None:
         return together, ()
     names = ", ".join(item.name for item in others) or "none"
-    where = f"{sums.count} x {sums.instance.name} with the components of others ({names})"
+    where = f"{sums.count} x {sums.instance.name} with other deployments' components ({names})"
     problem = without_room(together, where)
     if problem and not spec.instance.unchecked:
         raise SpecError(problem, "Use fewer copies, or have the endpoint's owner add instances.")
     told = [f"{problem} (instance.unchecked)."] if problem else []
     if others and spec.endpoint is None:
-        told.append(
-            "other deployments' components are on this endpoint, and changes to it also change their "
-            f"instances: {names}."
-        )
+        told.append(f"the endpoint also runs components of other deployments, whose instances change with it: {names}.")
     return together, tuple(told)
 
 
@@ -278,13 +278,13 @@ def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
     types = pools or [variant.get("InstanceType")]
     if spec.instance.type not in types:
         raise SpecError(
-            f"instance.type: {spec.instance.type}, and the endpoint {spec.endpoint} has {' or '.join(map(str, types))}",
-            "Set that type: whether the components fit is computed for it.",
+            f"instance.type: {spec.instance.type}, but the endpoint {spec.endpoint} has {' or '.join(map(str, types))}",
+            "Set that type, so that the right type is checked for room.",
         )
 
 
 def _instances(variant: Mapping[str, Any], live: Live) -> int:
-    """Return the maximum number of instances of the shared endpoint."""
+    """Return the maximum number of instances that the shared endpoint can have."""
     managed = variant.get("ManagedInstanceScaling", {})
     if managed.get("Status") == "ENABLED" and "MaxInstanceCount" in managed:
         return int(managed["MaxInstanceCount"])
@@ -294,7 +294,7 @@ def _instances(variant: Mapping[str, Any], live: Live) -> int:
 
 
 def _placed(live: Live) -> Iterator[Placed]:
-    """Yield the components of others, without adapters, which use their bases' resources."""
+    """Yield the resources that other deployments' components need. Adapters share those of their base component."""
     for item in live.others:
         specification = next((one for one in specifications(item.description) if one), {})
         needs = specification.get("ComputeResourceRequirements", {})
@@ -302,7 +302,7 @@ def _placed(live: Live) -> Iterator[Placed]:
             continue
         yield Placed(
             item.name,
-            f"{specification.get('ModelName', '')} (of others)".strip(),
+            f"{specification.get('ModelName', '')} (other deployment)".strip(),
             int(item.description.get("RuntimeConfig", {}).get("DesiredCopyCount", 0)),
             int(needs.get("NumberOfAcceleratorDevicesRequired", 0)),
             int(needs.get("MinMemoryRequiredInMb", 0)),

@@ -1,7 +1,7 @@
-"""Keep the LMI release of an endpoint that is taken over, for its clients.
+"""Keep the LMI release of an endpoint that is taken over, so that its responses do not change.
 
-As long as it has AWS's image, the tag names the release. `--adopt` writes it into the model's environment, and later
-runs keep it.
+The tag of AWS's image names the release. `--adopt` writes it into the model's environment, from which later runs keep
+it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _FIELD = f"options.{KEY.removeprefix('option.')}"
 def compare_online(
     preparation: Preparation, aws: Aws, live: Live, *, adopt: bool, share: Share | None = None, promote: bool = False
 ) -> tuple[Preparation, Comparison]:
-    """Return the preparation with the endpoint's release of LMI, and compare it with what exists.
+    """Return the preparation with the endpoint's LMI release, and its comparison with the existing resources.
 
     Args:
-        adopt: as in `compare`.
-        share: compare it as a shadow; None: as what serves.
-        promote: compare the promotion of the shadow.
+        adopt: Whether to take over resources that have a desired name but another owner.
+        share: Share of a shadow to compare, or None for a deployment that serves.
+        promote: Whether to compare the promotion of the shadow.
 
     Raises:
-        Refused, NotThere, SpecError: as `compare`, `compare_beside` and `compare_promotion`.
+        Refused, NotThere, SpecError: The existing resources do not allow it; see `compare`, `compare_beside` and
+            `compare_promotion`.
     """
     preparation, kept = keep_release(preparation, aws, live, adopt=adopt or promote or share is not None)
     if share is not None:
@@ -53,12 +54,12 @@ def compare_online(
 
 
 def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool) -> tuple[Preparation, tuple[str, ...]]:
-    """Return the preparation with the endpoint's release of LMI, and warnings, a sentence each.
+    """Return the preparation with the endpoint's LMI release, and warnings of one sentence each.
 
-    A specification that names a release, and one for AWS's own image, stay as they are.
+    The release is not added if the specification names one, or if it uses AWS's own image.
 
     Args:
-        adopt: as in `compare`.
+        adopt: Whether the endpoint is taken over from another owner.
     """
     spec, endpoint = preparation.spec, live.endpoint
     every = servers(spec)
@@ -72,21 +73,21 @@ def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool)
     except ClientError as error:
         if not is_denied(error):
             raise
-        return preparation, (f"{endpoint.name}'s image may not be read: write LMI's release into {_FIELD}",)
+        return preparation, (f"reading the image of {endpoint.name} is denied: set {_FIELD} to its LMI release",)
     if len(told) > 1:
         several = " and ".join(sorted(told))
-        return preparation, (f"{endpoint.name} answers as LMI {several}: write the release to keep into {_FIELD}",)
+        return preparation, (f"{endpoint.name} responds like LMI {several}: set {_FIELD} to the release to keep",)
     if not told:
         return preparation, ()
     version = told.pop()
     spec = _with_release(spec, version, named)
     wanted = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
-    said = f"{endpoint.name} keeps answering as LMI {version}: write {_FIELD}: '{version}', or another release"
+    said = f"{endpoint.name} keeps responding like LMI {version}: set {_FIELD}: '{version}', or another release"
     return replace(preparation, spec=spec, resources_in_order=wanted), (said,)
 
 
 def _with_release(spec: Spec, version: str, named: Collection[str]) -> Spec:
-    """Return the specification with a release for the whole, or for each component not in `named`."""
+    """Return the specification with a release for all components that are not in `named`."""
     if not named:
         return spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
     components = tuple(
@@ -107,10 +108,10 @@ def _names_release(spec: Spec) -> bool:
 def _containers(
     endpoint: LiveResource, aws: Aws, live: Live, without: Collection[str], *, adopt: bool
 ) -> Iterator[Json]:
-    """Yield the containers of an endpoint's models; without `adopt` only of those that the deployment owns.
+    """Yield the containers of an endpoint's models. Without `adopt`, only models that the deployment owns are read.
 
     Args:
-        without: components to leave out.
+        without: Names of components to leave out.
     """
     config = str(endpoint.description["EndpointConfigName"])
     found = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}
@@ -124,7 +125,7 @@ def _containers(
 
 def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> Iterator[Json]:
     """Yield the specifications of the endpoint's inference components."""
-    if not adopt or is_guest(live.deployment):  # a guest takes over only components with its names
+    if not adopt or is_guest(live.deployment):  # a guest takes over only components with desired names
         components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
         yield from (one for component in components for one in specifications(component.description))
         return

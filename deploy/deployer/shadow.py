@@ -1,7 +1,7 @@
-"""Add a deployment to another owner's endpoint as a shadow variant, make it the serving one, or end it. Pure.
+"""Plan to add a deployment to another owner's endpoint as a shadow variant, to promote it, or to remove it. Pure.
 
-The endpoint stays its owner's: it gets another configuration, a copy of its own with the shadow, and no tag. A tag of
-that configuration names the one before it, to which the endpoint goes back.
+The endpoint keeps its owner and its tags. It only gets a copy of its configuration with the shadow added. A tag of this
+copy names the previous configuration, to which the endpoint returns.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _AGAIN = "Run this again when it is InService."
 
 @dataclass(frozen=True)
 class Share:
-    """A shadow's share of the requests, and its instances.
+    """A shadow's share of the requests, and its number of instances.
 
     Attributes:
-        percent: of the requests that are copied.
-        count: instances.
+        percent: Percentage of the requests that are copied to the shadow.
+        count: Number of instances of the shadow.
     """
 
     percent: int = 10
@@ -50,10 +50,10 @@ class Share:
 
 
 def refuse_specification(spec: Spec) -> None:
-    """Refuse settings for which SageMaker has no shadow variants, and a specification that has a shadow itself.
+    """Refuse settings that SageMaker does not support with shadow variants, and specifications with their own shadow.
 
     Raises:
-        SpecError: names the setting.
+        SpecError: The specification has such a setting, which the message names.
     """
     for there, setting, why in (
         (bool(spec.components), "components", "SageMaker does not support a shadow next to inference components"),
@@ -74,11 +74,11 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
     """Return the resources of a shadow: models, a configuration, and the endpoint with that configuration.
 
     Args:
-        wanted: the deployment's resources, as they would serve.
+        wanted: Resources of the deployment without `--shadow`.
 
     Raises:
-        NotThere: there is no endpoint.
-        Refused: it is not one that may get a shadow; see `_refuse`.
+        NotThere: The endpoint does not exist.
+        Refused: The endpoint cannot get a shadow.
     """
     endpoint = live.endpoint
     if endpoint is None:
@@ -104,27 +104,27 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
 
 
 def plan_shadow(wanted: Sequence[Resource], live: Live) -> Plan:
-    """Plan the shadow of `beside`. Remains of an earlier one are deleted at the end.
+    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's remains.
 
     Raises:
-        Refused: the name of a model or a configuration belongs to something else.
+        Refused: A model or a configuration of a desired name has another owner.
     """
     made = [action for resource in wanted for action in action_of(resource, live, wanted)]
     keep = {item.name for item in wanted} | {before(live)}
-    left = [removal_of(item, "an earlier shadow's") for item in _own_parts(live, keep)]
+    left = [removal_of(item, "it belonged to an earlier shadow") for item in _own_parts(live, keep)]
     return Plan(live.deployment, (*made, *left), live.online)
 
 
 def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
-    """Plan the promotion of the shadow: the endpoint is taken over, with its current number of instances.
+    """Plan the promotion of the shadow, which takes over the endpoint with its current number of instances.
 
     Args:
-        wanted: the deployment's resources, as they will serve.
-        keep: as in `plan`.
+        wanted: Resources of the deployment without `--shadow`.
+        keep: Number of configuration versions to keep, including the new one.
 
     Raises:
-        NotThere: there is no shadow.
-        Refused: the shadow is not what the file describes.
+        NotThere: There is no shadow.
+        Refused: The shadow differs from the specification.
     """
     _refuse_other_shadow(wanted, live)
     kept = [
@@ -141,13 +141,12 @@ def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
 
 
 def plan_end(live: Live) -> Plan:
-    """Plan the shadow's end: the endpoint returns to the previous configuration, and the shadow's resources are
-    deleted.
+    """Plan the removal of the shadow: return the endpoint to its previous configuration, and delete the resources.
 
-    If that configuration was deleted, the endpoint gets a copy without the shadow.
+    If the previous configuration was deleted, the endpoint gets a copy of the current one without the shadow.
 
     Raises:
-        Refused: the endpoint is the deployment's own, can only be deleted, or has a configuration that cannot be read.
+        Refused: The endpoint is the deployment's own, can only be deleted, or has a configuration that cannot be read.
     """
     endpoint, config = live.endpoint, _shadow_config(live)
     if endpoint is not None and endpoint.failed:
@@ -156,15 +155,15 @@ def plan_end(live: Live) -> Plan:
         )
     if endpoint is not None and endpoint.is_of(live.deployment):
         raise Refused(
-            f"endpoint/{endpoint.name} is this deployment's own, and has no shadow that `up --shadow` put there",
-            "Leave shadow out of its file and run `lmi deploy up`, or remove everything: `lmi deploy down`.",
+            f"endpoint/{endpoint.name} belongs to this deployment, so `up --shadow` cannot have added a shadow",
+            "Remove shadow from its file and run `lmi deploy up`, or delete everything with `lmi deploy down`.",
         )
     if endpoint is not None and live.config is None and _own_parts(live, ()):
         raise Refused(
             f"endpoint/{endpoint.name} serves the configuration {endpoint.description['EndpointConfigName']}, which "
-            "was deleted or may not be read: it may still have the shadow, whose resources stay",
-            "`lmi deploy iam FILE --adopt` prints the policy needed to read it. If it was deleted, its owner has to "
-            "give the endpoint another one; then run this again.",
+            "was deleted or cannot be read. As it may still contain the shadow, the shadow's resources are kept",
+            "`lmi deploy iam FILE --adopt` prints the policy needed to read it. If it was deleted, the "
+            "endpoint's owner has to set another one first; then run this again.",
         )
     back: list[Action] = []
     keep = {before(live)}
@@ -177,23 +176,23 @@ def plan_end(live: Live) -> Plan:
         keep = {name}
         back += action_of(_serving(endpoint.name, name), live, ())
     elif endpoint is not None and endpoint.mixed and any(TAG_BEFORE in item.tags for item in live.owned):
-        # The update to the shadow could not be rolled back: parts of the endpoint may serve with it.
+        # The update that added the shadow could not be rolled back, so parts of the endpoint may still use it.
         back += action_of(_serving(endpoint.name, before(live)), live, ())
     left = [removal_of(item, "") for item in _own_parts(live, keep)]
     return Plan(live.deployment, (*back, *left))
 
 
 def before(live: Live) -> str:
-    """Return the name of the configuration that serves without a shadow: the previous one, or the current one."""
+    """Return the name of the endpoint's configuration, or of the previous one if the current one has a shadow."""
     config = live.config
     return "" if config is None else config.tags.get(TAG_BEFORE, config.name)
 
 
 def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
-    """Refuse to promote a shadow that does not exist, or is not the file's. An interrupted promotion continues.
+    """Refuse to promote a shadow that does not exist or differs from the specification. Allow repeating a promotion.
 
     Raises:
-        NotThere, Refused: see `plan_promotion`.
+        NotThere, Refused: The promotion is refused; see `plan_promotion`.
     """
     endpoint, config = live.endpoint, live.config
     named = {item.name for item in wanted}
@@ -201,23 +200,23 @@ def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
         return
     config = _shadow_config(live)
     if endpoint is None or config is None:
-        raise NotThere(f"{live.deployment} has no shadow that `up --shadow` put there", "Create it first.")
+        raise NotThere(f"{live.deployment} has no shadow that `up --shadow` added", "Create it first.")
     if endpoint.status not in READY:
         raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}", _AGAIN)
     shadow = str(config.description["ShadowProductionVariants"][0]["ModelName"])
     models = [item.name for item in wanted if item.kind is Kind.MODEL]
     if shadow not in models:
         raise Refused(
-            f"the running shadow is not the file's: {shadow} runs there, but the file describes {models[0]}",
-            "Create this file's shadow first (`lmi deploy up --shadow`), or give the file that made the shadow.",
+            f"the running shadow differs from the file: its model is {shadow}, but the file's is {models[0]}",
+            "Run `lmi deploy up --shadow` with this file first, or pass the file that created the shadow.",
         )
 
 
 def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
-    """Refuse an endpoint that others manage, that is not in service, or that cannot have a shadow.
+    """Refuse an endpoint that is managed otherwise, that is not in service, or that cannot have a shadow.
 
     Raises:
-        Refused: names the endpoint and the reason.
+        Refused: The endpoint is refused. The message gives the reason.
     """
     for why, advice in _reasons(spec, endpoint, live):
         raise Refused(f"endpoint/{endpoint.name} {why}", advice)
@@ -226,16 +225,16 @@ def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
 def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
     owner, stack = endpoint.tags.get(TAG_DEPLOYMENT), endpoint.tags.get(TAG_STACK)
     if owner == live.deployment:
-        yield "is this deployment's own", "Write shadow: into its file, and run `lmi deploy up` without --shadow."
+        yield "belongs to this deployment", "Add shadow: to its file, and run `lmi deploy up` without --shadow."
     if owner is not None:
-        yield f"belongs to another deployment of lmi deploy, {owner}", "Write shadow: into that deployment's file."
+        yield f"belongs to another deployment of lmi deploy, {owner}", "Add shadow: to that deployment's file."
     if stack is not None:
         yield (
-            f"belongs to CloudFormation's stack {stack}, which would undo what lmi deploy changes",
-            "Take it out of the stack first (DeletionPolicy: Retain).",
+            f"belongs to the CloudFormation stack {stack}, which would undo changes by lmi deploy",
+            "Remove it from the stack first (DeletionPolicy: Retain).",
         )
     if endpoint.status not in READY:
-        yield f"is {endpoint.status}: what it serves is not settled", _AGAIN
+        yield f"is {endpoint.status}, and only an endpoint in service can get a shadow variant", _AGAIN
     config = live.config
     if config is None:
         yield (
@@ -248,7 +247,7 @@ def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[s
 
 
 def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
-    none = "Copy it instead: `lmi deploy adopt --name ANOTHER` writes a file for a separate endpoint."
+    none = "Create a separate endpoint instead: `lmi deploy adopt --name ANOTHER` writes its file."
     variants = config.description["ProductionVariants"]
     names = [str(one["VariantName"]) for one in variants]
     if "AsyncInferenceConfig" in config.description:
@@ -260,7 +259,7 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
     if len(variants) > 1:
         yield (
             f"has {len(variants)} production variants ({', '.join(names)}): SageMaker supports a shadow next to "
-            "only one",
+            "only one variant",
             none,
         )
     if spec.instance.variant not in names:
@@ -270,7 +269,10 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
         )
     shadows = [str(one["VariantName"]) for one in config.description.get("ShadowProductionVariants", ())]
     if shadows and not config.is_of(live.deployment):
-        yield f"already has its owner's shadow, {shadows[0]}, and SageMaker allows only one", "End that one first."
+        yield (
+            f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one",
+            "Have it removed first.",
+        )
     for name in [str(one["ModelName"]) for one in variants if "ModelName" in one]:
         model = live.get(Kind.MODEL, (name,))
         found = containers(model.description) if model is not None else []
@@ -283,10 +285,10 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
 
 
 def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
-    """Return the shadow's variant: as it would serve, with its share.
+    """Return the shadow variant, which is a copy of the deployment's variant with the shadow's weight and instances.
 
-    Its name depends on its content: an update keeps a variant's number of instances and its weight by name. It does not
-    use a capacity reservation, which is for the serving variant.
+    Its name depends on its content, as an update keeps the number of instances and the weight of a variant of the same
+    name. It does not use a capacity reservation, which is for the serving variant.
     """
     content = {name: value for name, value in own.items() if name not in ("VariantName", "CapacityReservationConfig")}
     content |= {"InitialInstanceCount": share.count, "InitialVariantWeight": round(weight * share.percent / 100, 6)}
@@ -294,37 +296,37 @@ def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
 
 
 def _weight(endpoint: LiveResource, config: LiveResource) -> float:
-    """Return the serving variant's weight: a shadow's weight relative to it is its share of the requests.
+    """Return the serving variant's weight, relative to which a shadow's weight is its share of the requests.
 
     Raises:
-        Refused: it is 0: nothing is served, and nothing copied.
+        Refused: The weight is 0, so no requests can be copied.
     """
     (variant,) = config.description["ProductionVariants"]
     now: Json = next(iter(endpoint.description.get("ProductionVariants", ())), {})
     weight = float(now.get(_LIVE_WEIGHT, variant.get(_FIRST_WEIGHT, 1.0)))
     if not weight:
         raise Refused(
-            f"endpoint/{endpoint.name}: the weight of {variant['VariantName']} is 0, so it has no requests to copy",
-            "Give the variant a weight first (UpdateEndpointWeightsAndCapacities).",
+            f"endpoint/{endpoint.name}: the weight of {variant['VariantName']} is 0, so there are no requests to copy",
+            "Set a weight for the variant first (UpdateEndpointWeightsAndCapacities).",
         )
     return weight
 
 
 def _as_asked(description: Json) -> dict[str, Any]:
-    """Return a configuration in CreateEndpointConfig's form, without name, tags and a shadow."""
+    """Convert a configuration's description to arguments of CreateEndpointConfig, without name, tags and shadow."""
     left_out = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
     fields = sagemaker().operation_model("CreateEndpointConfig").input_shape.members
     return {name: value for name, value in description.items() if name in fields and name not in left_out and value}
 
 
 def _serving(name: str, config: str) -> Resource:
-    """Return the endpoint with another configuration. Its variants keep their instances, weights and capture."""
+    """Return the endpoint with another configuration. Its variants keep their instances, weights and data capture."""
     request = {"EndpointName": name, "EndpointConfigName": config}
     return Resource(Kind.ENDPOINT, name, request, update={**request, **_RETAINED})
 
 
 def _shadow_config(live: Live) -> LiveResource | None:
-    """Return the endpoint's configuration, if it has a shadow of the deployment's."""
+    """Return the endpoint's configuration if it contains the deployment's shadow, or None."""
     config = live.config
     return config if config is not None and config.is_of(live.deployment) and TAG_BEFORE in config.tags else None
 
@@ -339,10 +341,10 @@ def _without_shadow(live: Live, config: LiveResource) -> Resource:
 def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
     """Return the deployment's models and configurations to delete.
 
-    The serving variant's stay, and so do models that batch transform jobs may use.
+    Models of the serving variants, and models that batch transform jobs may use, are kept.
 
     Args:
-        keep: names of those that stay.
+        keep: Names of further resources to keep.
     """
     batch, config = batch_name(live.deployment), live.config
     served = [one.get("ModelName") for one in config.description["ProductionVariants"]] if config is not None else []

@@ -18,20 +18,20 @@ _WORKERS = 8  # parallel requests to S3
 
 
 def log_groups(endpoint: str | None, components: Iterable[str]) -> list[str]:
-    """Return the log groups of an endpoint (None: it is kept) and of components."""
+    """Return the log groups of components, and of the endpoint unless it is None."""
     of_endpoint = [endpoint_group(endpoint)] if endpoint is not None else []
     return [*of_endpoint, *(component_group(name) for name in components)]
 
 
 def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
-    """Delete the log groups, and yield those that existed."""
+    """Delete log groups, and yield the names of those that existed."""
     for group in groups:
         if unless_missing(partial(call, aws, "logs", "delete_log_group", {"logGroupName": group})) is not None:
             yield group
 
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
-    """Return all models of the account and region that load from the prefix, above or below it, by name."""
+    """Return the model data URI of each model that loads from the prefix, or from above or below it, by model name."""
     names = [item["ModelName"] for item in pages(aws, "sagemaker", "list_models", "Models")]
     with ThreadPoolExecutor(_WORKERS) as pool:
         descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
@@ -49,29 +49,29 @@ def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
     """Check that no other model loads from the prefix.
 
     Args:
-        own_models: models that are deleted before the data.
+        own_models: Names of models that are deleted before the data.
 
     Raises:
-        Refused: another model loads from there.
+        Refused: Another model loads from the prefix.
     """
     others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own_models)}
     if others:
         name, where = sorted(others.items())[0]
         raise Refused(
-            f"{uri} is also what the model {name} loads from ({where})"
+            f"the model {name} also loads from {uri} ({where})"
             + (f", and {len(others) - 1} more" if len(others) > 1 else ""),
-            "Leave --data out, or remove those first.",
+            "Leave --data out, or delete those models first.",
         )
 
 
 def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
-    """Delete the objects below the prefix that `up` uploaded (marked by their digest), and unfinished uploads.
+    """Delete the objects under the prefix that `up` uploaded, which have a digest, and unfinished uploads.
 
     Returns:
-        The number of deleted objects, and the number of others that remain.
+        The number of deleted objects, and the number of remaining objects.
 
     Raises:
-        Failed: S3 did not delete some.
+        Failed: S3 failed to delete some objects.
     """
     prefix = Prefix.of(uri)
     there = objects(aws, prefix)
@@ -81,6 +81,6 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
     delete(aws, prefix, uploaded)
     where = {"Bucket": prefix.bucket, "Prefix": prefix.key}
     for item in pages(aws, "s3", "list_multipart_uploads", "Uploads", **where):
-        # Parts of a killed run, which cost as much as objects.
+        # Uploaded parts of a killed run, which cost as much as objects.
         aws.client("s3").abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
     return len(uploaded), len(there) - len(uploaded)

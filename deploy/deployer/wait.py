@@ -1,6 +1,6 @@
-"""Wait until an endpoint or a component serves, is gone, or has failed, and report its progress.
+"""Wait until an endpoint or a component serves, is deleted, or has failed, and report its progress.
 
-botocore's waiter for endpoints reports nothing, and there is none for components, so this module polls.
+This module polls, as botocore's waiter for endpoints reports no progress, and there is no waiter for components.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from deploy.operations import logs
 from deploy.resolve.decision import Decision
 from deploy.resources.resource import ENDED, MIXED, Kind, Resource, specifications
 
-_PULL = 240.0  # seconds in which AWS has usually found an instance; the rest is the image's pull
-_SILENT = 600.0  # seconds without a log stream that mean a wrong host, or no image
-_MARGIN = 900.0  # seconds for the instance's boot and the image's pull, which no timeout covers
+_PULL = 240.0  # seconds in which AWS usually finds an instance; after that it pulls the image
+_SILENT = 600.0  # seconds without a log stream, after which the host or the image is likely wrong
+_MARGIN = 900.0  # seconds for booting the instance and pulling the image, which no timeout covers
 _PROVISION = 3600.0  # AWS's maximum
 _LOG_TAIL = 40
 
 CONSISTENCY_SECONDS = 60.0
-"""Seconds in which AWS may still describe the state before a call: no new resource, or the old version."""
+"""Seconds after a call in which AWS may still describe the previous state, without the new resource or version."""
 
 
 class Time(Protocol):
-    """The part of module `time` that waiting needs."""
+    """The functions of the module `time` that are needed for waiting."""
 
     def monotonic(self) -> float: ...
 
@@ -40,16 +40,16 @@ class Time(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """The state at one poll.
+    """The state of a resource at one poll.
 
     Attributes:
-        key: the resource's key.
-        status: AWS's status.
-        phase: what is probably happening, in words.
-        elapsed: seconds since waiting began.
-        limit: seconds after which waiting ends.
-        log: the container's last line; empty: none yet.
-        hint: advice if it takes longer than it should.
+        key: Key of the resource.
+        status: Status that AWS reports.
+        phase: Phrase that describes what is probably happening.
+        elapsed: Seconds since waiting started.
+        limit: Seconds after which waiting ends.
+        log: Last line of the container's log, or "" if there is none yet.
+        hint: Advice if it is taking too long, or "".
     """
 
     key: str
@@ -69,7 +69,7 @@ _PHASES = {
     "InService": "serving",
     "Deleting": "deleting",
     "Updating": "replacing instances",
-    "SystemUpdating": "AWS updates the host",
+    "SystemUpdating": "AWS is updating the host",
     "RollingBack": "rolling back",
     "Failed": "failed",
     "OutOfService": "out of service",
@@ -77,17 +77,17 @@ _PHASES = {
 }
 _VARIANT_PHASES = {
     "ActivatingTraffic": "shifting traffic",
-    "Baking": "watching the alarms before going on",
+    "Baking": "watching the alarms before continuing",
     "Deleting": "removing old instances",
 }
 
 
 def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> float:
-    """Return the seconds after which AWS itself has given up.
+    """Return the seconds after which AWS itself must have given up.
 
     Args:
-        batches: number of batches of an update.
-        between: seconds between two batches.
+        batches: Number of batches of an update.
+        between: Seconds between two batches.
     """
     provision = _PROVISION if decision.provision is None else decision.provision
     return batches * (provision + decision.start + between) + _MARGIN
@@ -104,18 +104,19 @@ def wait_for(
     consistency: float = 0.0,
     clock: Time = time,
 ) -> dict[str, Any]:
-    """Wait until it serves (or, with `gone`, until it does not exist), and return AWS's last description.
+    """Wait until a resource serves or, with `gone`, no longer exists, and return AWS's last description.
 
     Args:
-        resource: an endpoint or a component. If its request names a configuration or a model, that version must serve.
-        report: called at each poll.
-        limit: seconds; see `time_limit`.
-        every: seconds between two polls.
-        consistency: seconds in which polls may still describe the state before the call.
+        resource: Endpoint or component. If its request names a configuration or a model, that version must serve.
+        report: Function that is called at each poll.
+        limit: Timeout in seconds; see `time_limit`.
+        every: Seconds between two polls.
+        consistency: Seconds in which polls may still describe the state before the call.
 
     Raises:
-        Failed: AWS gave up or rolled back, or the limit has passed: with FailureReason, the log's end and advice.
-        NotThere: it does not exist, or was deleted meanwhile.
+        Failed: AWS gave up or rolled back, or the timeout has passed. It has FailureReason, the end of the log and
+            advice.
+        NotThere: The resource does not exist, or was deleted in the meantime.
     """
     began = clock.monotonic()
     last: dict[str, Any] = {}
@@ -125,10 +126,10 @@ def wait_for(
         try:
             description = show(aws, resource.kind, (resource.name,))
         except (ClientError, BotoCoreError) as error:
-            # AWS goes on even if it cannot be asked: giving up here would roll back a healthy deployment.
+            # AWS continues even if it cannot be reached. Giving up here would roll back a healthy deployment.
             if not is_temporary(error) or elapsed >= limit:
                 raise
-            report(Progress(resource.key, "", f"AWS cannot be asked: {error}", elapsed, limit))
+            report(Progress(resource.key, "", f"AWS cannot be reached: {error}", elapsed, limit))
             clock.sleep(every)
             continue
         if description is None and not gone and not last and elapsed < consistency:
@@ -136,13 +137,13 @@ def wait_for(
             continue
         if description is None:
             if gone:
-                report(Progress(resource.key, "", "gone", elapsed, limit))
+                report(Progress(resource.key, "", "deleted", elapsed, limit))
                 return last
-            raise NotThere(f"{resource.key} does not exist" + (" any more" if last else ""))
+            raise NotThere(f"{resource.key} does not exist" + (" anymore" if last else ""))
         was_going, last = bool(last) and _status(resource, last) == "Deleting", description
         progress = _progress(aws, resource, description, elapsed, limit)
         report(progress)
-        # Otherwise copies are still missing.
+        # A resource in service may still have too few copies, which the phase tells.
         ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
         was_busy = was_busy or not ended
         if (
@@ -154,7 +155,7 @@ def wait_for(
         ):
             clock.sleep(every)
             continue
-        if ended and (not gone or was_going):  # a resource may fail before its deletion
+        if ended and (not gone or was_going):  # it may have failed before its deletion started
             return _verdict(aws, resource, description)
         if elapsed >= limit:
             raise _failure(
@@ -201,9 +202,9 @@ def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] |
 
 
 def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: int = 1) -> list[logs.Line] | None:
-    """Return the log's end; None also if it may not be read, because waiting goes on without it.
+    """Return the last lines of the log, or None if there is no log or reading it is denied.
 
-    A log outlives what wrote it: lines before the resource's creation are an earlier one's of its name.
+    Lines before the resource's creation are left out, as they belong to an earlier resource of the same name.
     """
     try:
         lines = logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
@@ -227,7 +228,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Return whether it serves another version than the desired one, and nothing tells that the update has ended."""
+    """Return whether the resource serves another version than the desired one, and no end of an update is reported."""
     if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)
@@ -235,7 +236,7 @@ def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> 
 
 
 def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[object, object]:
-    """Return the desired and the serving version (of a component: its model); equal if none is desired."""
+    """Return the desired and the serving version (a configuration or a component's model), equal if none is desired."""
     request = resource.request
     if resource.kind is Kind.COMPONENT:
         request, description = (
@@ -252,5 +253,5 @@ def _failure(aws: Aws, resource: Resource, description: Mapping[str, Any], reaso
     name = resource.request.get("EndpointName", "NAME")
     advice_lines = [advice(reason, lines, name if isinstance(name, str) else "NAME") or hint]
     if lines:
-        advice_lines += ["The log's end:", *(f"  {line}" for line in lines[-10:])]
+        advice_lines += ["Last lines of the log:", *(f"  {line}" for line in lines[-10:])]
     return Failed(f"{resource.key}: {reason}", "\n".join(part for part in advice_lines if part))

@@ -1,1 +1,1 @@
-"""Exports of a deployment: CloudFormation and Terraform."""
+"""Exports of a deployment for CloudFormation, Terraform and SageMaker's Python SDK."""

@@ -31,14 +31,14 @@ LACKING: Mapping[Kind, Mapping[str, bool]] = {
         "Specifications.ComputeResourceRequirements.AcceleratorPartitionType": True,
     },
 }
-"""Fields that CloudFormation does not support, and whether leaving them out does harm."""
+"""Fields that CloudFormation does not support, and whether leaving them out would do harm."""
 
 
 def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a resource's properties without those that CloudFormation does not support, and the places of these.
+    """Return a resource's properties that CloudFormation supports, and the paths of those that it does not support.
 
     Raises:
-        Refused: leaving one out would do harm.
+        Refused: Leaving out a property would do harm.
     """
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
@@ -46,7 +46,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     if harm := [place for place in lost if lacking[place]]:
         raise Refused(
             f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
-            "Leave it out, or make the endpoint with `lmi deploy up`.",
+            "Leave it out, or create the endpoint with `lmi deploy up`.",
         )
     return kept, lost
 
@@ -74,7 +74,10 @@ TYPES = {
     Kind.ALARM: "AWS::CloudWatch::Alarm",
 }
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
-"""The logical name is the kind: a new version replaces it. Pools have more models, and components, by whose names."""
+"""Kinds whose logical name is the kind itself, so that a new version replaces the old one.
+
+The models of pools and components beyond the first have the component's name appended.
+"""
 
 _NAME_PROPERTIES = {
     "ModelName": (Kind.MODEL, "ModelName"),
@@ -82,24 +85,26 @@ _NAME_PROPERTIES = {
     "EndpointConfigName": (Kind.ENDPOINT_CONFIG, "EndpointConfigName"),
     "EndpointName": (Kind.ENDPOINT, "EndpointName"),
 }
-"""Properties that name another resource: its kind, and its attribute that is the name."""
+"""Properties that name another resource, with its kind and the attribute that contains its name."""
 
 _UPDATE_PROPERTIES = ("DeploymentConfig", "ExcludeRetainedVariantProperties", "RetainAllVariantProperties")
-"""Arguments of UpdateEndpoint in the API; properties of the endpoint in a template."""
+"""Arguments of UpdateEndpoint in the API that are properties of the endpoint in a template."""
 
 _MAX_INLINE_TEMPLATE = 51_200
-"""Bytes of CreateStack's TemplateBody (CloudFormation API reference)."""
+"""Maximum bytes of CreateStack's TemplateBody (CloudFormation API reference)."""
 
 _STACK = "endpoint"
 
 
 def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
-    """Return the template of a deployment. Its properties are those of the API's requests, except tags and updates.
+    """Return the CloudFormation template of a deployment.
 
-    The names in AWS stay the same, so `lmi deploy status` and other commands find a stack's resources.
+    Names in AWS are the same as with `lmi deploy up`, so commands such as `lmi deploy status` find a stack's resources.
     """
     names = _logical_names(resources)
-    endpoint = next((one for one in resources if one.kind is Kind.ENDPOINT), None)  # None: another deployment's
+    endpoint = next(
+        (one for one in resources if one.kind is Kind.ENDPOINT), None
+    )  # None if the endpoint belongs to another deployment
     name, shared = _deployment(resources)
     what = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
     return {
@@ -108,7 +113,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
         "Resources": {names[resource.key]: _template_resource(resource, names) for resource in resources},
         "Outputs": {
             "EndpointName": {
-                "Description": "For invoke_endpoint.",
+                "Description": "Name of the endpoint, for invoke_endpoint.",
                 "Value": {"Fn::GetAtt": [names[endpoint.key], "EndpointName"]} if endpoint is not None else shared,
             }
         },
@@ -116,7 +121,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
 
 
 def template_notes(resources: Sequence[Resource]) -> list[str]:
-    """Return a sentence for each field that the template leaves out, as CloudFormation does not support it."""
+    """Return a sentence for each field that the template leaves out because CloudFormation does not support it."""
     return [
         f"{place} of {resource.key}: CloudFormation does not support it."
         for resource in resources
@@ -125,21 +130,25 @@ def template_notes(resources: Sequence[Resource]) -> list[str]:
 
 
 def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[str, Any]:
-    """Return a main.tf.json: one `aws_cloudformation_stack` of the provider hashicorp/aws, which contains the template.
+    """Return the content of a main.tf.json with an `aws_cloudformation_stack` (hashicorp/aws) for the template.
 
     Raises:
-        Refused: the template is too large for CloudFormation to accept inline.
+        Refused: The template is too large to be inline.
     """
     body = json.dumps(cloudformation_template(resources), separators=(",", ":"))
     if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:
         raise Refused(
-            f"the template has {size:,} bytes, but a stack accepts only {_MAX_INLINE_TEMPLATE:,} inline",
-            "Export CloudFormation, put the template into S3, and give its URL to the stack as template_url.",
+            f"the template has {size:,} bytes, but an inline template may have at most {_MAX_INLINE_TEMPLATE:,}",
+            "Export CloudFormation, upload the template to S3, and set the stack's template_url to its URL.",
         )
     stack = {
-        "name": f"lmi-{_deployment(resources)[0]}",  # a stack's name begins with a letter, an endpoint's need not
+        "name": f"lmi-{_deployment(resources)[0]}",  # unlike an endpoint's, a stack's name must begin with a letter
         "template_body": _without_interpolation(body),
-        "timeouts": {"create": "3h", "update": "9h", "delete": "3h"},  # the provider's own 30 minutes are too short
+        "timeouts": {
+            "create": "3h",
+            "update": "9h",
+            "delete": "3h",
+        },  # the provider's default of 30 minutes is too short
     }
     return {
         "terraform": {"required_providers": {"aws": {"source": "hashicorp/aws", "version": ">= 5.0"}}},
@@ -150,18 +159,18 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
 
 
 def _deployment(resources: Sequence[Resource]) -> tuple[str, str]:
-    """Return the deployment's name, and its endpoint's, from the tags that all resources have."""
+    """Return the names of the deployment and its endpoint, according to the tags that all resources have."""
     tags = {tag["Key"]: tag["Value"] for tag in resources[0].request["Tags"]}
     return name_and_endpoint(tags[TAG_DEPLOYMENT])
 
 
 def _without_interpolation(text: str) -> str:
-    """Escape `${` and `%{`, which begin an expression in Terraform."""
+    """Escape `${` and `%{`, which Terraform would interpret as expressions."""
     return text.replace("${", "$${").replace("%{", "%%{")
 
 
 def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
-    """Return each resource's name in the template by its key: the same in every version of the deployment."""
+    """Map each resource's key to its logical name in the template, which is the same for all of its versions."""
     deployment, _ = _deployment(resources)
     names: dict[str, str] = {}
     models = _components_of_models(resources)
@@ -172,14 +181,14 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
         if (component := models.get(resource.key)) is not None:
             text = f"{text}-{component}"
         name = "".join(word[0].upper() + word[1:] for word in re.findall("[A-Za-z0-9]+", text))
-        while name in names.values():  # a-b and a/b
+        while name in names.values():  # such as for a-b and a/b
             name += "X"
         names[resource.key] = name
     return names
 
 
 def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
-    """Map the key of each model, except the first model, to the model's first component."""
+    """Map the key of each model except the first to the first component that uses it."""
     found: dict[str, str] = {}
     for component in resources:
         if component.kind is Kind.COMPONENT:
@@ -195,18 +204,18 @@ def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str
     if isinstance(tags := content.get("Tags"), Mapping):
         content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     properties, references = _with_references(content, resource, names)
-    # CloudFormation derives no order from a name that is only part of a text.
+    # CloudFormation derives no dependency from a name that is only part of a string.
     if depends_on := [names[key] for key in resource.needs if key not in references]:
         return {"Type": TYPES[resource.kind], "Properties": properties, "DependsOn": depends_on}
     return {"Type": TYPES[resource.kind], "Properties": properties}
 
 
 def _with_references(content: Any, resource: Resource, names: Mapping[str, str]) -> tuple[Any, set[str]]:
-    """Return the properties with references instead of other resources' names, and the keys of those resources."""
+    """Return the properties with other resources' names replaced by references, and the keys of these resources."""
     references: set[str] = set()
 
     def policy_arn(ref: Ref) -> dict[str, str]:
-        if ref.attribute != "PolicyARN":  # the `Ref` of a scaling policy is its ARN; no other attribute is used
+        if ref.attribute != "PolicyARN":  # `Ref` of a scaling policy returns its ARN, the only attribute in use
             raise KeyError(ref.attribute)
         references.add(ref.key)
         return {"Ref": names[ref.key]}

@@ -1,4 +1,4 @@
-"""Export a deployment as a program: SageMaker's resources by its Python SDK 3, scaling and alarms by boto3."""
+"""Export a deployment as a program that uses SageMaker's Python SDK 3, and boto3 for scaling and alarms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.resources.resource import Kind, Ref, Resource, refs
 from deploy.service_model import sagemaker
 
 OLDEST = "2.27"
-"""The version of sagemaker-core that the tests use."""
+"""The oldest supported version of sagemaker-core, which the tests use."""
 
 _CLASSES = {
     Kind.MODEL: ("model", "Model"),
@@ -23,14 +23,14 @@ _CLASSES = {
     Kind.ENDPOINT: ("endpoint", "Endpoint"),
     Kind.COMPONENT: ("component", "InferenceComponent"),
 }
-"""A variable, and a class of `sagemaker.core.resources`, whose `create` has the API's arguments in snake case."""
+"""For each kind, a variable and a class of `sagemaker.core.resources`. Arguments of `create` are in snake case."""
 
 _BOTO3 = {
     Kind.SCALABLE_TARGET: ("target", "scaling", "register_scalable_target"),
     Kind.SCALING_POLICY: ("policy", "scaling", "put_scaling_policy"),
     Kind.ALARM: ("alarm", "alarms", "put_metric_alarm"),
 }
-"""A variable, and a method of a client of boto3."""
+"""For each kind, a variable, a variable for a boto3 client, and a method of this client."""
 
 _CLIENTS = {"control": "sagemaker", "scaling": "application-autoscaling", "alarms": "cloudwatch"}
 _WAITED_FOR = (Kind.ENDPOINT, Kind.COMPONENT)
@@ -39,7 +39,7 @@ _WIDTH = 120
 
 @dataclass(frozen=True)
 class _Expression:
-    """Python's text of a value: `opening`, then items with their prefixes, then `closing`."""
+    """A Python expression, which consists of `opening`, items with their prefixes, and `closing`."""
 
     opening: str
     items: tuple[tuple[str, _Expression], ...] = ()
@@ -50,7 +50,7 @@ class _Expression:
         return self.opening + ", ".join(name + item.line for name, item in self.items) + self.closing
 
     def after(self, before: str, indent: int = 0) -> str:
-        """Return the text after `before`: on one line if it fits, otherwise with one line per item."""
+        """Return `before` and the expression, on one line if they fit and otherwise with one line per item."""
         if not self.items or indent + len(before) + len(self.line) < _WIDTH:
             return before + self.line
         space = " " * indent
@@ -59,10 +59,10 @@ class _Expression:
 
 
 def sdk_program(resources: Sequence[Resource], region: str) -> str:
-    """Return a program that creates the resources.
+    """Return the source of a program that creates the resources.
 
-    It builds all requests of SageMaker's first: the SDK checks their fields before anything is created. Requests that
-    the SDK would change use boto3.
+    The program first builds all requests for SageMaker, so that the SDK checks their fields before anything is created.
+    Requests that the SDK would change are sent with boto3.
     """
     names = _variables(resources)
     shapes: set[str] = set()
@@ -100,7 +100,7 @@ def sdk_program(resources: Sequence[Resource], region: str) -> str:
 
 
 def _dropped(value: Any) -> Iterator[str]:
-    """Yield the fields that the SDK leaves out, as their values are false in Python."""
+    """Yield the fields that the SDK would drop because their values are false in Python."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not item:
@@ -112,14 +112,14 @@ def _dropped(value: Any) -> Iterator[str]:
 
 
 def _waiting(resource: Resource) -> list[str]:
-    """Return the line that waits until others can use a resource, if there is something to wait for."""
+    """Return a line that waits until a resource is in service, or [] for kinds that need no waiting."""
     if resource.kind not in _WAITED_FOR:
         return []
     return [f'{_CLASSES[resource.kind][1]}.get({_scalar(resource.name)}, region=REGION).wait_for_status("InService")']
 
 
 def _variables(resources: Sequence[Resource]) -> Mapping[str, str]:
-    """Return the variable of each resource by its key: `model`, then `model_2`."""
+    """Map each resource's key to its variable in the program, such as `model` and `model_2`."""
     seen: Counter[Kind] = Counter()
     found = {}
     for resource in resources:
@@ -136,7 +136,7 @@ def _import(module: str, names: Sequence[str]) -> str:
 
 
 def _request(resource: Resource, shapes: set[str]) -> _Expression:
-    """Return the arguments of `create`, and add the shapes that they name."""
+    """Return the arguments of `create` as an expression, and add the names of the SDK's shapes in it to `shapes`."""
     operation = sagemaker().operation_model(f"Create{_CLASSES[resource.kind][1]}")
     shape: Any = operation.input_shape
     items = (
@@ -146,7 +146,7 @@ def _request(resource: Resource, shapes: set[str]) -> _Expression:
 
 
 def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
-    """Return a value in the SDK's form: structures as objects of its shapes."""
+    """Return the expression of a value for the SDK, in which structures are objects of the SDK's shapes."""
     members: Any = shape
     match shape.type_name:
         case "structure":
@@ -164,7 +164,7 @@ def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
 
 
 def _call(resource: Resource, client: str, method: str, resources: Sequence[Resource], names: Mapping[str, str]) -> str:
-    """Return a call of boto3, which keeps the answer if another call needs a value from it."""
+    """Return a call of a boto3 method, which is assigned to a variable if another call needs its response."""
     items = tuple((f"{name}=", _plain(value, names)) for name, value in resource.request.items())
     needed = {ref.key for other in resources for ref in refs(other.request)}
     before = f"{names[resource.key]} = " if resource.key in needed else ""
@@ -172,7 +172,7 @@ def _call(resource: Resource, client: str, method: str, resources: Sequence[Reso
 
 
 def _plain(value: Any, names: Mapping[str, str]) -> _Expression:
-    """Return a value in boto3's form."""
+    """Return the expression of a value for boto3."""
     if isinstance(value, Ref):
         return _Expression(f"{names[value.key]}[{_scalar(value.attribute)}]")
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""IAM policies for a deployment, and their simulation."""
+"""IAM policies for a deployment, and simulation of policies with IAM."""

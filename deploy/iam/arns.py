@@ -17,22 +17,23 @@ Condition = dict[str, dict[str, Any]]
 
 
 class Scope(NamedTuple):
-    """Resources, and the condition under which they are allowed."""
+    """ARNs of resources, and the condition under which access to them is allowed."""
 
     resources: list[str]
     condition: Condition | None = None
 
 
 class Arns:
-    """ARNs in one deployment's partition, region and account; empty for resources that the specification does not have.
+    """The ARNs that a deployment needs. Methods return [] for resources that the specification does not have.
 
     Attributes:
-        data: S3 URIs of the models, each once.
-        uploads: those that `up` uploads.
+        data: S3 URIs of the models, without duplicates.
+        uploads: S3 URIs of the models that `up` uploads.
         places: S3 URIs of the models and their adapters.
-        written, read: what SageMaker writes and reads besides.
-        requests, answers: S3 URIs of asynchronous inference. Requests are stored beside the answers.
-        checked: S3 URIs of whose buckets the key is looked up.
+        written, read: Further S3 URIs that SageMaker writes and reads.
+        requests, answers: S3 URIs for the requests and responses of asynchronous inference.
+        batch_input, batch_output: S3 URIs of batch transform.
+        checked: S3 URIs whose buckets' encryption is checked.
     """
 
     def __init__(self, spec: Spec, decision: Decision) -> None:
@@ -69,14 +70,14 @@ class Arns:
         return self._sagemaker("endpoint-config", [_versions(self.spec.name)] if self.spec.endpoint is None else [])
 
     def endpoint(self) -> list[str]:
-        """Return the endpoint: its own, or another deployment's."""
+        """Return the ARNs of the deployment's own endpoint, or of the shared one that it uses."""
         return self._sagemaker("endpoint", [self.spec.endpoint_name])
 
     def own_endpoint(self) -> list[str]:
         return self.endpoint() if self.spec.endpoint is None else []
 
     def shared_endpoint(self) -> list[str]:
-        """Return another deployment's endpoint, and its configuration, whose name is not known."""
+        """Return the ARNs of another deployment's endpoint and of all configurations, as its own one is unknown."""
         return [] if self.spec.endpoint is None else [*self.endpoint(), *self.every("endpoint-config")]
 
     def components(self) -> list[str]:
@@ -92,11 +93,11 @@ class Arns:
         return [self.of("sagemaker", f"{kind}/*")]
 
     def _component_names(self) -> list[str]:
-        """Return the names of the components, each before its adapters."""
+        """Return the names of the components, each followed by its adapters."""
         return [name for item in self.spec.components for name in (item.name, *(child.name for child in item.adapters))]
 
     def _sagemaker(self, kind: str, names: list[str]) -> list[str]:
-        """Return each name as written and in lower case: SageMaker lowers names in ARNs; policies heed case."""
+        """Return ARNs with each name as written and in lower case, which SageMaker uses. IAM is case-sensitive."""
         return [
             self.of("sagemaker", f"{kind}/{name}")
             for name in _once(spelling for name in names for spelling in (name, name.lower()))
@@ -111,7 +112,7 @@ class Arns:
         return streams if self.spec.batch else []
 
     def logs(self) -> list[str]:
-        """Return the ARNs of the log groups, and of their streams."""
+        """Return the ARNs of the endpoint's and components' log groups, and of their streams."""
         groups = [f"/aws/sagemaker/Endpoints/{self.spec.name}"] if self.spec.endpoint is None else []
         groups += [f"/aws/sagemaker/InferenceComponents/{name}" for name in self._component_names()]
         return [self.of("logs", f"log-group:{group}{end}") for group in groups for end in ("", ":*")]
@@ -120,7 +121,7 @@ class Arns:
         return [self.of("cloudwatch", f"alarm:{self.spec.name}/*")]
 
     def tracking_alarms(self) -> list[str]:
-        """Return the alarms that target tracking creates."""
+        """Return an ARN pattern for the alarms that target tracking creates."""
         return [self.of("cloudwatch", "alarm:TargetTracking-*")] if self.spec.scaling is not None else []
 
     def scaling_role(self, service: str) -> list[str]:
@@ -131,12 +132,12 @@ class Arns:
         return ["*"] if self.spec.network.subnets else []
 
     def shells(self) -> list[str]:
-        """Instances that may be logged into, which take no resource."""
+        """Return `*` if any variant allows access to instances through SSM. Its actions do not support resources."""
         shadows = self.spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
         return ["*"] if any(one.get("EnableSSMAccess") for one in (self.spec.sagemaker.variant, *shadows)) else []
 
     def repositories(self) -> list[str]:
-        """Return the images' ECR repositories, each once; images elsewhere have none."""
+        """Return the ARNs of the images' ECR repositories, without duplicates. Other registries are left out."""
         return _once(
             f"arn:{self._partition}:ecr:{one['region']}:{one['account']}:repository/{one['repository']}"
             for one in (ECR_URI.fullmatch(decided.image) for _, decided in self._served)
@@ -147,12 +148,12 @@ class Arns:
         return [arn for arn in self.repositories() if arn.split(":")[4] == self.account]
 
     def registry_logins(self) -> list[str]:
-        """Return the function that logs into a registry which is not ECR."""
+        """Return the ARN of the Lambda function that provides the credentials for a private registry."""
         config = self.spec.sagemaker.model.get("PrimaryContainer", {}).get("ImageConfig", {})
         return _once([config.get("RepositoryAuthConfig", {}).get("RepositoryCredentialsProviderArn")])
 
     def objects(self, uris: list[str]) -> list[str]:
-        """Return the ARN of an archive, or of everything below another S3 URI."""
+        """Return the ARN of each S3 URI: of the object for an archive, and of all objects under any other URI."""
         places = [uri.removeprefix("s3://") for uri in uris]
         ends = ["" if place.endswith(ARCHIVE) else "*" if "/" in place else "/*" for place in places]
         return [f"arn:{self._partition}:s3:::{place}{end}" for place, end in zip(places, ends, strict=True)]
@@ -161,7 +162,7 @@ class Arns:
         return _once(f"arn:{self._partition}:s3:::{bucket_and_key(uri)[0]}" for uri in uris)
 
     def listed(self, uris: list[str]) -> list[Scope]:
-        """Return the buckets, each with its prefixes as a condition."""
+        """Return the scope of each bucket, with the prefixes of the URIs as its condition."""
         prefixes: dict[str, set[str]] = {}
         for uri in uris:
             (bucket,) = self.buckets([uri])
@@ -169,11 +170,11 @@ class Arns:
         return [Scope([bucket], {"StringLike": {"s3:prefix": sorted(keys)}}) for bucket, keys in prefixes.items()]
 
     def secrets(self) -> list[str]:
-        """Return the secrets of the models' tokens, each once."""
+        """Return the ARNs of the secrets with the models' tokens, without duplicates."""
         return _once(served.model.token_secret for served, _ in self._served)
 
     def keys(self) -> list[str]:
-        """Return all keys of the account in the region, and the volumes', which may be another's."""
+        """Return the ARNs of all KMS keys of the account in the region, and of the volumes' key if it is elsewhere."""
         if not (self.checked or self.spec.topics or self.secrets() or self.encryption.volume_key):
             return []
         own = self.of("kms", "key/")
@@ -181,7 +182,7 @@ class Arns:
         return [f"{own}*", *(arn for arn in volumes if not arn.startswith(own))]
 
     def key(self, key: str | None, condition: Condition | None = None) -> list[Scope]:
-        """Return the scopes of a KMS key: IAM takes an alias as a condition, not as a resource."""
+        """Return the scopes of a KMS key. IAM supports an alias only as a condition, not as a resource."""
         if key is None:
             return []
         if key.startswith("arn:") and ":alias/" not in key:
@@ -192,12 +193,12 @@ class Arns:
         return [Scope([self.of("kms", f"key/{key}")], condition)]
 
     def key_via(self, service: str, key: str | None) -> list[Scope]:
-        """Return a key that a service of this region uses in its caller's name. Its host differs between partitions."""
+        """Return the scopes of a KMS key that a service of this region uses for its caller, in any partition."""
         return self.key(key, {"StringLike": {"kms:ViaService": f"{service}.{self._region}.*"}})
 
 
 def _versions(name: str) -> str:
-    """Return the pattern of the names of a thing's versions."""
+    """Return a pattern that matches the names of all versions of a resource."""
     return f"{version_name(name, {})[: -len(digest({}))]}*"
 
 

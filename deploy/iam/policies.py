@@ -1,7 +1,8 @@
 """IAM policies with the least privileges that a specification needs. Pure.
 
-The parties: the execution role (SageMaker and the container), the deployer (runs `lmi deploy`), the invoker (sends
-requests), the checker (asks AWS by `simulation.py` whether the others' policies are in force).
+There are policies for the execution role (used by SageMaker and the container), the deployer (who runs `lmi deploy`),
+the invoker (who sends requests) and the checker (who checks with `simulation.py` whether the other policies are in
+force).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Policy = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """Actions, and on what they are needed.
+    """Actions, and the resources for which they are needed.
 
     Attributes:
-        sid: the statement's. Rows with the same one and the same condition form one statement.
-        actions: with the service as the first one's prefix: "sagemaker:CreateModel DeleteModel".
-        on: returns the resources; empty: the actions are not needed.
+        sid: Statement ID. Rows with the same ID and the same condition are joined to one statement.
+        actions: Actions after the service's prefix, such as "sagemaker:CreateModel DeleteModel".
+        on: Function that returns the resources, or [] if the actions are not needed.
     """
 
     sid: str
@@ -36,7 +37,7 @@ class Row(NamedTuple):
 
 
 def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
-    """Return statements that allow the rows' actions, each with its own name."""
+    """Return statements that allow the actions of all rows, each with a unique ID."""
     found: dict[str, list[Statement]] = {}
     for sid, actions, on in rows:
         service, _, names = actions.partition(":")
@@ -61,14 +62,14 @@ def allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition:
 
 
 def policy(found: list[Statement]) -> Policy:
-    """Return a policy of statements."""
+    """Return a policy that consists of the statements."""
     return {"Version": "2012-10-17", "Statement": found}
 
 
-# -- what the role, the deployer and the invoker of a deployment need: the only place for it ---------------------------
-# The tests of the commands (`tests/deploy/aws/`) run them with what is printed, so an action that is missing fails
-# there; one that no call needs fails `tests/deploy/unit/test_iam_policies.py`. What a call needs, AWS's service
-# authorization reference tells the tests (`deploy/emulator/authorization.py`), never this table.
+# -- the permissions that each party needs -----------------------------------------------------------------------------
+# The tests in `tests/deploy/aws/` run the commands with the printed policies, so they fail if an action is missing.
+# `tests/deploy/unit/test_iam_policies.py` fails if no call needs an action. The tests know the needs of a call from
+# AWS's service authorization reference (`deploy/emulator/authorization.py`), not from this table.
 
 _PULL = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
 _LOG = "logs:CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents"
@@ -76,18 +77,18 @@ _AUTOSCALING = "sagemaker.application-autoscaling.amazonaws.com"
 
 
 def _any(arns: Arns) -> list[str]:
-    """Return `*`, for actions that take no resource, or resources without known names."""
+    """Return `*`, for actions that do not support resources, or for resources whose names are unknown."""
     return ["*"]
 
 
-_VOLUME_KEY = Row(  # SageMaker creates a grant on it, and may create no other; CreateEndpoint's caller needs it too
+_VOLUME_KEY = Row(  # only SageMaker may create a grant on it; the caller of CreateEndpoint needs it, too
     "VolumeKey", "kms:CreateGrant",
     lambda a: a.key(a.encryption.volume_key, {"Bool": {"kms:GrantIsForAWSResource": "true"}}),
 )  # fmt: skip
 
 
 def _written(sid: str) -> tuple[Row, Row]:
-    """Return the rows for objects that SageMaker writes, by name. S3 reads the parts of a multipart upload again."""
+    """Return the rows for objects that SageMaker writes. S3 decrypts the parts of multipart uploads to join them."""
     return (
         Row(sid, "s3:PutObject", lambda a: a.objects([one.uri for one in a.written if one.sid == sid])),
         Row(
@@ -107,7 +108,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("ModelData", "s3:GetObject", lambda a: a.objects(a.places)),
         Row("ModelDataListed", "s3:ListBucket", lambda a: a.listed(a.places)),
         Row("ModelKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.model_key)),
-        # Asynchronous inference. For requests that are stored elsewhere the role needs s3:GetObject there too.
+        # Asynchronous inference. For requests that are stored elsewhere, the role needs s3:GetObject there, too.
         Row("Answers", "s3:PutObject", lambda a: a.objects(a.answers)),
         Row("Requests", "s3:GetObject", lambda a: a.objects(a.requests)),
         Row("Notices", "sns:Publish", lambda a: a.spec.asynchronous.topics if a.spec.asynchronous else []),
@@ -121,13 +122,13 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("Shell", "ssmmessages:CreateControlChannel CreateDataChannel OpenControlChannel OpenDataChannel",
             Arns.shells),
         Row("RegistryLogin", "lambda:InvokeFunction", Arns.registry_logins),
-        # Batch transform. The key of its answers is that of asynchronous ones.
+        # Batch transform. Its responses are encrypted with the key for asynchronous responses.
         Row("BatchInput", "s3:GetObject", lambda a: a.objects(a.batch_input)),
         Row("BatchInputListed", "s3:ListBucket", lambda a: a.listed(a.batch_input)),
         Row("BatchAnswers", "s3:PutObject", lambda a: a.objects(a.batch_output)),
         Row("BatchInputKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.input_key)),
         Row("BatchLogs", _LOG, Arns.batch_logs),
-        # Of the developer guide's execution role for a VPC
+        # From the developer guide's execution role for a VPC
         Row("Network", "ec2:CreateNetworkInterface CreateNetworkInterfacePermission DeleteNetworkInterface"
             " DeleteNetworkInterfacePermission DescribeDhcpOptions DescribeNetworkInterfaces DescribeSecurityGroups"
             " DescribeSubnets DescribeVpcs", Arns.network),
@@ -148,10 +149,10 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("SageMaker", "sagemaker:UpdateInferenceComponent UpdateInferenceComponentRuntimeConfig", Arns.components),
         Row("SageMaker", "sagemaker:AddTags ListTags",
             lambda a: [*a.models(), *a.configs(), *a.own_endpoint(), *a.components()]),
-        # An endpoint of another deployment is looked at, and gets components.
+        # Another deployment's endpoint is read, and components are created on it.
         Row("SharedEndpoint", "sagemaker:CreateInferenceComponent DescribeEndpoint DescribeEndpointConfig ListTags",
             Arns.shared_endpoint),
-        # The endpoint may have components that the specification does not name (any more).
+        # The endpoint may have components that the specification does not name, or no longer names.
         Row("OtherComponents", "sagemaker:DescribeInferenceComponent ListTags",
             lambda a: a.every("inference-component")),
         Row("FormerComponents", "sagemaker:DeleteInferenceComponent", lambda a: [Scope(
@@ -163,12 +164,12 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("SecretChecked", "secretsmanager:DescribeSecret", Arns.secrets),
         _VOLUME_KEY,
         Row("General", "sagemaker:ListModels ListEndpointConfigs ListInferenceComponents", _any),
-        # Scaling and alarms, not only as the specification has them: an update removes what it has no longer.
+        # Not restricted to the scaling that the specification has, as an update removes scaling that it no longer has.
         Row("General", "application-autoscaling:DescribeScalableTargets DescribeScalingActivities"
             " DescribeScalingPolicies ListTagsForResource DeleteScalingPolicy DeregisterScalableTarget"
             " PutScalingPolicy RegisterScalableTarget TagResource", _any),
         Row("General", "cloudwatch:DescribeAlarms GetMetricData", _any),
-        Row("General", "logs:DescribeLogGroups", _any),  # IAM knows no group by its prefix, only all of them
+        Row("General", "logs:DescribeLogGroups", _any),  # IAM does not support prefixes of log groups here
         Row("General", "servicequotas:ListServiceQuotas", _any),
         Row("General", "pricing:GetProducts", _any),
         Row("General", "ec2:DescribeSecurityGroups DescribeSubnets", Arns.network),
@@ -179,7 +180,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("Alarms", "cloudwatch:DeleteAlarms ListTagsForResource PutMetricAlarm TagResource",
             lambda a: [*a.alarms(), *a.tracking_alarms()]),
         Row("Logs", "logs:DeleteLogGroup DescribeLogStreams FilterLogEvents GetLogEvents", Arns.logs),
-        # Reading the images; `docker push` into the account's repositories
+        # Reading the images, and `docker push` to the account's repositories
         Row("Image", "ecr:DescribeImages BatchCheckLayerAvailability BatchGetImage CompleteLayerUpload"
             " GetDownloadUrlForLayer InitiateLayerUpload PutImage UploadLayerPart", Arns.own_repositories),
         Row("Image", f"ecr:DescribeImages {_PULL}",
@@ -199,11 +200,11 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
             lambda a: a.key_via("s3", a.encryption.model_key if a.uploads else None)),
         Row("Uploads", "s3:ListBucketMultipartUploads", lambda a: a.buckets(a.uploads)),
         Row("OtherModels", "sagemaker:DescribeModel", lambda a: a.every("model") if a.uploads else []),
-        # Which key encrypts what, and whether it is AWS's
+        # Checks of the keys with which buckets and topics are encrypted
         Row("EncryptionChecked", "s3:GetEncryptionConfiguration", lambda a: a.buckets(a.checked)),
         Row("TopicsChecked", "sns:GetTopicAttributes", lambda a: a.spec.topics),
         Row("KeysChecked", "kms:DescribeKey", Arns.keys),
-        # In which region places and a reservation are
+        # Checks of the region of buckets and of a reservation
         Row("PlacesChecked", "s3:ListBucket", lambda a: a.listed([*named(a.spec)])),
         Row("ReservationChecked", "sagemaker:DescribeTrainingPlan",
             lambda a: [a.spec.reservation] if a.spec.reservation else []),
@@ -218,42 +219,43 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("BatchLogs", "logs:DescribeLogStreams GetLogEvents", Arns.batch_logs),
     ),
     "invoker": (
-        # A stream is an action of its own, though the API's description says that InvokeEndpoint is what it needs.
+        # Streaming is an action of its own, although the API's description says that InvokeEndpoint allows it.
         Row("Invoke", "sagemaker:InvokeEndpoint InvokeEndpointWithResponseStream",
             lambda a: [] if a.spec.asynchronous else [*a.endpoint(), *a.components()]),
-        # The client finds the only component by itself.
+        # The client looks up the endpoint's only component.
         Row("ComponentsListed", "sagemaker:ListInferenceComponents", lambda a: ["*"] if a.spec.components else []),
         Row("ComponentsShown", "sagemaker:DescribeInferenceComponent", Arns.components),
         Row("OpenAiRoute", "sagemaker:CallWithBearerToken", lambda a: [] if a.spec.asynchronous else ["*"]),
-        # Asynchronous inference: requests go to S3, and answers come from there.
+        # Asynchronous inference: the client writes requests to S3, and reads responses from there.
         Row("Invoke", "sagemaker:InvokeEndpointAsync", lambda a: a.endpoint() if a.spec.asynchronous else []),
         Row("Answers", "s3:GetObject", lambda a: a.objects(a.answers)),
-        Row("AnswersListed", "s3:ListBucket", lambda a: a.listed(a.answers)),  # else a missing one looks forbidden
+        # Without ListBucket, S3 reports a missing object as forbidden.
+        Row("AnswersListed", "s3:ListBucket", lambda a: a.listed(a.answers)),
         Row("Requests", "s3:PutObject", lambda a: a.objects(a.requests)),
-        # Requests are stored beside the answers, where the bucket may encrypt with the same key.
+        # Requests are stored next to the responses, in a bucket that may encrypt both with the same key.
         Row("AnswersKey", "kms:Decrypt GenerateDataKey",
             lambda a: a.key(a.encryption.output_key) if a.spec.asynchronous else []),
     ),
     "checker": (
-        # `iam --check`, of the role, of its own user or role, or of another: their names are in no specification.
+        # `iam --check` may check any role or user, whose names the specification does not have.
         Row("Checked", "iam:GetRole", lambda a: a.principals("role")),
         Row("Checked", "iam:SimulatePrincipalPolicy", lambda a: a.principals("role", "user")),
     ),
 }  # fmt: skip
 
-ADOPTING = (  # the configuration and the models have names that only the endpoint tells
-    # Of the endpoint too, which the deployer may update anyway: it goes back to what served before a shadow.
+ADOPTING = (  # names of configurations and models are known only from the endpoint
+    # The end of a shadow updates the endpoint to its owner's configuration.
     Row("AdoptedConfig", "sagemaker:DescribeEndpointConfig UpdateEndpoint", lambda a: a.every("endpoint-config")),
     Row("AdoptedModel", "sagemaker:DescribeModel", lambda a: a.every("model")),
 )
-"""What the deployer also needs to take over another owner's endpoint, or to add a shadow to it."""
+"""Further permissions with which the deployer takes over another owner's endpoint or adds a shadow to it."""
 
 
 def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str, Policy]:
-    """Return all policies by party, and the role's trust policy: SageMaker, for this account only.
+    """Return the policies of all parties by name, and as `trust` the role's trust policy, which trusts SageMaker.
 
     Args:
-        adopt: the deployer takes over another owner's endpoint, or adds a shadow to it.
+        adopt: Whether the deployer takes over another owner's endpoint, or adds a shadow to it.
     """
     arns = Arns(spec, decision)
     trusted = {
@@ -266,20 +268,20 @@ def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str
     return {"trust": policy([trusted]), **{who: policy(statements(some, arns)) for who, some in rows.items()}}
 
 
-# -- policies in parts that AWS takes. Pure ----------------------------------------------------------------------------
+# -- split policies into parts that AWS accepts. Pure ------------------------------------------------------------------
 
 
 MOST = 6144
-"""Characters of a managed policy (quota "Managed policy length"); AWS does not count white space."""
+"""Maximum number of characters in a managed policy (quota "Managed policy length"), not counting white space."""
 
 
 def length(policy: Policy) -> int:
-    """Return the characters that AWS counts."""
+    """Return the number of characters in a policy as AWS counts them, which is without white space."""
     return len(json.dumps(policy, separators=(",", ":")))
 
 
 def parts(policy: Policy, most: int = MOST) -> list[Policy]:
-    """Return policies of at most `most` characters each that together allow the same; one, if it fits."""
+    """Split a policy into policies of at most `most` characters, which together allow the same. It may remain whole."""
     found: list[Policy] = []
     for statement in policy["Statement"]:
         rest: dict[str, Any] | None = statement
@@ -297,10 +299,10 @@ def parts(policy: Policy, most: int = MOST) -> list[Policy]:
 def _split(
     policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], most: int
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the part of a statement that fits after others, and the rest. Only a statement that is too long by itself
-    is divided.
+    """Return the part of a statement that fits after the others, and the rest.
 
-    One matching resource, or one value of a condition, is enough: each may be in a statement of its own.
+    Only a statement that is too long for a policy of its own is divided, by its resources or by the values of a
+    condition. Each of these is sufficient for a match, so they can be in separate statements.
     """
 
     def fits(others: list[dict[str, Any]], one: dict[str, Any]) -> bool:
@@ -321,7 +323,7 @@ def _split(
 
 
 def _list_of(statement: dict[str, Any]) -> tuple[list[str], Callable[[list[str]], dict[str, Any]]]:
-    """Return the longest list of alternatives of a statement, and a function to replace it."""
+    """Return a statement's longest list of alternatives, and a function that replaces it in the statement."""
     lists: list[tuple[list[str], Callable[[list[str]], dict[str, Any]]]] = [
         (statement["Resource"], lambda some: {**statement, "Resource": some})
     ]

@@ -16,12 +16,12 @@ _SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
 
 
 class Denial(NamedTuple):
-    """One denied action.
+    """A denied action.
 
     Attributes:
-        action: e.g. `sagemaker:CreateModel`.
-        resource: an ARN, or `*`.
-        why: IAM's word: implicitDeny (nothing allows it) or explicitDeny (something forbids it).
+        action: Action, such as `sagemaker:CreateModel`.
+        resource: ARN of the resource, or `*`.
+        why: IAM's decision, implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
     """
 
     action: str
@@ -30,17 +30,17 @@ class Denial(NamedTuple):
 
 
 def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
-    """Return the actions of the policy that the principal may not do.
+    """Return the actions in the policy that are denied to the principal.
 
     Raises:
-        NotAllowed: the caller may not simulate.
-        DeployError: there is no such principal.
+        NotAllowed: The caller is not allowed to simulate policies.
+        DeployError: The principal does not exist.
     """
     return tuple(item for statement in policy["Statement"] for item in _of_statement(aws, principal, statement))
 
 
 def caller(aws: Aws) -> str:
-    """Return the ARN of the caller: a user, or the role of a session."""
+    """Return the ARN of the user or role that the caller's credentials belong to."""
     arn = str(aws.client("sts").get_caller_identity()["Arn"])
     if (session := _SESSION.match(arn)) is None:
         return arn
@@ -49,7 +49,7 @@ def caller(aws: Aws) -> str:
 
 
 def _role_arn(aws: Aws, role: str) -> str | None:
-    """Return the role's ARN with its path, which a session's ARN leaves out (as for AWS's single sign-on)."""
+    """Return a role's ARN with its path, which the ARN of a session leaves out, or None if it cannot be read."""
     try:
         return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])
     except ClientError:
@@ -72,14 +72,14 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
         if isinstance(failure, NotAllowed):
             raise NotAllowed(
                 str(failure),
-                "--check needs iam:SimulatePrincipalPolicy on the principal that it asks about: `iam --who "
-                "checker` prints it.",
+                "--check needs iam:SimulatePrincipalPolicy on the principal that it checks. `iam --who checker` prints "
+                "that policy.",
             ) from None
         raise DeployError(f"{principal}: {failure}", failure.advice) from None
 
 
 def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
-    """Yield the denials of one result: IAM answers for each resource separately."""
+    """Yield the denials in a result, in which IAM lists each resource separately."""
     for item in result.get("ResourceSpecificResults") or [result]:
         if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
             resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
@@ -87,12 +87,12 @@ def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
 
 
 def _example(resource: str) -> str:
-    """Return an example of a pattern: IAM simulates no pattern other than `*`."""
+    """Return an example that matches a pattern, as IAM simulates no pattern except `*`."""
     return resource if resource == "*" else resource.replace("*", "x")
 
 
 def _context(condition: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the context entries under which the condition holds."""
+    """Yield context entries for the simulation that satisfy the condition."""
     for operator, keys in condition.items():
         for key, values in keys.items():
             given = values if isinstance(values, list) else [values]

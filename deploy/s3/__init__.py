@@ -1,1 +1,1 @@
-"""Upload model data to S3, and check it."""
+"""Upload model data to S3, and check whether it can be loaded."""

@@ -1,4 +1,4 @@
-"""Read model data in S3 without unpacking it: an archive's names and serving.properties, or that file of a prefix."""
+"""Read the file names and serving.properties of an archive in S3 without unpacking it, or those of a prefix."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from handler.config.loader import MOST_BYTES, Setting, decode_properties, settin
 from handler.config.options.names import variable
 
 OPTIONS_FILE = "serving.properties"
-_MOST = 64 << 20  # bytes of an archive to read, packed and unpacked: one with weights may have more
+_MOST = 64 << 20  # maximum bytes of an archive to read, packed and unpacked; archives with weights may be larger
 _ABSENT = ("404", "NoSuchKey", "NoSuchBucket")
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Files of model data.
+    """The contents of model data, as far as they were read.
 
     Attributes:
-        variables: serving.properties, under the names of variables. They override the container's own, as in LMI.
-        others: names of further files, only for an archive.
-        weights: a file with weights, or why there must be one; "": there are no weights.
-        folder: the only directory at an archive's top, if all files are there.
-        fault: why SageMaker cannot unpack an archive; "": no reason was found.
-        problem: why it was not read; "": it was read.
-        unseen: only the reader has the problem: SageMaker may be able to read it.
+        variables: Settings of serving.properties, as variables. They override the container's variables, as in LMI.
+        others: Names of further files, which are known only for an archive.
+        weights: Name of a weight file, or a reason to assume that there is one, or "" if there are no weights.
+        folder: Only directory at the archive's top level, if it contains all files, or "".
+        fault: Reason why SageMaker cannot unpack the archive, or "" if none was found.
+        problem: Reason why the data was not read, or "" if it was read.
+        unseen: Whether SageMaker may be able to read the data despite `problem`.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -47,14 +47,14 @@ class Artifact:
 
     @property
     def may_serve(self) -> bool:
-        """Return whether SageMaker can unpack an archive with a model, as far as it was read."""
+        """Return whether SageMaker can probably unpack a model from the archive."""
         return self.unseen or bool(self.weights and not self.fault and not self.problem)
 
 
 def read_artifact(aws: Aws, uri: str) -> Artifact:
-    """Read the first 64 MiB of an archive, or serving.properties below a prefix (which ends in a slash)."""
+    """Read the first 64 MiB of an archive, or serving.properties under a prefix, which ends in a slash."""
     if not uri.startswith("s3://"):
-        return Artifact(problem="it is no address of S3")
+        return Artifact(problem="its address is not in S3")
     is_prefix = uri.endswith("/")
     bucket, key = bucket_and_key(uri)
     try:
@@ -68,14 +68,14 @@ def read_artifact(aws: Aws, uri: str) -> Artifact:
         if is_prefix and code in _ABSENT:
             return Artifact()
         if code in _ABSENT:
-            return Artifact(problem="it is not there")
+            return Artifact(problem="it does not exist")
         return Artifact(problem=f"{code}: not found, or s3:GetObject is not allowed", unseen=True)
     except BotoCoreError as error:
         return Artifact(problem=str(error), unseen=True)
 
 
 def read_archive(packed: Any) -> Artifact:
-    """Read an archive's names, and its serving.properties: at the top, or in the only directory there."""
+    """Read an archive's file names, and the serving.properties at its top level or in the only directory there."""
     found: dict[PurePosixPath, bytes] = {}
     places: list[PurePosixPath] = []
     weights = fault = ""
@@ -83,11 +83,11 @@ def read_archive(packed: Any) -> Artifact:
         stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=cast("BinaryIO", _Bounded(packed)))))
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # else each is kept
+                archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members
                 if member.issparse():
                     raise tarfile.ReadError(_SPARSE)
                 if len(archive.pax_headers) > _MOST_COMMON:
-                    raise tarfile.ReadError(f"{len(archive.pax_headers)} fields common to all its members")
+                    raise tarfile.ReadError(f"it has too many global header fields ({len(archive.pax_headers)})")
                 place = PurePosixPath(member.name)
                 fault = fault or _fault(member, place)
                 if not member.isfile():
@@ -115,40 +115,41 @@ def read_archive(packed: Any) -> Artifact:
 
 
 def _fault(member: tarfile.TarInfo, place: PurePosixPath) -> str:
-    """Return why SageMaker cannot unpack a member: it accepts files and directories, within the model's own
-    directory.
+    """Return the reason why SageMaker cannot unpack a member, or "". Only files and directories inside the model's
+    directory are accepted.
     """
     if place.is_absolute() or ".." in place.parts:
-        return f"its member {member.name!r} is outside of the model's directory"
-    return "" if member.isfile() or member.isdir() else f"its member {member.name!r} is a link, or no file"
+        return f"its member {member.name!r} is outside the model's directory"
+    return "" if member.isfile() or member.isdir() else f"its member {member.name!r} is a link or a special file"
 
 
-_DEEPEST = 2  # parts of the path of serving.properties
-_MOST_COMMON = 16  # fields that hold for all members, each of which copies them; git writes one
-_LONGEST = 64 << 10  # bytes of a header that extends the next one: names, and numbers as text
+_DEEPEST = 2  # maximum number of parts in the path of serving.properties
+_MOST_COMMON = 16  # maximum number of global header fields, which each member copies; git writes one
+_LONGEST = 64 << 10  # maximum bytes of an extended header
 
 
 class _Member(tarfile.TarInfo):
-    """A member that is cheap to read: its extended header is short, and it is not a sparse file.
+    """A member that is cheap to read. Long extended headers and sparse files raise an error.
 
-    Reading an extended header's numbers takes quadratic time in some Pythons. A sparse file's map has any length.
+    Some Python versions need quadratic time for the numbers in an extended header. The map of a sparse file may have
+    any length.
     """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         member = super().frombuf(buf, encoding, errors)
         if member.type in _EXTENDING and member.size > _LONGEST:
-            raise tarfile.ReadError(f"an extended header of {member.size} bytes")
+            raise tarfile.ReadError(f"it has an extended header of {member.size} bytes")
         if member.type == tarfile.GNUTYPE_SPARSE:
             raise tarfile.ReadError(_SPARSE)
         return member
 
     def _proc_gnusparse_10(self, *_: object) -> None:
-        """Refuse the form of sparse files whose map is in the member's data; tarfile calls this."""
+        """Refuse sparse files whose map is in the member's data. tarfile calls this method for them."""
         raise tarfile.ReadError(_SPARSE)
 
 
-_SPARSE = "a sparse file"
+_SPARSE = "it contains a sparse file"
 
 
 _EXTENDING = (
@@ -162,7 +163,7 @@ _EXTENDING = (
 
 def _with_options(data: bytes, read: Artifact) -> Artifact:
     if len(data) > MOST_BYTES:
-        return replace(read, problem=f"its {OPTIONS_FILE} has more than {MOST_BYTES} bytes")
+        return replace(read, problem=f"its {OPTIONS_FILE} is larger than {MOST_BYTES} bytes")
     variables: dict[str, str] = {}
     try:
         text = decode_properties(data)
@@ -176,23 +177,23 @@ def _with_options(data: bytes, read: Artifact) -> Artifact:
 
 
 def _name(key: str) -> str:
-    """Return the variable that sets the same option."""
+    """Return the name of the variable that sets the same option as a key of serving.properties."""
     return "OPTION_ENGINE" if key == "engine" else variable(key) or f"SERVING_{key.upper()}"
 
 
 class _TooLongError(Exception):
-    """More data was unpacked than may be read."""
+    """An error about a stream that exceeds the maximum number of bytes."""
 
 
 class _Bounded:
-    """A stream of which no more than 64 MiB are read."""
+    """A stream of which at most 64 MiB may be read."""
 
     def __init__(self, stream: BinaryIO | gzip.GzipFile) -> None:
         self._read: Callable[[int], bytes] = stream.read
         self._left = _MOST
 
     def read(self, size: int) -> bytes:
-        """Read, or raise _TooLongError."""
+        """Read up to `size` bytes. Raises _TooLongError if the stream exceeds the maximum."""
         data = self._read(size)
         self._left -= len(data)
         if self._left < 0:

@@ -1,4 +1,4 @@
-"""S3 prefixes: list, read and delete the objects below one. An archive is one with a single object."""
+"""List, read and delete the objects under an S3 prefix. An archive is a prefix with a single object."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from deploy.aws import Aws, error_code, pages
 from deploy.errors import Failed, NotThere, Refused
 
 ARCHIVE = ".tar.gz"
-"""Suffix of a key that SageMaker unpacks into the model's directory (botocore's ModelDataUrl)."""
+"""Suffix of archives that SageMaker unpacks into the model's directory (botocore's ModelDataUrl)."""
 
 
 def bucket_and_key(uri: str) -> tuple[str, str]:
-    """Return bucket and key; the key may be empty."""
+    """Split an S3 URI into bucket and key. The key is "" if the URI names only a bucket."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
 
 
-_AT_ONCE = 1000  # maximum of keys in one DeleteObjects
+_AT_ONCE = 1000  # maximum number of keys in a DeleteObjects request
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or object: its name relative to the directory or prefix, with slashes; and its size in bytes."""
+    """A file or object, with its name relative to the directory or prefix and its size in bytes."""
 
     name: str
     size: int
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Prefix:
-    """`s3://bucket/key/`; `key` ends in a slash, is empty, or is an archive's."""
+    """An S3 prefix, such as `s3://bucket/key/`. `key` ends in a slash, is "", or is the key of an archive."""
 
     bucket: str
     key: str
@@ -49,10 +49,10 @@ class Prefix:
 
 
 def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
-    """List the objects below the prefix, with names relative to it.
+    """List the objects under the prefix, with names relative to it.
 
     Raises:
-        NotThere: there is no such bucket.
+        NotThere: The bucket does not exist.
     """
     found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=prefix.bucket, Prefix=prefix.key)
     try:
@@ -64,10 +64,10 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
 
 
 def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
-    """Delete these objects below the prefix.
+    """Delete objects under the prefix.
 
     Raises:
-        Failed: S3 did not delete one, which it reports in an answer of status 200.
+        Failed: S3 did not delete an object, which it reports in a response with status 200.
     """
     for first in range(0, len(names), _AT_ONCE):
         some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
@@ -78,7 +78,7 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
-    """Return a function that reads one object below the prefix."""
+    """Return a function that reads an object by its name relative to the prefix."""
 
     def read(name: str) -> bytes:
         got = aws.client("s3").get_object(Bucket=prefix.bucket, Key=prefix.key + name)
@@ -88,16 +88,17 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
 
 
 def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3") -> None:
-    """Check the bucket's region: SageMaker reads and writes files of its own region only.
+    """Check that the bucket is in SageMaker's region, as SageMaker cannot access other regions.
 
-    Uses a list, which also names the region: HEAD of a bucket would need permission to list all of it.
+    The region is read from the response to listing the prefix. HeadBucket would need permission to list the whole
+    bucket.
 
     Args:
-        fields: fields of the specification that may name the bucket.
+        fields: Fields of the specification that may name the bucket, for the message.
 
     Raises:
-        Refused: the bucket is in another region.
-        NotThere: there is no such bucket.
+        Refused: The bucket is in another region.
+        NotThere: The bucket does not exist.
     """
     try:
         response = aws.client("s3").list_objects_v2(Bucket=prefix.bucket, Prefix=prefix.key, MaxKeys=1)
@@ -110,12 +111,12 @@ def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3
     region = _region(response) or aws.region
     if region != aws.region:
         raise Refused(
-            f"the bucket {prefix.bucket} is in {region}, SageMaker in {aws.region}",
+            f"the bucket {prefix.bucket} is in {region}, but SageMaker is in {aws.region}",
             f"Use a bucket in {aws.region} ({fields}), or set region: {region}.",
         )
 
 
 def _region(response: Any) -> str | None:
-    """Return the bucket's region from the headers of S3's answer."""
+    """Return the bucket's region from the headers of S3's response, or None if they do not name it."""
     region = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return None if region is None else str(region)

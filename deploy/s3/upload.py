@@ -1,8 +1,8 @@
-"""Upload a model's directory to S3, uncompressed: parallel parts, only missing files, verified at the end.
+"""Upload a model's directory to S3 without compression, and verify the result.
 
-Each object has its file's SHA-256 and the deployment's name as metadata. There is no manifest: SageMaker would load one
-in the prefix as model data, and one elsewhere could describe objects that have changed since. Parts that a killed run
-uploaded are found in S3's list of unfinished uploads.
+Only missing files are uploaded, in parallel parts. The metadata of each object has its file's SHA-256 and the
+deployment's name. There is no manifest, as SageMaker would load a manifest in the prefix as model data, and a manifest
+elsewhere could be out of date. Parts that a killed run uploaded are found in S3's list of unfinished uploads.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from deploy.s3.lint import Finding, lint, lint_layout, list_directory, refuse
 from deploy.s3.prefix import Entry, Prefix, check_region, objects
 from handler.core.sizes import format_size
 
-# -- upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again --------------------
-# boto3's s3transfer would be shorter, but begins a file anew, and a killed run loses what it has sent of one. A model
-# of one file (GGUF, up to 50 GB on the hub), or with shards of that size, so loses up to 7 minutes at 1 Gbit/s. A run
-# here that was killed amid 512 MiB had left 31 of 32 parts for the next one. Parts that s3transfer leaves behind are
-# never used again, and cost storage. CPU time hardly differs: 1.8 s for 512 MiB, and 1.5 s with s3transfer.
+# -- upload files to S3 in parallel parts, and reuse the parts of an earlier unfinished upload -------------------------
+# boto3's s3transfer would need less code, but a killed run loses all parts of an unfinished file. For a file of 50 GB,
+# the largest on the hub, that is up to 7 minutes at 1 Gbit/s. When a run of this module was killed while it uploaded
+# 512 MiB, the next run reused 31 of 32 parts. Parts that s3transfer leaves behind are never reused, and cost storage.
+# The CPU time hardly differs: 1.8 s for 512 MiB, and 1.5 s with s3transfer.
 #
-# S3 checks each part by its SHA-256. CRC64NVME would cover the whole object, but botocore computes it only with
+# S3 verifies the SHA-256 of each part. CRC64NVME would cover the whole object, but botocore can compute it only with
 # awscrt.
 
 METADATA = "lmi-sha256"
-"""Metadata of an object: its file's SHA-256 in hexadecimal digits."""
+"""Key of an object's metadata that contains the hexadecimal SHA-256 of its file."""
 
 DEPLOYMENT = "lmi-deployment"
-"""Metadata of an object: the name of the deployment that uploaded it."""
+"""Key of an object's metadata that contains the name of the deployment that uploaded it."""
 
 PART_SIZE = 16 * 2**20
 _MOST_PARTS = 9000  # S3's maximum is 10,000
@@ -49,7 +49,7 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a file: `number` counts from 1, `of` is the number of parts; offset and size in bytes."""
+    """A part of a file. `number` starts at 1, `of` is the number of parts, and `offset` and `size` are in bytes."""
 
     name: str
     number: int
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass
 class _Unfinished:
-    """A multipart upload: the parts in S3 with tag and checksum, by number; `remaining`: number of parts to do."""
+    """An unfinished multipart upload, with the parts in S3 by number (`there`) and the number of missing parts."""
 
     id: str
     there: Mapping[int, Mapping[str, Any]]
@@ -69,7 +69,7 @@ class _Unfinished:
 
 
 def parts_of(name: str, size: int) -> list[Part]:
-    """Split a file into parts: at least one, the last may be smaller."""
+    """Split a file into one or more parts, of which the last one may be smaller."""
     part_size = max(PART_SIZE, -(-size // _MOST_PARTS))
     count = max(1, -(-size // part_size))
     return [
@@ -79,13 +79,13 @@ def parts_of(name: str, size: int) -> list[Part]:
 
 
 _CLOCK = 2_000_000_000
-"""Nanoseconds: the coarsest time stamp of a file system."""
+"""The coarsest resolution of a file system's timestamps, in nanoseconds."""
 
 
 def file_digest(path: Path) -> str:
-    """Return the file's SHA-256 in hexadecimal digits; cached while size and time stamp stay the same."""
+    """Return the hexadecimal SHA-256 of a file. It is cached as long as the file's size and timestamp do not change."""
     stat = path.stat()
-    if time.time_ns() - stat.st_mtime_ns < _CLOCK:  # a second write may have the same time stamp
+    if time.time_ns() - stat.st_mtime_ns < _CLOCK:  # a second write may get the same timestamp
         return _digest.__wrapped__(path, stat.st_size, stat.st_mtime_ns)
     return _digest(path, stat.st_size, stat.st_mtime_ns)
 
@@ -100,12 +100,12 @@ def _digest(path: Path, size: int, changed: int) -> str:
 
 
 def object_digest(aws: Aws, prefix: Prefix, name: str) -> str | None:
-    """Return the digest in the object's metadata; None: it has none, or does not exist."""
+    """Return the digest in an object's metadata, or None if the object does not exist or has no digest."""
     return _metadata(aws, prefix, name).get(METADATA)
 
 
 def object_sender(aws: Aws, prefix: Prefix, name: str) -> str | None:
-    """Return the deployment that uploaded the object; None: unknown, or it does not exist."""
+    """Return the deployment that uploaded an object, or None if it is unknown or the object does not exist."""
     return _metadata(aws, prefix, name).get(DEPLOYMENT)
 
 
@@ -120,12 +120,12 @@ def _metadata(aws: Aws, prefix: Prefix, name: str) -> Mapping[str, str]:
 
 
 class PartUploader:
-    """Uploads a directory's parts, from several threads.
+    """An uploader for the parts of a directory's files. `send` may be called from several threads.
 
     Args:
         digests: SHA-256 of the files, by name.
-        parts: all parts of all files to upload.
-        deployment: stored with the objects; empty: none.
+        parts: All parts of all files to upload.
+        deployment: Name of the deployment to store in the objects' metadata, or "" for none.
     """
 
     def __init__(
@@ -146,17 +146,17 @@ class PartUploader:
         self._locks = {part.name: threading.Lock() for part in parts}
 
     def send(self, part: Part) -> tuple[Part, bool, bool]:
-        """Upload one part; return it, whether S3 had it already, and whether its file is complete.
+        """Upload a part, and return it, whether S3 already had it, and whether its file is now complete.
 
         Raises:
-            Failed: the file has changed since its digest was taken.
+            Failed: The file has changed since its digest was computed.
         """
         with (self._directory / part.name).open("rb") as file:
             file.seek(part.offset)
             content = file.read(part.size)
         digest = hashlib.sha256(content)
         if len(content) != part.size or (part.of == 1 and digest.hexdigest() != self._digests[part.name]):
-            raise Failed(f"{self._directory / part.name} has changed since it was read", "Run it again.")
+            raise Failed(f"{self._directory / part.name} has changed since it was read", "Run the command again.")
         checksum = base64.b64encode(digest.digest()).decode()
         where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + part.name}
         if part.of == 1:
@@ -178,15 +178,17 @@ class PartUploader:
         return part, there is not None, complete
 
     def abandon(self) -> None:
-        """Abort unfinished uploads: they have the digest of a file that has changed; no later run may resume them."""
+        """Abort unfinished uploads after a file has changed, as no later run may resume them with the old digest."""
         for name, upload in self._uploads.items():
             if upload.remaining:
                 where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + name}
-                with contextlib.suppress(ClientError):  # the next run detects it, and uploads the file again
+                with contextlib.suppress(
+                    ClientError
+                ):  # the next run notices the wrong digest, and uploads the file again
                     self._s3.abort_multipart_upload(**where, UploadId=upload.id)
 
     def _upload(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
-        """Return the file's unfinished upload, or start one; AWS is asked once."""
+        """Return the unfinished upload of a file, or start an upload. AWS is called only once for each file."""
         with self._locks[part.name]:
             if part.name not in self._uploads:
                 self._uploads[part.name] = self._find_unfinished(part, where) or self._start(part, where)
@@ -200,15 +202,18 @@ class PartUploader:
         return {METADATA: self._digests[part.name], **self._sender}
 
     def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
-        """Find the unfinished upload of an earlier run; None: there is none.
+        """Return the unfinished upload of an earlier run, or None if there is none.
 
-        S3 does not show its metadata. If the file has changed since, the digest does not match at the end, and the next
-        run uploads the file again.
+        S3 does not show its metadata. If the file has changed since, the digest will not match at the end, and the next
+        run will upload the file again.
         """
         try:
             return self._listed(part, where)
         except ClientError as error:
-            if error_code(error) in ("AccessDenied", "NoSuchUpload"):  # not allowed to list, or aborted a moment ago
+            if error_code(error) in (
+                "AccessDenied",
+                "NoSuchUpload",
+            ):  # listing is not allowed, or the upload has just been aborted
                 return None
             raise
 
@@ -224,9 +229,9 @@ class PartUploader:
 
 
 def _matching_tag(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
-    """Return the tag of the part in S3 if it has the same content; None: it does not.
+    """Return the entity tag of a part in S3 if its content is the same, or None if it differs.
 
-    Without a checksum the tag is compared, which is the MD5 unless a KMS key encrypts the bucket.
+    If S3 has no checksum of the part, the tag is compared, which is the MD5 unless a KMS key encrypts the bucket.
     """
     if there is None or there["Size"] != len(content):
         return None
@@ -245,13 +250,13 @@ class UploadPlan:
     """A planned upload.
 
     Attributes:
-        files: all model data in the directory.
+        files: All files to have in S3.
         digests: SHA-256 of the files, by name.
-        missing: names of files that S3 does not have with this content.
-        changed: those of `missing` that S3 has with other content.
-        foreign: objects below the prefix without a file; they stay, and SageMaker loads them too.
-        findings: problems of the directory.
-        foreign_findings: problems only together with `foreign`.
+        missing: Names of files that are not in S3 with the same content.
+        changed: Names from `missing` that are in S3 with different content.
+        foreign: Further objects under the prefix. They are kept, and SageMaker loads them, too.
+        findings: Problems of the directory.
+        foreign_findings: Problems that `foreign` causes together with the files.
     """
 
     directory: Path
@@ -273,17 +278,21 @@ class UploadPlan:
         return sum(file.size for file in self.files if file.name in set(self.missing))
 
     def __str__(self) -> str:
-        to_send = f"{len(self.missing)} to send ({format_size(self.size_to_send)})" if self.missing else "all there"
+        to_send = (
+            f"{len(self.missing)} to upload ({format_size(self.size_to_send)})"
+            if self.missing
+            else "all uploaded already"
+        )
         if self.changed:
             to_send += (
-                f", replacing {counted(len(self.changed), 'object')} with different content, e.g. {self.changed[0]}"
+                f", replacing {counted(len(self.changed), 'object')} with different content, such as {self.changed[0]}"
             )
         return f"{counted(len(self.files), 'file')}, {format_size(self.size)}, {to_send}"
 
 
 @dataclass(frozen=True)
 class UploadProgress:
-    """Progress in files and bytes; `resumed`: bytes that S3 had already from an earlier run."""
+    """The progress of an upload, in files and bytes. `resumed` is the number of bytes that an earlier run uploaded."""
 
     files: int
     of_files: int
@@ -295,11 +304,11 @@ class UploadProgress:
 def plan_upload(
     aws: Aws, directory: Path, prefix: str, *, isolated: bool = False, own_code: bool = False
 ) -> UploadPlan:
-    """Plan an upload. Changes nothing.
+    """Plan an upload without changing anything.
 
     Raises:
-        Refused: the bucket is in another region, or `directory` is not a directory.
-        NotThere: there is no such bucket.
+        Refused: The bucket is in another region, or `directory` is not a directory.
+        NotThere: The bucket does not exist.
     """
     to = Prefix.of(prefix)
     listing = list_directory(directory)
@@ -339,17 +348,17 @@ def upload(
     own_code: bool = False,
     deployment: str = "",
 ) -> UploadPlan:
-    """Upload missing files, verify the prefix at the end, and return the plan that was followed.
+    """Upload missing files, verify the objects at the end, and return the plan that was carried out.
 
     Args:
-        directory: the model's directory.
-        prefix: `s3://bucket/.../`.
-        progress: called after each part, from the caller's thread.
-        deployment: stored with the objects; empty: none.
+        directory: Directory of the model.
+        prefix: S3 URI, such as `s3://bucket/model/`.
+        progress: Function that is called after each part, on the caller's thread.
+        deployment: Name of the deployment to store in the objects' metadata, or "" for none.
 
     Raises:
-        Refused: the model data cannot load, or the bucket is in another region.
-        Failed: S3 does not have what was sent.
+        Refused: The model data cannot be loaded, or the bucket is in another region.
+        Failed: The objects in S3 differ from the uploaded files.
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))
@@ -374,7 +383,7 @@ def upload(
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things: `1 file`, `2 files`."""
+    """Return a number with its noun in the singular or plural, such as `1 file` or `2 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -388,20 +397,20 @@ def _after(done: UploadProgress, part: Part, was_there: bool, complete: bool) ->
 
 
 def _verify(aws: Aws, planned: UploadPlan) -> None:
-    """Check that S3 has the files.
+    """Check that the objects in S3 match the files.
 
     Raises:
-        Failed: it does not have them.
+        Failed: An object is missing or differs from its file.
     """
     there = {entry.name: entry.size for entry in objects(aws, planned.prefix)}
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = dict(pool.map(lambda name: (name, object_digest(aws, planned.prefix, name)), planned.missing))
     wrong = [file.name for file in planned.files if there.get(file.name) != file.size]
     wrong += [name for name in planned.missing if digests[name] != planned.digests[name]]
-    # Read again if the file has changed: parts of two versions would have the digest of the first.
+    # Compute the digest again if a file has changed: the parts may be of two versions under the first one's digest.
     wrong += [name for name in planned.missing if file_digest(planned.directory / name) != planned.digests[name]]
     if wrong:
         raise Failed(
-            f"{planned.prefix}{wrong[0]} differs from what was sent",
-            "Another process writes there, or the file changed meanwhile; run it again.",
+            f"{planned.prefix}{wrong[0]} differs from the uploaded file",
+            "Another process writes there, or the file was changed during the upload. Run the command again.",
         )

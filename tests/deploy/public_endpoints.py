@@ -404,14 +404,14 @@ OTHERS: dict[str, tuple[Public, str]] = {
             "huggingface-pytorch-inference:2.6.0-transformers4.49.0-cpu-py312-ubuntu22.04", "ml.m5.xlarge",
             {"HF_MODEL_ID": "google/owlv2-base-patch16", "HF_TASK": "zero-shot-object-detection"},
         ),
-        "is not one that lmi deploy can replace",
+        "cannot be replaced by lmi deploy",
     ),
     "Qwen3.5, SGLang": (
         Public(
             "sglang:0.5.9-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.p5en.48xlarge",
             {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3.5-397B-A17B-FP8"},
         ),
-        "is not one that lmi deploy can replace",
+        "cannot be replaced by lmi deploy",
     ),
     "DeepSeek-R1-Distill-8B, Inferentia": (
         Public(

@@ -67,17 +67,17 @@ def test_a_sleeping_endpoint_is_woken_by_a_request(
 ) -> None:
     path = written(tmp_path, content)
     assert main(["up", path, "--yes"]) == 0
-    assert "make alarm/llama/backlog" in capsys.readouterr().out
+    assert "create alarm/llama/backlog" in capsys.readouterr().out
     may_invoke(cloud, content)
     fall_asleep(cloud, NAME)
     assert instances() == 0
     assert run(["status", NAME, "--region", "us-east-1"]) == 0
-    assert "asleep: requests wait until an instance is up" in capsys.readouterr().out
+    assert "scaled to zero: requests wait until an instance is up" in capsys.readouterr().out
     assert run(INVOKED) == 0
     assert json.loads(capsys.readouterr().out) == {"generated_text": "Hello"}
     assert instances() == 1
     assert run(["status", NAME, "--region", "us-east-1"]) == 0
-    assert "asleep" not in capsys.readouterr().out
+    assert "scaled to zero" not in capsys.readouterr().out
 
 
 def test_without_the_alarm_a_request_waits_for_ever(

@@ -415,8 +415,8 @@ def test_a_command_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         assert main(["status", "chat"]) == 1
     said = capsys.readouterr().err
     assert said == (
-        "lmi deploy: DescribeEndpoint: HTTP 403: a web page (Login & welcome) instead of AWS's answer "
-        "(a proxy's, or a login's?)\n"
+        "lmi deploy: DescribeEndpoint: HTTP 403: got a web page (Login & welcome) instead of AWS's response "
+        "(from a proxy or a login page?)\n"
     )
 
 
@@ -431,7 +431,7 @@ def test_a_body_that_is_neither_page_nor_answer_is_a_line_too(
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     assert max(map(len, (said.out + said.err).splitlines())) < 300
-    assert "cannot be read" in said.out + said.err
+    assert "cannot be parsed" in said.out + said.err
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])

@@ -90,7 +90,7 @@ def test_each_line_has_its_answer_in_its_place(
     assert ["error" in one for one in found] == [False, False, True, False, False, False, True]
     assert [one["generated_text"] for one in found if "error" not in one] == [one["inputs"] for one in LINES]
     text = said(capsys)
-    assert "The answers are below s3://answers/out: s3://answers/out/deep/lines.jsonl.out" in text
+    assert "The outputs are under s3://answers/out: s3://answers/out/deep/lines.jsonl.out" in text
     assert "finding instances, loading the model (InProgress)" in text
     assert "done (Completed)" in text
     (name,) = jobs(cloud)
@@ -185,7 +185,7 @@ def test_prices_are_asked_for_only_by_who_is_signed_in(
     assert "GetCallerIdentity: ExpiredToken" in said(capsys)
     assert cloud.calls == []
     assert main(["batch", written(tmp_path, content), "--yes"]) == 0
-    assert "1 x ml.g6e.2xlarge, $2.71828/h each, until it ends" in said(capsys)
+    assert "1 x ml.g6e.2xlarge, $2.71828/h each, until the job ends" in said(capsys)
 
 
 def test_waiting_is_given_up_and_taken_up_again(
@@ -197,12 +197,14 @@ def test_waiting_is_given_up_and_taken_up_again(
         assert main(["batch", written(tmp_path, content), "--yes"]) == 130
     (name,) = jobs(cloud)
     text = said(capsys)
-    assert f"Interrupted. The job goes on. To wait for it: lmi deploy batch --resume {name} --region us-east-1" in text
+    assert (
+        f"Interrupted. The job continues. To wait for it: lmi deploy batch --resume {name} --region us-east-1" in text
+    )
     assert f"To stop it: lmi deploy batch --stop {name} --region us-east-1" in text
     assert run(["batch", "--resume", name, "--region", "us-east-1"]) == 0
     assert "s3://answers/out/deep/lines.jsonl.out" in said(capsys)
     assert run(["batch", "--stop", name, "--region", "us-east-1"]) == 0
-    assert f"{name} is Completed already." in said(capsys)
+    assert f"{name} is already Completed." in said(capsys)
 
 
 def _interrupt(seconds: float) -> None:
@@ -233,7 +235,7 @@ def test_two_at_once_do_not_write_to_one_place(
     (name,) = jobs(cloud)
     capsys.readouterr()
     assert main(["batch", path, "--yes", "--set", "batch.output=s3://answers/out/"]) == 2
-    assert f"the job {name} is InProgress, and also writes to s3://answers/out" in said(capsys)
+    assert f"the job {name} is InProgress and writes to the same output, s3://answers/out" in said(capsys)
     assert main(["batch", path, "--yes", "--no-wait", "--set", "batch.output=s3://answers/other"]) == 0
     assert len(jobs(cloud)) == 2
 
@@ -294,8 +296,8 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
     assert main(["batch", written(tmp_path, content), "--yes"]) == 5
     text = said(capsys)
     assert "ClientError: in/bad.jsonl: Bad HTTP status received from algorithm: 503" in text
-    assert "The log's end: the engine has gone" in text
-    assert "1 file finished nevertheless. The answers are below s3://answers/out:" in text
+    assert "Last lines of the log: the engine has gone" in text
+    assert "1 file finished before the job ended. The outputs are under s3://answers/out:" in text
     assert len(answered(cloud)) == len(LINES)
 
 
@@ -307,28 +309,33 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
         ({"batch": {**BATCH["batch"], "input": "s3://nobody-has-it/in/"}}, "there is no bucket nobody-has-it"),
         (
             {"batch": {**BATCH["batch"], "input": "s3://data/long/", "payload_mb": 1}},
-            "s3://data/long/1.jsonl: line 2 has more than 1 MB: its file would fail",
+            "s3://data/long/1.jsonl: line 2 is longer than 1 MB: its file would fail",
         ),
         (
             {"batch": {**BATCH["batch"], "output": "s3://elsewhere/out/"}},
-            "the bucket elsewhere is in eu-west-1, SageMaker in us-east-1 Use a bucket in us-east-1 (batch.output)",
+            "the bucket elsewhere is in eu-west-1, but SageMaker is in us-east-1 "
+            "Use a bucket in us-east-1 (batch.output)",
         ),
         (
             {"batch": {**BATCH["batch"], "input": "s3://elsewhere/in/"}},
-            "the bucket elsewhere is in eu-west-1, SageMaker in us-east-1 Use a bucket in us-east-1 (batch.input)",
+            "the bucket elsewhere is in eu-west-1, but SageMaker is in us-east-1 "
+            "Use a bucket in us-east-1 (batch.input)",
         ),
         (
             {"batch": {**BATCH["batch"], "output": "s3://data/in/answers"}},
-            "s3://data/in/answers is within the input, s3://data/in/",
+            "s3://data/in/answers is inside the input s3://data/in/",
         ),
-        ({"instance": {"type": "ml.g7e.2xlarge"}}, "instance.type: batch transform has no ml.g7e.2xlarge"),
+        ({"instance": {"type": "ml.g7e.2xlarge"}}, "instance.type: batch transform does not support ml.g7e.2xlarge"),
         (
             {"instance": {"type": "ml.g6e.2xlarge", "count": 3}},
             "ml.g6e.2xlarge for transform job usage: 2, but 3 are needed",
         ),
-        ({"instance": {"type": "ml.g6e.2xlarge", "count": 101}}, "instance.count: 101, but a job takes 100"),
-        ({"network": {"isolated": True}}, "network.isolated: a job's container fetches the model from S3 by itself"),
-        ({"options": {"output_formatter": "jsonlines"}}, "options.output_formatter: jsonlines: each answer must be"),
+        ({"instance": {"type": "ml.g6e.2xlarge", "count": 101}}, "instance.count: 101, but a job may have at most 100"),
+        (
+            {"network": {"isolated": True}},
+            "network.isolated: the container of a job downloads the model from S3 itself",
+        ),
+        ({"options": {"output_formatter": "jsonlines"}}, "options.output_formatter: jsonlines: each response must be"),
         (
             {"batch": {**BATCH["batch"], "concurrency": 20, "payload_mb": 6}},
             "concurrency times payload_mb is 120, but batch transform accepts at most 100",
@@ -370,9 +377,9 @@ def test_idle_instances_compressed_files_and_old_answers_are_told(
     cloud.policies[content["role"]] = [printed({**content, **changes}, "execution-role")]
     assert main(["batch", written(tmp_path, content, **changes), "--yes"]) == 0
     text = said(capsys)
-    assert "1 object for 2 instances: one instance reads an object, the others are idle" in text
-    assert "zipped/1.jsonl.gz seems to be compressed" in text
-    assert "s3://answers/out already has 1 answers, e.g. s3://answers/out/old.jsonl.out" in text
+    assert "1 object for 2 instances: each object is read by one instance, so some instances are idle" in text
+    assert "1 object may be compressed, such as zipped/1.jsonl.gz" in text
+    assert "s3://answers/out already contains 1 output, such as s3://answers/out/old.jsonl.out" in text
 
 
 def test_who_may_not_is_told(cloud: Cloud, tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,7 +422,7 @@ def test_a_model_of_that_name_that_another_made_is_not_used(
     model.tags.clear()
     capsys.readouterr()
     assert main(["batch", path, "--yes"]) == 2
-    assert f"model/{model.name} exists and was not made by this deployment" in said(capsys)
+    assert f"model/{model.name} exists and was not created by this deployment" in said(capsys)
 
 
 def test_a_local_model_is_uploaded_before(cloud: Cloud, tmp_path: Path, main: Deployer, content: Any) -> None:

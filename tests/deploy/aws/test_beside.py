@@ -119,7 +119,7 @@ def test_a_bucket_of_another_region_is_refused_before_anything_is_created(
 ) -> None:
     bucket(cloud, "captured", "eu-west-1")
     assert main(["up", file(tmp_path, content, **changes), "--yes"]) == 2
-    assert "the bucket captured is in eu-west-1, SageMaker in us-east-1" in capsys.readouterr().err
+    assert "the bucket captured is in eu-west-1, but SageMaker is in us-east-1" in capsys.readouterr().err
     assert cloud.changes() == []
 
 

@@ -58,7 +58,7 @@ def test_one_without_copies_is_not_created(
 ) -> None:
     content = {**three(cloud, tmp_path / "mine"), "components": [{"name": "base", "copies": 0}]}
     assert main(["up", written(tmp_path, content), "--yes"]) == 2
-    assert "components base: AWS creates no component with copies: 0" in capsys.readouterr().err
+    assert "components base: AWS cannot create a component with copies: 0" in capsys.readouterr().err
     assert not cloud.sagemaker.things
     for copies in (1, 0):
         content["components"] = [{"name": "base", "copies": copies}]

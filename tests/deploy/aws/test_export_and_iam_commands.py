@@ -109,14 +109,14 @@ def test_a_policy_that_is_too_long_is_printed_in_parts(
     assert {"trust", "execution-role-1", "deployer-1", "deployer-2", "invoker-1"} <= found.keys()
     assert not {"execution-role", "deployer", "invoker"} & found.keys()
     assert "note: deployer: " in said.err
-    assert "AWS accepts 6,144 in a managed policy. It is in" in said.err
+    assert "AWS accepts 6,144 in a managed policy. It is split into" in said.err
     assert main(["iam", LLAMA, *many, "--who", "deployer"]) == 2
     assert "Print one with --who deployer-1." in capsys.readouterr().err
     assert json.loads(commands_printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]
     assert main(["iam", LLAMA, "--who", "deployer-2"]) == 2
-    assert "there is no such part" in capsys.readouterr().err
+    assert "no such policy or part" in capsys.readouterr().err
     assert main(["iam", LLAMA, "--check", "--who", "deployer-2"]) == 2
-    assert "Give --who deployer." in capsys.readouterr().err
+    assert "Pass --who deployer." in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["iam", LLAMA, "--who", "somebody"])
     assert "must be one of trust" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
     capsys.readouterr()
     for command in (["plan", path], ["up", path, "--yes"]):
         assert main(command) == 0
-        assert "is scaled to 5 instances, instance.count is 2" in " ".join(capsys.readouterr().out.split())
+        assert "would scale it to instance.count, which is 2" in " ".join(capsys.readouterr().out.split())
 
 
 LMI = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi22.0.0-cu129"
@@ -116,7 +116,7 @@ def test_components_that_are_taken_over_keep_the_release_of_their_image(
     another_s_components(cloud, LMI, LMI, own_models=own_models)
     path = file(tmp_path, COMPONENTS)
     assert main(["plan", path, "--adopt"]) == 0
-    said = "llama keeps answering as LMI 0.36: write options.lmi_version: '0.36', or another release"
+    said = "llama keeps responding like LMI 0.36: set options.lmi_version: '0.36', or another release"
     assert said in " ".join(capsys.readouterr().out.split())
     assert main(["up", path, "--adopt", "--yes"]) == 0
     things = cloud.sagemaker.things
@@ -132,7 +132,7 @@ def test_components_of_several_releases_are_said(
 ) -> None:
     another_s_components(cloud, LMI, LMI.replace("0.36.0-lmi22", "0.33.0-lmi15"), own_models=True)
     assert main(["plan", file(tmp_path, COMPONENTS), "--adopt"]) == 0
-    said = "llama answers as LMI 0.33 and 0.36: write the release to keep into options.lmi_version"
+    said = "llama responds like LMI 0.33 and 0.36: set options.lmi_version"
     assert said in " ".join(capsys.readouterr().out.split())
 
 
@@ -150,7 +150,7 @@ def test_an_endpoint_that_is_taken_over_keeps_the_release_of_its_image(
     another_s_endpoint(cloud, LMI)
     path = file(tmp_path, scaling=None)
     assert main(["plan", path, "--adopt"]) == 0
-    said = "llama keeps answering as LMI 0.36: write options.lmi_version: '0.36', or another release"
+    said = "llama keeps responding like LMI 0.36: set options.lmi_version: '0.36', or another release"
     assert said in " ".join(capsys.readouterr().out.split())
     assert main(["up", path, "--adopt", "--yes"]) == 0
     assert served(cloud) == "0.36"
@@ -181,7 +181,7 @@ def test_an_image_that_may_not_be_read_is_said(
 ) -> None:
     another_s_endpoint(cloud, LMI, "by-hand")
     main(["plan", file(tmp_path, scaling=None), "--adopt"])
-    said = "llama's image may not be read: write LMI's release into options.lmi_version"
+    said = "reading the image of llama is denied: set options.lmi_version to its LMI release"
     assert said in " ".join(capsys.readouterr().out.split())
     assert {need.action for need in cloud.denied} == {"sagemaker:DescribeEndpointConfig"}
     cloud.denied.clear()
@@ -276,7 +276,7 @@ def test_plan_says_once_what_is_wrong_with_a_directory_and_what_to_do(
     assert main(["plan", file(tmp_path, model=model)]) == 0
     said = capsys.readouterr().out
     assert said.count("there are no weights") == 1
-    assert said.count("Put *.safetensors (or a .gguf file) there.") == 1
+    assert said.count("Add the model's *.safetensors files, or a .gguf file.") == 1
 
 
 def test_down_says_how_to_name_an_endpoint(main: Deployer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,7 +380,7 @@ def test_plan_without_aws_is_the_whole_plan(
         cloud.refuse("DescribeModel", "ExpiredTokenException", "expired", times=9)
     assert main(["plan", file(tmp_path), *more]) == 0
     said = capsys.readouterr().out
-    assert "AWS was not asked" in said
+    assert "AWS was not called" in said
     assert "7 to create." in said
     assert cloud.changes() == []
     if how != "expired":
@@ -416,17 +416,17 @@ def test_up_update_down(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: py
     assert "there is no endpoint llama" in capsys.readouterr().err
     assert main(["up", file(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "make endpoint/llama" in said
+    assert "create endpoint/llama" in said
     assert "lmi deploy chat llama" in said
     assert main(["up", file(tmp_path)]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert main(["update", file(tmp_path, options={"max_tokens": 3})]) == 0
     assert cloud.count("UpdateEndpoint") == 1
     assert main(["down", file(tmp_path), "--yes"]) == 0
-    assert "llama is gone." in capsys.readouterr().out
+    assert "llama is deleted." in capsys.readouterr().out
     assert cloud.everything() == {}
     assert main(["down", "--name", NAME, "--yes"]) == 0
-    assert "There is nothing of llama in us-east-1." in capsys.readouterr().out
+    assert "llama has no resources in us-east-1." in capsys.readouterr().out
 
 
 def test_up_looks_before_for_what_would_fail(
@@ -449,7 +449,7 @@ def test_an_endpoint_that_fails_says_what_to_do_and_leaves_nothing(
     said = capsys.readouterr()
     assert "ping health check" in said.err
     assert len(said.err.splitlines()) > 1
-    assert "removed endpoint/llama" in said.out
+    assert "deleted endpoint/llama" in said.out
     assert cloud.everything() == {}
 
 
@@ -475,7 +475,7 @@ def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert main(["down", file(tmp_path), "--data"]) == 2
     assert "model.upload" in capsys.readouterr().err
     assert main(["down", file(tmp_path), "--name", "another"]) == 2
-    assert "Give one of the two" in capsys.readouterr().err
+    assert "Pass only one of them" in capsys.readouterr().err
 
 
 def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
@@ -532,7 +532,7 @@ def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, ma
     child.append(process)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
-    assert "At: endpoint/llama" in said
+    assert "Current step: endpoint/llama" in said
     assert "lmi deploy up" in said
     assert "lmi deploy down --name llama" in said
     assert cloud.sagemaker.things["endpoint", NAME].status == "Creating"

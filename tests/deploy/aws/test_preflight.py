@@ -239,7 +239,7 @@ def test_a_prefix_is_held_against_what_can_load(ready: Cloud) -> None:
     assert run("model", in_s3).says == "there is no bucket of-ours"
     s3 = ready.client("s3")
     s3.create_bucket(Bucket="of-ours")
-    assert run("model", in_s3).says == "it is empty"
+    assert run("model", in_s3).says == "it contains no files"
     for name, text in {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights", "": ""}.items():
         s3.put_object(Bucket="of-ours", Key=f"llama/{name}", Body=text.encode())
     assert "0-byte object" in run("model", in_s3).says
@@ -312,7 +312,7 @@ def test_a_directory_says_what_is_to_be_sent(ready: Cloud, tmp_path: Path, monke
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     local = spec(model={"path": str(tmp_path), "upload": "s3://of-ours/llama/"})
-    assert run("model", local).says.endswith("3 files, 6 B, 3 to send (6 B)")
+    assert run("model", local).says.endswith("3 files, 6 B, 3 to upload (6 B)")
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     at_home = spec(model={"path": f"~/{tmp_path.name}", "upload": "s3://of-ours/llama/"})
     assert run("model", at_home).verdict is Verdict.OK

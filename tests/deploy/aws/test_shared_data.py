@@ -50,7 +50,7 @@ def test_changed_files_do_not_come_under_an_endpoint_that_serves(cloud: Cloud, b
     assert planned is not None
     assert planned.missing == ()
     (directory / "config.json").write_text("[]")
-    with pytest.raises(Refused, match=r"1 file new or changed, e\.g\. config\.json") as raised:
+    with pytest.raises(Refused, match=r"1 file new or changed, such as config\.json") as raised:
         check_data(spec, aws(), look(aws(), NAME))
     assert "model.upload" in raised.value.advice
     elsewhere = spec.model_copy(update={"model": spec.model.model_copy(update={"upload": ELSEWHERE})})
@@ -64,7 +64,7 @@ def test_files_may_change_while_nothing_serves_them(cloud: Cloud, bucket: Any, s
     planned = check_data(spec, aws(), look(aws(), NAME))
     assert planned is not None
     assert planned.changed == ("config.json",)
-    assert "replacing 1 object with different content, e.g. config.json" in str(planned)
+    assert "replacing 1 object with different content, such as config.json" in str(planned)
     up(wanted_of(PLAIN))
     cloud.sagemaker.things["endpoint", NAME].status = "Failed"
     assert check_data(spec, aws(), look(aws(), NAME)) is not None
@@ -73,7 +73,7 @@ def test_files_may_change_while_nothing_serves_them(cloud: Cloud, bucket: Any, s
 @pytest.mark.parametrize("where", [TO, "s3://models/", f"{TO}lora/"])
 def test_data_that_another_model_loads_is_not_deleted(cloud: Cloud, bucket: Any, where: str) -> None:
     another_model(cloud, where)
-    with pytest.raises(Refused, match="model other loads from"):
+    with pytest.raises(Refused, match="model other also loads from"):
         check_users(aws(), TO, own_models=["llama-0000aaaa"])
     check_users(aws(), TO, own_models=["other"])
     check_users(aws(), "s3://models/llama-2/" if where != "s3://models/" else "s3://models-2/", own_models=[])
@@ -135,12 +135,12 @@ def test_nothing_is_sent_where_another_deployment_s_model_loads_from(cloud: Clou
     planned = check_data(spec, aws(), look(aws(), NAME))  # the same files: two deployments of one model
     assert planned is not None
     (directory / "config.json").write_text("[]")
-    with pytest.raises(Refused, match=r"the deployment other sent files there, and 1 more; 1 file") as raised:
+    with pytest.raises(Refused, match=r"the deployment other uploaded files there, and 1 more; 1 file") as raised:
         check_data(spec, aws(), look(aws(), NAME))
-    assert "another prefix into model.upload" in raised.value.advice
+    assert "model.upload to another prefix" in raised.value.advice
     (directory / "config.json").write_text("{}")
     (directory / "generation_config.json").write_text("{}")
-    with pytest.raises(Refused, match=rf"the model other loads from {TO}; 1 file"):
+    with pytest.raises(Refused, match=rf"the model other also loads from {TO}; 1 file"):
         check_data(spec, aws(), look(aws(), NAME))
 
 
@@ -148,7 +148,7 @@ def test_what_another_deployment_has_sent_but_not_made_yet_stays(cloud: Cloud, b
     directory = Path(str(spec.model.path))
     upload(aws(), directory, TO, deployment="other")
     (directory / "config.json").write_text('{"a": 1}')
-    with pytest.raises(Refused, match="the deployment other sent files there"):
+    with pytest.raises(Refused, match="the deployment other uploaded files there"):
         check_data(spec, aws(), look(aws(), NAME))
     upload(aws(), directory, TO, deployment=NAME)
     (directory / "config.json").write_text('{"a": 2}')

@@ -81,7 +81,7 @@ def test_the_life_of_both(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
     assert "chat" in told, "the other deployment's component takes GPUs too"
     assert "create_endpoint " not in told
     assert two("up", two.guest) == 0
-    assert "no instance of its own: the components go onto the endpoint shared" in said(capsys)
+    assert "no instances of its own: the components run on the endpoint shared" in said(capsys)
     assert two.names("endpoint") == ["shared"]
     assert two.names("inference-component") == ["chat", "embed", "embed-fr", "rank"]
     assert two.of("shared") == owner
@@ -99,7 +99,7 @@ def test_the_life_of_both(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
     guest = two.of("team-b@shared")
     changed = {**two.owner, "options": {"max_rolling_batch_size": 8}}
     assert two("up", changed) == 0
-    assert "components are on this endpoint" in said(capsys)
+    assert "the endpoint also runs components of other deployments" in said(capsys)
     assert two.of("team-b@shared") == guest
 
     assert two("down", two.guest) == 0
@@ -120,8 +120,8 @@ def test_down_of_the_owner_keeps_the_endpoint_for_the_guest(two: Two, capsys: py
     capsys.readouterr()
     assert two("down", two.owner) == 0
     told = said(capsys)
-    assert "The endpoint stays, as other deployments' components are on it: embed, embed-fr, rank" in told
-    assert "shared is gone except for its endpoint." in told
+    assert "The endpoint is kept, as it runs components of other deployments: embed, embed-fr, rank" in told
+    assert "shared is deleted, except for its endpoint." in told
     assert two.of("team-b@shared") == guest
     assert {one.partition("/")[0] for one in two.of("shared")} == {"endpoint", "endpoint-config"}
     assert two.targets() == ["inference-component/embed", "inference-component/rank"]
@@ -161,7 +161,7 @@ def test_a_name_that_the_other_has_is_refused(two: Two, capsys: pytest.CaptureFi
     owner = two.of("shared")
     taken = {**two.guest, "components": [{"name": "chat"}]}
     assert two("up", taken) == 2
-    assert "inference-component/chat exists and was not made by this deployment" in said(capsys)
+    assert "inference-component/chat exists and was not created by this deployment" in said(capsys)
     assert two.of("shared") == owner
     assert not two.of("team-b@shared")
 
@@ -173,12 +173,12 @@ def test_a_name_that_the_other_has_is_refused(two: Two, capsys: pytest.CaptureFi
         (
             {"instance": {"type": "ml.g6e.4xlarge"}, "components": [{"name": "embed"}]},
             2,
-            "instance.type: ml.g6e.4xlarge, and the endpoint shared has ml.g6e.12xlarge",
+            "instance.type: ml.g6e.4xlarge, but the endpoint shared has ml.g6e.12xlarge",
         ),
         (
             {"components": [{"name": "embed", "accelerators": 1, "copies": 3}]},
             2,
-            "need 5 GPUs, but 1 x ml.g6e.12xlarge with the components of others (chat) have 4",
+            "need 5 GPUs, but 1 x ml.g6e.12xlarge with other deployments' components (chat) have 4",
         ),
     ],
 )
@@ -195,11 +195,11 @@ def test_an_endpoint_with_a_model_of_its_own_takes_no_guests(two: Two, capsys: p
     alone = {name: value for name, value in two.owner.items() if name != "components"}
     assert two("up", alone) == 0
     assert two("up", two.guest) == 2
-    assert "endpoint: shared has a model itself, so components cannot be added" in said(capsys)
+    assert "endpoint: shared has its own model, so components cannot be added" in said(capsys)
     assert two("up", two.owner) == 0
     assert two("up", two.guest) == 0
     assert two("up", alone) == 2
-    assert "the endpoint would have a model itself, but other deployments' components are on it" in said(capsys)
+    assert "the endpoint would have its own model, but it runs components of other deployments" in said(capsys)
 
 
 def test_a_failed_guest_leaves_nothing(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +220,6 @@ def test_components_do_not_move_between_endpoints(two: Two, capsys: pytest.Captu
     for adopt in ([], ["--adopt"]):
         assert two("up", {**two.guest, "endpoint": "other"}, *adopt) == 2
     assert (
-        "inference-component/embed is on the endpoint shared, and AWS cannot move components between endpoints"
+        "inference-component/embed is on the endpoint shared, but AWS cannot move components between endpoints"
         in said(capsys)
     )

@@ -81,10 +81,10 @@ def test_what_is_there_is_not_sent_again(cloud: Cloud, bucket: Any, model: Path)
 
 
 def test_the_plan_changes_nothing_and_says_the_totals(cloud: Cloud, bucket: Any, model: Path) -> None:
-    assert str(plan_upload(aws(), model, TO)) == "3 files, 10.5 MB, 3 to send (10.5 MB)"
+    assert str(plan_upload(aws(), model, TO)) == "3 files, 10.5 MB, 3 to upload (10.5 MB)"
     assert cloud.changes() == []
     upload(aws(), model, TO)
-    assert str(plan_upload(aws(), model, TO)) == "3 files, 10.5 MB, all there"
+    assert str(plan_upload(aws(), model, TO)) == "3 files, 10.5 MB, all uploaded already"
 
 
 def test_an_upload_that_was_killed_goes_on_where_it_was(cloud: Cloud, bucket: Any, model: Path) -> None:
@@ -120,7 +120,7 @@ def test_who_may_not_list_unfinished_uploads_begins_anew(
 def test_a_file_that_changed_since_the_kill_is_found_out(cloud: Cloud, bucket: Any, model: Path) -> None:
     where = {"Bucket": "models-of-ours", "Key": "llama/model.safetensors"}
     bucket.create_multipart_upload(**where, Metadata={METADATA: "of the file as it was"})
-    with pytest.raises(Failed, match=r"model\.safetensors differs from what was sent"):
+    with pytest.raises(Failed, match=r"model\.safetensors differs from the uploaded file"):
         upload(aws(), model, TO)
     assert len(upload(aws(), model, TO).missing) == 1
     assert plan_upload(aws(), model, TO).missing == ()
@@ -176,7 +176,7 @@ def test_the_bucket_must_be_there_and_in_the_region(cloud: Cloud, model: Path) -
     cloud.client("s3").create_bucket(
         Bucket="models-of-ours", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
-    with pytest.raises(Refused, match="is in eu-west-1, SageMaker in us-east-1"):
+    with pytest.raises(Refused, match="is in eu-west-1, but SageMaker is in us-east-1"):
         plan_upload(aws(), model, TO)
 
 
@@ -187,7 +187,7 @@ def test_what_is_changed_behind_the_back_is_found(cloud: Cloud, bucket: Any, mod
             bucket.put_object(Bucket="models-of-ours", Key="llama/config.json", Body=b"other")
 
     cloud.after = meddle
-    with pytest.raises(Failed, match=r"config\.json differs from what was sent"):
+    with pytest.raises(Failed, match=r"config\.json differs from the uploaded file"):
         upload(aws(), model, TO)
 
 

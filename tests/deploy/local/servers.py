@@ -340,7 +340,7 @@ def emulated(server: LiveServer, **endpoint: Any) -> Iterator[str]:
 
 
 _NOWHERE = "http://127.0.0.1:9"
-_END = "Ctrl-C ends it"
+_END = "Ctrl-C stops the emulation"
 
 
 @contextlib.contextmanager

@@ -165,14 +165,14 @@ def test_one_that_never_gets_ready_fails_as_on_sagemaker(loop: Loop) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("m.gguf", "--container", "http://127.0.0.1:1"), 1, "a model cannot be set for it"),
-        (("--container", "http://127.0.0.1:1", "-o", "a=b"), 1, "-o cannot be set for it"),
+        (("m.gguf", "--container", "http://127.0.0.1:1"), 1, "--container cannot be combined with a model"),
+        (("--container", "http://127.0.0.1:1", "-o", "a=b"), 1, "--container cannot be combined with -o"),
         (("-o", "nothing"), 1, "-o nothing: must be KEY=VALUE"),
         (("--adapter", "a=/nowhere"), 1, "--adapter a=/nowhere: must be NAME=PATH"),
         (("--part-bytes", "0"), 2, "must be a whole number from 1 to"),
         (("--port", "x"), 2, "must be a number from 0 to 65535"),
         (("--start-timeout", "-1"), 2, "must be a number of seconds"),
-        (("--start-timeout", "0"), 2, "must be above 0"),
+        (("--start-timeout", "0"), 2, "must be greater than 0"),
     ],
 )
 def test_arguments_that_make_no_sense(

@@ -216,7 +216,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
             "component a: adapters: sql is in S3",
         ),
         ({"model": {"id": "demo"}, "components": [{"name": "a", "copies": 0}]}, [], "components[].copies: all comp"),
-        ({"model": {"id": "demo"}}, ["--container-port", "1"], "--container-port is for one container"),
+        ({"model": {"id": "demo"}}, ["--container-port", "1"], "--container-port applies to one container"),
     ],
 )
 def test_bad_input_is_refused_by_name(

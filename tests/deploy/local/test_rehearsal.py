@@ -386,7 +386,7 @@ def test_a_missing_image_fails_the_endpoint(account: Path) -> None:
         ),
         ("no-ping", ["did not pass the ping health check", "the container never responds to /ping"]),
         ("ping-500", ["did not pass the ping health check", "the container responds to /ping with status 500"]),
-        ("no-capacity", ["InsufficientInstanceCapacity error", "AWS has no such instance free now"]),
+        ("no-capacity", ["InsufficientInstanceCapacity error", "AWS has no free instances of this type now"]),
         ("no-quota", ["The account-level service limit 'ml.g6.xlarge for endpoint usage' is 0 Instances"]),
     ],
 )
@@ -562,10 +562,13 @@ def test_without_moto_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--endpoint-name", "mine"), "--endpoint-name cannot be set with --aws: endpoints have the names that you"),
+        (
+            ("--endpoint-name", "mine"),
+            "--endpoint-name cannot be combined with --aws: endpoints have the names under which you",
+        ),
         (
             ("--host", "0.0.0.0"),
-            "--host cannot be set with --aws: any keys are accepted, so it listens on 127.0.0.1 only",
+            "--host cannot be combined with --aws: it accepts all access keys, so it listens only on 127.0.0.1",
         ),
         (("--image", "lmi-handler"), "--image lmi-handler: must be REPOSITORY:TAG, e.g. lmi-handler:"),
     ],
@@ -585,9 +588,9 @@ def test_a_file_of_several_models_is_refused(tmp_path: Path, capsys: pytest.Capt
         "components: [{name: a, model: {id: x/a}}, {name: b, model: {id: x/b}}]\n"
     )
     assert main(["local", "--aws", "--port", "0", str(file)]) == 1
-    assert "two.yaml has components, and --aws has one container for all endpoints" in capsys.readouterr().err
+    assert "two.yaml has components, but with --aws one container serves all endpoints" in capsys.readouterr().err
 
 
 def test_an_image_without_a_rehearsal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["local", "--container", "http://127.0.0.1:1", "--image", "a:b"]) == 1
-    assert "--image is for --aws" in capsys.readouterr().err
+    assert "--image applies only with --aws" in capsys.readouterr().err

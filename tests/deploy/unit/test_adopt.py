@@ -88,7 +88,7 @@ def test_a_component_without_copies_gets_one_as_aws_creates_none_with_0(tmp_path
     config = {"ProductionVariants": [{"VariantName": "AllTraffic", "InstanceType": "ml.g5.2xlarge"}]}
     path = file(tmp_path, {"Model": PLAIN.model, "EndpointConfig": config, "Components": [component]})
     assert made(path)["components"][0]["copies"] == 1
-    assert "#   components ic: 0 copies: AWS creates no component" in path.with_suffix(".yaml").read_text()
+    assert "#   components ic: 0 copies: AWS cannot create a component" in path.with_suffix(".yaml").read_text()
 
 
 def test_names_of_one_option_are_compared_as_that_option() -> None:
@@ -242,7 +242,7 @@ def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(t
     del content["inference_config_rankings"]  # without one, the first by name
     assert "container is LMI" in in_region(file(tmp_path, content), "eu-west-1")[1]
     content["inference_config_components"]["fast"]["hosting_ecr_specs"] = {"framework": "huggingface"}
-    with pytest.raises(Refused, match=r"the image huggingface:2\.0\.0 is not one that"):
+    with pytest.raises(Refused, match=r"the image huggingface:2\.0\.0 cannot be replaced"):
         in_region(file(tmp_path, content), "eu-west-1")
 
 
@@ -252,11 +252,17 @@ def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(t
         ({"hosting_ecr_specs": {}, "hosting_artifact_key": "a/"}, "the document names no image"),
         (
             {"hosting_ecr_uri": "x/tgi:2", "hosting_model_package_arns": {"us-east-1": "arn"}},
-            "container and weights are a package of the Marketplace",
+            "container and weights are in a Marketplace package",
         ),
-        (IN_ITS_BUCKET, "each region has a bucket of its own"),
-        ({**IN_ITS_BUCKET, "inference_config_rankings": {"overall": {"rankings": [{}]}}}, "a bucket of its own"),
-        ({**IN_ITS_BUCKET, "inference_configs": {"fast": {"component_names": [{}]}}}, "a bucket of its own"),
+        (IN_ITS_BUCKET, "the bucket with the weights depends on the region"),
+        (
+            {**IN_ITS_BUCKET, "inference_config_rankings": {"overall": {"rankings": [{}]}}},
+            "the bucket with the weights depends on the region",
+        ),
+        (
+            {**IN_ITS_BUCKET, "inference_configs": {"fast": {"component_names": [{}]}}},
+            "the bucket with the weights depends on the region",
+        ),
         ({**IN_ITS_BUCKET, "inference_configs": [3]}, "inference_configs: must be an object"),
         ({**IN_ITS_BUCKET, "inference_config_components": {"fast": 3}}, "components.fast: must be an object"),
         (
@@ -290,7 +296,7 @@ def test_the_second_recommendation_of_a_job(tmp_path: Path) -> None:
     assert said["options"]["max_rolling_batch_size"] == 64
     with pytest.raises(SpecError, match="--recommendation 3: the job has 2"):
         read_file(path, 3)
-    with pytest.raises(Refused, match="not one that lmi deploy can replace"):
+    with pytest.raises(Refused, match="cannot be replaced by lmi deploy"):
         adopted(read_file(path), Wishes(name="chat", model="Qwen/Qwen3-8B"))
 
 
@@ -337,16 +343,16 @@ def test_the_tags_of_each_request_come_along(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
         ("[" * 100_000, "is not JSON"),
-        ({"a": 1}, "has none of the forms"),
+        ({"a": 1}, "adopt does not support this format"),
         ({"PrimaryContainer": []}, "Model.PrimaryContainer: must be an object"),
         (
             {"PrimaryContainer": {"Environment": {"A": 1}}},
-            "Model.PrimaryContainer.Environment.A: must be a string: put a number",
+            "Model.PrimaryContainer.Environment.A: must be a string (quote numbers",
         ),
         ({"Model": PLAIN.model, "EndpointConfig": {"ProductionVariants": {}}}, "ProductionVariants: must be an array"),
         ({"Model": PLAIN.model, "Components": [{}]}, "Components.InferenceComponentName: must be given"),
         ({"Model": PLAIN.model, "Tags": [{"Key": "a"}]}, "Tags[0].Value: must be given"),
-        ({"Model": PLAIN.model, "InferenceComponents": []}, "InferenceComponents: is not read here"),
+        ({"Model": PLAIN.model, "InferenceComponents": []}, "unknown fields: InferenceComponents"),
         ({"Model": 3}, "Model: must be an object"),
         ({"Models": 3}, "Models: must be an array"),
         ({"HubContentDocument": "{"}, "HubContentDocument is not JSON"),
@@ -373,7 +379,7 @@ def test_what_the_file_does_not_tell_must_be_said(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_long_or_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="has more than 4 MiB"):
+    with pytest.raises(SpecError, match="is larger than 4 MiB"):
         read_file(file(tmp_path, " " * (5 << 20)))
     with pytest.raises(SpecError, match="No such file"):
         read_file(tmp_path / "none.json")
@@ -599,7 +605,7 @@ def test_a_release_that_is_too_old_is_told_beside_the_oldest_that_is_known() -> 
 
 @in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])
 def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str) -> None:
-    with pytest.raises(Refused, match="not one that lmi deploy can replace"):
+    with pytest.raises(Refused, match="cannot be replaced by lmi deploy"):
         container_kind(image, None)
     assert container_kind(image, "vllm").kind == "vllm"
 

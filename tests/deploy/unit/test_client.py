@@ -135,7 +135,7 @@ def test_a_failure_within_comes_after_what_had_arrived(name: str) -> None:
     wire = golden(name)
     events, error = read(wire.content_type, [wire.body])
     assert type(error) is ModelFailed
-    assert str(error).startswith("the model failed while it answered: engine failure: it was killed by signal 9")
+    assert str(error).startswith("the model failed during the response: engine failure: it was killed by signal 9")
     assert error.original_status in (424, None)
     assert text(events).startswith("Deep")
     assert len(events) in (1, 2)

@@ -251,8 +251,8 @@ def warned(count: int, begun: int = 1, *, status: str = "InService", **changes: 
 
 def test_both_numbers_and_what_keeps_them_are_said() -> None:
     (said,) = warned(5, instance={"count": 2, "type": "ml.g6e.2xlarge"})
-    assert "scaled to 5 instances, instance.count is 2" in said
-    assert "write instance.count: 5, or scaling:" in said
+    assert "is scaled to 5 instances, but an update would scale it to instance.count, which is 2" in said
+    assert "set instance.count: 5, or scaling:" in said
 
 
 @pytest.mark.parametrize(

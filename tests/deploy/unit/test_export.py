@@ -89,7 +89,7 @@ def test_expressions_in_values_are_text_to_terraform() -> None:
 def test_a_template_above_the_inline_limit_is_refused() -> None:
     component = {"memory_mb": 1024, "accelerators": 1}
     many = [{"name": f"llama-{number}", **component} for number in range(60)]
-    with pytest.raises(Refused, match="a stack accepts only 51,200 inline") as raised:
+    with pytest.raises(Refused, match="an inline template may have at most 51,200") as raised:
         terraform("components", components=many, scaling=None)
     assert "CloudFormation" in raised.value.advice
 

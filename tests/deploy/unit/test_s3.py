@@ -39,13 +39,13 @@ def test_a_complete_model_has_nothing_wrong() -> None:
         ({**GOOD, "sub/": "x"}, "sub/", "ends in a slash"),
         ({**GOOD, "a": "x", "a/b": "x"}, "a", "both a file and a directory"),
         ({**GOOD, "ä" * 128: "x"}, "ä" * 128, "more than 255 bytes"),
-        ({}, "", "it is empty"),
+        ({}, "", "it contains no files"),
         ({"config.json": "{}", "tokenizer.json": "{}"}, "", "no weights"),
         ({"model.safetensors": "w", "tokenizer.json": "{}"}, "config.json", "missing"),
         ({**GOOD, "config.json": "{"}, "config.json", "not JSON"),
         ({**GOOD, "model.safetensors.index.json": '{"weight_map": {"a": "model-2.safetensors"}}'},
          "model-2.safetensors", "the index names it"),
-        ({**GOOD, "model.safetensors.index.json": "[]"}, "model.safetensors.index.json", "not an index"),
+        ({**GOOD, "model.safetensors.index.json": "[]"}, "model.safetensors.index.json", "not a valid index"),
     ],
 )  # fmt: skip
 def test_what_cannot_load_is_an_error(files: dict[str, str], place: str, says: str) -> None:
@@ -56,7 +56,7 @@ def test_what_cannot_load_is_an_error(files: dict[str, str], place: str, says: s
 
 def test_a_model_one_directory_too_deep_says_where_it_is() -> None:
     findings = found({f"llama/{name}": text for name, text in GOOD.items()})
-    assert errors(findings)[0].advice == "It is in llama/: give that directory."
+    assert errors(findings)[0].advice == "It is in llama/: use that directory."
 
 
 HUB = {"serving.properties": "engine=Python\noption.model_id = Qwen/Qwen3-8B\n", "model.py": "x = 1\n"}
@@ -79,7 +79,8 @@ def test_a_name_that_nobody_can_read_is_none() -> None:
 def test_an_isolated_container_fetches_no_model() -> None:
     assert found(HUB) == []
     (error,) = errors(found(HUB, isolated=True))
-    assert str(error) == "serving.properties: names the model Qwen/Qwen3-8B, which an isolated container cannot fetch"
+    assert error.says == "names the model Qwen/Qwen3-8B, which an isolated container cannot download"
+    assert error.place == "serving.properties"
 
 
 def test_what_may_be_meant_is_a_warning() -> None:
@@ -100,7 +101,7 @@ def test_an_isolated_container_fetches_no_code() -> None:
     elsewhere = {**GOOD, "config.json": json.dumps({"auto_map": {"AutoModel": "some/one--modeling_x.X"}})}
     assert places(found(elsewhere, own_code=True)) == []
     (error,) = errors(found(elsewhere, own_code=True, isolated=True))
-    assert error.says == "its code is fetched from some/one, which an isolated container cannot"
+    assert error.says == "its code must be downloaded from some/one, which an isolated container cannot do"
     assert "modeling_x.py" in error.advice
 
 
@@ -129,7 +130,7 @@ def test_links_to_files_are_followed_and_others_refused(tmp_path: Path) -> None:
         "gone": "a broken link",
         "folder": "a link to a directory",
     }
-    with pytest.raises(Refused, match="model cannot be loaded as it is: folder") as refused:
+    with pytest.raises(Refused, match="model cannot be loaded: folder") as refused:
         refuse(listing.findings, "model")
     assert "Download the model again" in refused.value.advice
 

@@ -165,7 +165,7 @@ def test_tokens_go_to_a_secret_and_other_secrets_are_left_out(
     assert content(path)["model"]["token_secret"] == secret
     assert "#   OPENAI_API_KEY=***: a secret" in text
     assert not [one for one in (token, key) if one in text + said.err + said.out]
-    assert "does not map: OPENAI_API_KEY=***" in said.err
+    assert "cannot be mapped: OPENAI_API_KEY=***" in said.err
 
 
 def test_fields_without_a_setting_pass_as_they_are(
@@ -218,7 +218,7 @@ def test_scaling_by_concurrent_requests_maps_and_other_rules_stay(
     cloud.calls.clear()
     assert adopt("--output", str(path)) == 0
     assert "scaling" not in content(path)
-    assert "by-invocations of endpoint/chat/variant/AllTraffic: it stays as it is" in path.read_text()
+    assert "by-invocations of endpoint/chat/variant/AllTraffic: it is kept" in path.read_text()
     path.unlink()
     track("by-concurrency", "SageMakerVariantConcurrentRequestsPerModelHighResolution", 12.5)
     cloud.calls.clear()
@@ -336,7 +336,10 @@ def test_an_archive_of_a_file_is_read_where_that_is_said(
     given = ("--file", str(file), "--name", "chat", "--region", "us-east-1", "--output", str(path))
     assert adopt(*given) == 0
     assert content(path)["model"] == {"s3": "s3://by-hand/m/model.tar.gz"}
-    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: a file's data is read with --read-data" in path.read_text()
+    assert (
+        "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: with --file, model data is read only with --read-data"
+        in path.read_text()
+    )
     path.unlink()
     assert adopt(*given, "--read-data") == 0
     assert content(path)["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
@@ -356,18 +359,18 @@ def test_a_prefix_of_tgi_with_a_serving_properties_is_said_to_be_read_here(
     with_data(cloud, "m/serving.properties", PROPERTIES, {"HF_MODEL_ID": "/opt/ml/model"}, PLAIN)
     assert adopt("--output", str(path)) == 0
     assert content(path)["model"]["s3"] == "s3://by-hand/m/"
-    assert "#   s3://by-hand/m/serving.properties: its container does not read it" in path.read_text()
+    assert "#   s3://by-hand/m/serving.properties: the original container ignores it" in path.read_text()
 
 
 def test_model_data_beats_the_hub_s_name_on_vllm_s_image(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
     with_data(cloud, "m/config.json", b"{}", {"HF_MODEL_ID": "a/b"}, PUBLIC["Llama-3.3-70B-FP8"].but(type=PLAIN.type))
     assert adopt("--output", str(path)) == 0
     assert content(path)["model"] == {"s3": "s3://by-hand/m/"}
-    assert "#   HF_MODEL_ID=a/b: vLLM's image serves the model data" in path.read_text()
+    assert "#   HF_MODEL_ID=a/b: vLLM's image ignores it and serves the model data" in path.read_text()
 
 
 def test_model_data_that_is_not_in_s3_is_said() -> None:
-    assert read_artifact(Aws("us-east-1"), "https://example.com/model.tar.gz").problem == "it is no address of S3"
+    assert read_artifact(Aws("us-east-1"), "https://example.com/model.tar.gz").problem == "its address is not in S3"
 
 
 LONG_NAME = tarfile.TarInfo("n" * 200).tobuf(tarfile.GNU_FORMAT)[:1024]
@@ -410,20 +413,20 @@ def common(count: int) -> bytes:
 
 
 ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
-    "zeros": (lambda: gzip.compress(bytes(65 << 20), 1), "the container's model is the archive"),
+    "zeros": (lambda: gzip.compress(bytes(65 << 20), 1), "the container's model is in the archive"),
     "link": (lambda: archive(model_safetensors=b"x", config_json=None), "its member 'config.json' is a link"),
     "outside": (lambda: archive(__model_safetensors=b"x"), "its member '/model.safetensors' is outside"),
     "no archive": (lambda: b"no archive", "it cannot be read as a tar.gz"),
     "cut": (lambda: archive(serving_properties=PROPERTIES)[:60], "it cannot be read as a tar.gz"),
     "utf-16": (lambda: archive(serving_properties=b"\xff\xfea\0"), "its serving.properties cannot be read"),
     "escape": (lambda: archive(serving_properties=b"a=\\u12"), "serving.properties, line 1"),
-    "long": (lambda: archive(serving_properties=bytes((1 << 20) + 1)), "has more than 1048576 bytes"),
+    "long": (lambda: archive(serving_properties=bytes((1 << 20) + 1)), "is larger than 1048576 bytes"),
     "nested": (lambda: gzip.compress(LONG_NAME * 5000), "it cannot be read as a tar.gz"),
     "digits": (lambda: gzip.compress(digits(1 << 20)), "an extended header of 1048590 bytes"),
-    "sparse": (lambda: gzip.compress(sparse(1000)), "cannot be read as a tar.gz: a sparse file"),
-    "sparse, old": (lambda: gzip.compress(old_sparse()), "cannot be read as a tar.gz: a sparse file"),
-    "sparse, early": (lambda: gzip.compress(early_sparse()), "cannot be read as a tar.gz: a sparse file"),
-    "common": (lambda: gzip.compress(common(17)), "17 fields common to all its members"),
+    "sparse": (lambda: gzip.compress(sparse(1000)), "cannot be read as a tar.gz: it contains a sparse file"),
+    "sparse, old": (lambda: gzip.compress(old_sparse()), "cannot be read as a tar.gz: it contains a sparse file"),
+    "sparse, early": (lambda: gzip.compress(early_sparse()), "cannot be read as a tar.gz: it contains a sparse file"),
+    "common": (lambda: gzip.compress(common(17)), "it has too many global header fields"),
     "no model": (lambda: archive(model_py=b"x"), "m/model.tar.gz: it contains no weights"),
 }
 
@@ -545,7 +548,7 @@ def test_the_host_s_ami_stays_unless_the_image_s_tag_tells_its_cuda(
     path.unlink()
     assert adopt("--output", str(path), "--image", "lmi-handler:1-cu128") == 0
     assert "ami" not in content(path)["instance"]
-    assert f"InferenceAmiVersion={ami}: the image's tag tells its CUDA" in path.read_text()
+    assert f"InferenceAmiVersion={ami}: the image's tag names its CUDA" in path.read_text()
 
 
 def two_variants(cloud: Cloud) -> None:
@@ -568,7 +571,7 @@ def test_of_several_variants_one_is_taken_only_for_an_endpoint_of_its_own(
     two_variants(cloud)
     assert "has 2 production variants (a, b)" in refused(cloud, adopt, path, capsys)
     assert "has 2 production variants" in refused(cloud, adopt, path, capsys, "--variant", "b")
-    assert "there are a, b" in refused(cloud, adopt, path, capsys, "--variant", "c", "--name", "other")
+    assert "only a, b" in refused(cloud, adopt, path, capsys, "--variant", "c", "--name", "other")
     assert adopt("--output", str(path), "--variant", "b", "--name", "other") == 0
     said = content(path)
     assert (said["name"], said["model"]["id"]) == ("other", "tiiuae/falcon-7b")
@@ -577,9 +580,9 @@ def test_of_several_variants_one_is_taken_only_for_an_endpoint_of_its_own(
 @pytest.mark.parametrize(
     ("tags", "why"),
     [
-        ({"lmi:deployment": NAME}, "was made by lmi deploy"),
+        ({"lmi:deployment": NAME}, "was created by lmi deploy"),
         ({"lmi:deployment": "another"}, "belongs to another deployment of lmi deploy, another"),
-        ({"aws:cloudformation:stack-name": "serving"}, "belongs to CloudFormation's stack serving"),
+        ({"aws:cloudformation:stack-name": "serving"}, "belongs to the CloudFormation stack serving"),
     ],
 )
 def test_an_endpoint_of_another_owner_is_refused_but_may_be_copied(
@@ -608,9 +611,9 @@ def test_an_endpoint_that_is_changing_is_refused(
 @pytest.mark.parametrize(
     ("container", "why"),
     [
-        ({"Mode": "MultiModel"}, "is a multi-model endpoint's"),
-        ({"Environment": {}}, "the container's model is nothing"),
-        ({"Image": "1.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, "mine:1 is not one that"),
+        ({"Mode": "MultiModel"}, "belongs to a multi-model endpoint"),
+        ({"Environment": {}}, "the container's model is not named"),
+        ({"Image": "1.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, "mine:1 cannot be replaced"),
     ],
 )
 def test_a_container_that_cannot_be_replaced_is_refused(

@@ -114,7 +114,7 @@ def test_a_shadow_stands_beside_changes_and_goes_and_the_endpoint_stays_as_it_wa
     assert lmi("down", "--shadow", "--yes") == 0
     assert everything(cloud) == before
     assert lmi("down", "--shadow", "--yes") == 0
-    assert "There is no shadow" in said(capsys)
+    assert "has no shadow in" in said(capsys)
 
 
 def test_a_promoted_shadow_serves_with_the_instances_that_there_are(
@@ -125,7 +125,7 @@ def test_a_promoted_shadow_serves_with_the_instances_that_there_are(
     assert up(lmi) == 0
     (shadow,) = config_of(cloud)["ShadowProductionVariants"]
     assert lmi("promote", "--yes", "--set", "options.max_rolling_batch_size=9") == 2
-    assert "the running shadow is not the file's" in said(capsys)
+    assert "the running shadow differs from the file" in said(capsys)
     assert lmi("promote", "--yes") == 0
     assert "aws sagemaker update-endpoint --endpoint-name chat --endpoint-config-name by-hand-config" in said(capsys)
     config = config_of(cloud)
@@ -141,7 +141,7 @@ def test_a_promoted_shadow_serves_with_the_instances_that_there_are(
         assert lmi(command, "--yes") == 0
         assert "nothing to do" in said(capsys)
     assert up(lmi) == 2
-    assert "is this deployment's own" in said(capsys)
+    assert "belongs to this deployment" in said(capsys)
     assert lmi("down", "--shadow", "--yes") == 2
     assert lmi("down", "--yes") == 0
     assert cloud.sagemaker.names("endpoint-config") == ["by-hand-config"]
@@ -184,9 +184,9 @@ def _with_component(cloud: Cloud) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Cloud], Any], str]] = {
     "another deployment's": (_tagged(**{"lmi:deployment": "other"}), "belongs to another deployment of lmi"),
-    "own": (_tagged(**{"lmi:deployment": NAME}), "is this deployment's own"),
-    "a stack's": (_tagged(**{"aws:cloudformation:stack-name": "s"}), "belongs to CloudFormation's stack s"),
-    "changing": (_changing, "is Updating: what it serves is not settled"),
+    "own": (_tagged(**{"lmi:deployment": NAME}), "belongs to this deployment"),
+    "a stack's": (_tagged(**{"aws:cloudformation:stack-name": "s"}), "belongs to the CloudFormation stack s"),
+    "changing": (_changing, "is Updating, and only an endpoint in service"),
     "asynchronous": (lambda cloud: config_of(cloud).update(AsyncInferenceConfig={}), "is asynchronous"),
     "serverless": (lambda cloud: _variants(cloud)[0].update(ServerlessConfig={"MemorySizeInMB": 1}), "is serverless"),
     "components": (_with_component, "has inference components"),
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[[Cloud], Any], str]] = {
         "has 2 production variants (AllTraffic, b)",
     ),
     "another variant": (lambda cloud: _variants(cloud)[0].update(VariantName="b"), "Set instance.variant: b"),
-    "a shadow": (_shadowed, "already has its owner's shadow, theirs"),
+    "a shadow": (_shadowed, "already has a shadow of its owner, theirs"),
     "containers": (_containers, "which has several containers or models"),
     "many models": (_of_many_models, "which has several containers or models"),
     "no weight": (_weightless, "the weight of AllTraffic is 0"),
@@ -239,7 +239,7 @@ def put_back(cloud: Cloud, things: dict[tuple[str, str], Any]) -> None:
             "async: SageMaker does not support a shadow next to asynchronous inference",
         ),
         (("--set", "shadow={percent: 5, count: 2, type: ml.g5.4xlarge}"), "shadow: with --shadow the file"),
-        (("--adopt",), "--adopt takes the endpoint over, --shadow leaves it to its owner"),
+        (("--adopt",), "--adopt takes over the endpoint, but --shadow leaves it to its owner"),
     ],
 )
 def test_a_file_that_makes_no_shadow_is_refused(
@@ -249,7 +249,7 @@ def test_a_file_that_makes_no_shadow_is_refused(
     assert why in said(capsys)
     assert cloud.changes() == []
     assert lmi("up", "--shadow-percent", "5") == 2
-    assert "--shadow-percent is for --shadow" in said(capsys)
+    assert "--shadow-percent applies only with --shadow" in said(capsys)
     assert lmi("plan", "--shadow", "--offline") == 2
 
 

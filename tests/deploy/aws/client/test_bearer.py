@@ -54,7 +54,7 @@ def test_temporary_credentials_region_and_life() -> None:
 
 @pytest.mark.parametrize("seconds", [0, 43_201])
 def test_another_life_is_refused(seconds: int) -> None:
-    with pytest.raises(NotSent, match="is valid for 1 to 43200 s"):
+    with pytest.raises(NotSent, match="must be 1 to 43200 s"):
         bearer_token(ReadOnlyCredentials(*KEYS, None), "us-east-1", seconds)
 
 

@@ -63,10 +63,10 @@ def test_a_body_from_a_file_with_headers(aws: Double, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["x", "--json", "{}"], "give BODY or --json, not both"),
+        (["x", "--json", "{}"], "pass either BODY or --json, not both"),
         (["--json", "{"], "--json: "),
         (["x", "-p", "seed"], "-p seed: must be KEY=VALUE"),
-        (["--json", "[1]", "-p", "seed=1"], "-p: the body is not a JSON object"),
+        (["--json", "[1]", "-p", "seed=1"], "-p sets a parameter, but the body is not a JSON object"),
         (["@/nowhere/at/all"], "/nowhere/at/all: No such file or directory\n"),
     ],
 )
@@ -82,7 +82,7 @@ def test_an_address_without_its_scheme_is_refused(aws: Double, capsys: pytest.Ca
     with pytest.raises(SystemExit) as refused:
         main(["invoke", "e", "x", "--endpoint-url", "127.0.0.1:8081"])
     assert refused.value.code == 2
-    assert "--endpoint-url: must begin with http:// or https://" in capsys.readouterr().err
+    assert "--endpoint-url: must be a URL" in capsys.readouterr().err
 
 
 def test_an_endpoint_that_is_not_there_has_its_status(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_waiting_for_a_copy_is_said(aws: Double, capsys: pytest.CaptureFixture[s
         says({}),
     ]
     assert main(["invoke", "e", "x", "--patience", "30"]) == 0
-    assert "has no capacity to process this request.; again in" in capsys.readouterr().err
+    assert "has no capacity to process this request.; retrying in" in capsys.readouterr().err
 
 
 def test_an_asynchronous_answer(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_chat_out_of_a_pipe(aws: Double, monkeypatch: pytest.MonkeyPatch, capsys
     assert all(request.json["max_tokens"] == 9 and request.json["stream"] is True for request in aws.requests)
     printed = capsys.readouterr()
     assert printed.out == 3 * (SHOWN + "\n")
-    assert printed.err.startswith("/what: there is no such command.")
+    assert printed.err.startswith("/what: no such command.")
 
 
 def test_a_pipe_ends_with_its_first_failure(
@@ -171,7 +171,7 @@ def test_a_pipe_ends_with_its_first_failure(
     aws.answers = [model_answers(400, "bad")]
     assert main(["chat", "e"]) == 1
     assert len(aws.requests) == 1
-    assert "the model refused it (400): bad" in capsys.readouterr().err
+    assert "the model rejected the request (400): bad" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):
@@ -239,7 +239,7 @@ def test_at_a_terminal_a_failure_can_be_asked_again(
     assert [turn["content"] for turn in aws.requests[1].json["messages"]] == ["Hi"]
     printed = capsys.readouterr()
     assert "InternalStreamFailure: boom" in printed.err
-    assert "Ctrl-C ends an answer, or drops the line." in printed.err
+    assert "Ctrl-C stops a response, or clears the line." in printed.err
     assert printed.out.endswith(SHOWN + "\n\n")
 
 

@@ -84,13 +84,13 @@ def test_arguments_of_boto3_and_a_named_component(aws: Double) -> None:
 
 
 def test_an_unknown_option_is_refused_by_name(predictor: Predictor) -> None:
-    with pytest.raises(NotSent, match=r"variant: unknown; supported: .*target_variant"):
+    with pytest.raises(NotSent, match=r"unknown options: variant; supported: .*target_variant"):
         predictor.predict({}, variant="blue")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("more", [{}, {"routing_target": "all"}])
 def test_an_unknown_argument_is_refused_by_name(more: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"timeout: unknown; supported: .*timeouts"):
+    with pytest.raises(TypeError, match=r"unknown arguments: timeout; supported: .*timeouts"):
         Predictor("e", timeout=5, **more)  # type: ignore[call-arg]
 
 
@@ -103,14 +103,15 @@ def test_without_a_region_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("answer", "kind", "message", "status"),
     [
-        (model_answers(400, "bad input"), ModelRefused, "the model refused it (400): bad input", 400),
-        (model_answers(404, "no adapter"), ModelRefused, "the model refused it (404): no adapter", 404),
+        (model_answers(400, "bad input"), ModelRefused, "the model rejected the request (400): bad input", 400),
+        (model_answers(404, "no adapter"), ModelRefused, "the model rejected the request (404): no adapter", 404),
         (model_answers(424, "engine failure"), ModelFailed, "the model failed (424): engine failure", 424),
         (model_answers(424, '{"error": "x", "error_type": "generation"}'), ModelFailed,
          "the model failed (424): x", 424),
-        (model_answers(424, '{"error": "x", "code": 424}'), ModelRefused, "the model refused it (424): x", 424),
+        (model_answers(424, '{"error": "x", "code": 424}'), ModelRefused,
+         "the model rejected the request (424): x", 424),
         (model_answers(400, '{"error": {"message": "y", "type": "z"}}'), ModelRefused,
-         "the model refused it (400): y", 400),
+         "the model rejected the request (400): y", 400),
         (model_answers(500, "oops"), ModelFailed, "the model failed (500): oops", 500),
         (model_answers(507, "memory"), ModelFailed, "the model failed (507): memory", 507),
         (model_answers(503, "queue full"), ModelBusy, "the model is busy (503): queue full", 503),
@@ -226,7 +227,7 @@ def test_a_copy_is_waited_for_where_the_component_may_not_be_described(aws: Doub
 def test_a_slow_answer_is_asked_for_once(impatient: Predictor, aws: Double) -> None:
     """boto3's own retries would have the model at it three times."""
     aws.answers = [stalls]
-    with pytest.raises(TimedOut, match="no answer in time"):
+    with pytest.raises(TimedOut, match="no response in time"):
         impatient.predict({"inputs": "x"})
     assert len(aws.requests) == 1
 
@@ -292,7 +293,7 @@ def test_no_component_yet(predictor: Predictor, aws: Double) -> None:
 
 def test_components_that_may_not_be_listed_must_be_named(predictor: Predictor, aws: Double) -> None:
     aws.answers = [NO_NAME, fails(400, "AccessDeniedException", "not authorized")]
-    with pytest.raises(Forbidden, match="e needs the name of an inference component") as caught:
+    with pytest.raises(Forbidden, match="requests to e must name an inference component") as caught:
         predictor.predict({})
     assert "--component" in caught.value.advice
 
@@ -335,7 +336,7 @@ def test_requests_of_a_session_carry_its_id(predictor: Predictor, aws: Double) -
 
 def test_a_container_without_sessions(predictor: Predictor, aws: Double) -> None:
     aws.answers = [says({}), model_answers(400, "no sessions")]
-    with pytest.raises(ModelFailed, match="without a session's id"):
+    with pytest.raises(ModelFailed, match="has no session ID"):
         predictor.session()
     with pytest.raises(ModelRefused, match="no sessions"):
         predictor.session()
@@ -419,7 +420,7 @@ def test_waiting_ends(predictor: Predictor, aws: Double) -> None:
     answer = predictor.predict_async({"inputs": "x"})
     pauses = waited(answer, [absent], aws)
     assert not answer.ready()
-    with pytest.raises(TimedOut, match=r"no answer at s3://b-1/out/1.out in 60 s"):
+    with pytest.raises(TimedOut, match=r"no response at s3://b-1/out/1.out after 60 s"):
         answer.wait(60)
     assert sum(pauses) == 60
     assert max(pauses) == 10
@@ -455,5 +456,5 @@ def test_data_that_is_there_already(predictor: Predictor, aws: Double) -> None:
 
 @pytest.mark.parametrize("uri", ["https://b/k", "s3://b", "s3://b/", "b/k"])
 def test_what_is_no_object(uri: str) -> None:
-    with pytest.raises(NotSent, match="is not s3://BUCKET/KEY"):
+    with pytest.raises(NotSent, match="is not of the form s3://BUCKET/KEY"):
         split_s3(uri)

@@ -46,17 +46,17 @@ def test_requests_go_through_it(predictor: Predictor) -> None:
 
 
 def test_what_a_router_lacks_is_refused(predictor: Predictor, emulated: tuple[str, Endpoint]) -> None:
-    with pytest.raises(NotSent, match="an inference router has no streams"):
+    with pytest.raises(NotSent, match="inference routers do not support streaming"):
         predictor.predict_stream(BODY)
-    with pytest.raises(NotSent, match="asynchronous requests through an inference router"):
+    with pytest.raises(NotSent, match="inference routers do not support asynchronous"):
         predictor.predict_async(BODY)
-    with pytest.raises(NotSent, match="an inference router has no OpenAI route"):
+    with pytest.raises(NotSent, match="inference routers have no OpenAI route"):
         predictor.openai_route()
-    with pytest.raises(NotSent, match="SessionId: an inference router takes only Accept, Body"):
+    with pytest.raises(NotSent, match="SessionId: not supported by inference routers, only Accept, Body"):
         predictor.predict(BODY, session_id="x")
-    with pytest.raises(NotSent, match="6,291,457 bytes; a router takes at most 6,291,456"):
+    with pytest.raises(NotSent, match="6,291,457 bytes, but an inference router accepts at most 6,291,456"):
         predictor.runtime.invoke({"Body": bytes(6 * 2**20 + 1)})
-    with pytest.raises(NotSent, match="a routing target names the components"):
+    with pytest.raises(NotSent, match="routing_target cannot be combined with component"):
         Predictor("local", "us-east-1", routing_target="all", component="chat", endpoint_url=emulated[0])
 
 
@@ -77,7 +77,8 @@ def test_a_denial_names_the_router_s_action() -> None:
     told = failure(ClientError(denied, "InvokeInferenceRouter")).advice
     assert "sagemaker:InvokeInferenceRouter on the router" in told
     assert (
-        failure(ClientError(denied, "InvokeEndpoint")).advice == "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
+        failure(ClientError(denied, "InvokeEndpoint")).advice
+        == "The caller needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
     )
 
 

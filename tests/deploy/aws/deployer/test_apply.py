@@ -174,7 +174,7 @@ def test_another_s_endpoint_is_refused_and_can_be_taken_over(cloud: Cloud) -> No
     up(wanted_of(PLAIN))
     cloud.sagemaker.things["endpoint", NAME].tags.clear()
     cloud.calls.clear()
-    with pytest.raises(Refused, match="endpoint/llama exists and was not made by this deployment"):
+    with pytest.raises(Refused, match="endpoint/llama exists and was not created by this deployment"):
         up(wanted_of(PLAIN))
     with pytest.raises(Refused):
         down()

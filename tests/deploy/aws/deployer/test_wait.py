@@ -87,7 +87,9 @@ def test_a_failure_says_the_reason_the_log_and_what_to_change(cloud: Cloud) -> N
     with pytest.raises(Failed, match=r"^endpoint/chat: The primary container did not pass") as failed:
         wait_for(aws(), CHAT, lambda progress: None, clock=Clock())
     assert "model.context" in failed.value.advice
-    assert failed.value.advice.endswith("The log's end:\n  INFO loading\n  torch.OutOfMemoryError: CUDA out of memory.")
+    assert failed.value.advice.endswith(
+        "Last lines of the log:\n  INFO loading\n  torch.OutOfMemoryError: CUDA out of memory."
+    )
 
 
 def test_the_log_of_an_earlier_endpoint_explains_nothing(cloud: Cloud) -> None:
@@ -156,7 +158,7 @@ def test_until_it_is_gone(cloud: Cloud) -> None:
     sagemaker.delete_endpoint(EndpointName="chat")
     seen: list[Progress] = []
     wait_for(aws(), CHAT, seen.append, gone=True, clock=Clock())
-    assert [progress.phase for progress in seen] == ["deleting"] * 3 + ["gone"]
+    assert [progress.phase for progress in seen] == ["deleting"] * 3 + ["deleted"]
     with pytest.raises(NotThere, match="endpoint/chat does not exist"):
         wait_for(aws(), CHAT, seen.append, clock=Clock())
 
@@ -165,7 +167,7 @@ def test_deleted_while_it_is_waited_for(cloud: Cloud) -> None:
     sagemaker = make_endpoint(cloud)
     settle(sagemaker)
     sagemaker.delete_endpoint(EndpointName="chat")
-    with pytest.raises(NotThere, match="does not exist any more"):
+    with pytest.raises(NotThere, match="does not exist anymore"):
         wait_for(aws(), CHAT, lambda progress: None, clock=Clock())
 
 

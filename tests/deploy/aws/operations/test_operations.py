@@ -101,7 +101,7 @@ def test_the_command_shows_endpoint_and_components_in_order(cloud: Cloud, capsys
     assert cli.main(["logs", "chat", "--filter", "ERROR"]) == 0
     assert [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()] == ["i-1 ERROR down"]
     assert cli.main(["logs", "chat", "--since", "10s"]) == 0
-    assert capsys.readouterr().err == "nothing was written in the last 10s\n"
+    assert capsys.readouterr().err == "no lines were logged in the last 10s\n"
     assert cli.main(["logs", "chat", "--since", "soon"]) == 1
 
 
@@ -215,7 +215,7 @@ def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
 
 def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "chat"]) == 2
-    assert "Give N, or --min and --max." in capsys.readouterr().err
+    assert "Pass N, or --min or --max." in capsys.readouterr().err
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
@@ -322,7 +322,10 @@ def test_the_command_measures(emulated: str, capsys: pytest.CaptureFixture[str])
     assert cli.main(["doctor", "--live"]) == 1
     assert "--live needs the endpoint's name" in capsys.readouterr().err
     assert cli.main(["doctor", "local", "--endpoint-url", emulated]) == 2
-    assert "--endpoint-url and --component are for --live\nlmi deploy doctor NAME --live" in capsys.readouterr().err
+    assert (
+        "--endpoint-url and --component apply only with --live\nRun `lmi deploy doctor NAME --live`"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_emulator_is_measured_without_credentials(
@@ -347,7 +350,7 @@ def test_the_command_checks(cloud: Cloud, tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only"]) == 2
     out = capsys.readouterr().out
     assert f"error   role: {ROLE} does not exist" in out
-    assert "error   model: it is empty" in out
+    assert "error   model: it contains no files" in out
     assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)[0] == {
         "name": "account", "verdict": "ok", "says": "123456789012 in us-east-1", "advice": "",

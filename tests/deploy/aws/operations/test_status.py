@@ -128,7 +128,7 @@ def test_what_may_not_be_read_is_said(cloud: Cloud) -> None:
     cloud.refuse("DescribeScalableTargets", "AccessDeniedException", "no")
     status = look(aws(), "chat")
     assert status.unread == ("scaling: AccessDeniedException",)
-    assert "not read: scaling" in shown(status)
+    assert "could not be read: scaling" in shown(status)
 
 
 def test_the_command(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_without_a_region_the_flag_is_named(
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.delenv("AWS_REGION")
     assert cli.main([command, "chat"]) == 2
-    assert "Give --region, set AWS_REGION" in capsys.readouterr().err
+    assert "Pass --region, set AWS_REGION" in capsys.readouterr().err
 
 
 def test_aws_region_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
