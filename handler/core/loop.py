@@ -318,6 +318,8 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Return memory that the C library has freed to the system, which may be much after a large request."""
+    """Give the memory that the C library keeps after `free` back to the system. After a large request this may be
+    much.
+    """
     with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

@@ -92,7 +92,7 @@ def test_images_that_do_not_fit_are_refused_by_name(vision: Compared) -> None:
     tokens = vision.driver.tokenizer.media_tokens
     request = Request("", media=tuple(MediaSource("image", b"", "", f"images[{number}]") for number in range(2)))
     prompt = vision.driver.tokenizer.encode_chat(CASES[1].messages)
-    with pytest.raises(InvalidPayload, match="makes 1 placeholders for 2 images"):
+    with pytest.raises(InvalidPayload, match="writes 1 placeholders for 2 images"):
         place_media(request, prompt, CASES[4].media[:2], tokens)
 
 
