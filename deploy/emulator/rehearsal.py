@@ -204,7 +204,7 @@ def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
     return Capture.of(capture, store.write, shadow)
 
 
-_CONCURRENT = 4  # maximum of concurrent asynchronous requests: SageMaker's MaxConcurrentInvocationsPerInstance
+_CONCURRENT = 4  # concurrent asynchronous requests; SageMaker's default of MaxConcurrentInvocationsPerInstance
 _PIECE = 2**16  # maximum bytes of a response body to pass on at once
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 _NOT_PASSED = {"host", "content-length", *_HOP_BY_HOP}
@@ -360,7 +360,7 @@ def _pieces(
             yield data
     except (OSError, http.client.HTTPException):
         reset_when_closed(client)
-        os.close(client.detach())  # now, because the server would shut the connection down in an orderly way
+        os.close(client.detach())  # close now: moto's server would close the connection without a reset
     finally:
         connection.close()
 

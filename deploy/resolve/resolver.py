@@ -186,7 +186,7 @@ _PRECISIONS: dict[str, Precision] = {
     "bitsandbytes": "int4",
     "int4": "int4",
     "int8": "int8",
-    "awq": "int4",  # the values above are for option.quantize, those below for option.dtype
+    "awq": "int4",  # the values up to this line are for option.quantize, the others for option.dtype
     "fp16": "fp16",
     "float16": "fp16",
     "half": "fp16",
