@@ -546,7 +546,7 @@ def _role(arn: str) -> Role | None:
 
 
 def _user(caller: str) -> User | None:
-    """Return the user with an access key or an ARN, or None."""
+    """Return the user that an access key or an ARN belongs to, or None."""
     return next((user for user in _users() if caller == user.arn or caller in _keys(user)), None)
 
 

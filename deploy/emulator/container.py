@@ -71,7 +71,7 @@ def start(variables: Mapping[str, str], port: int) -> Command:
     if importlib.util.find_spec("handler") is None:
         raise DeployError(
             "cannot start a container: the package handler is not installed here",
-            "Start one yourself, and give its URL: --container http://127.0.0.1:8080",
+            "Start a container yourself, and give its URL: --container http://127.0.0.1:8080",
         )
     environment = {
         "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),

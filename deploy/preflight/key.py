@@ -109,7 +109,7 @@ def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> lis
 def _advice(use: Use, arn: str | None, named: str | None) -> str:
     if named is None:
         return f"Set encryption.{use.option}: {arn}, and give {use.users} the permissions that `lmi deploy iam` prints."
-    return f"Correct encryption.{use.option}, or also allow kms:Decrypt on {arn} to {use.users}."
+    return f"Correct encryption.{use.option}, or also grant {use.users} kms:Decrypt on {arn}."
 
 
 def _of_model(context: Context) -> Iterator[tuple[str, str | None]]:

@@ -176,7 +176,7 @@ def image(context: Context) -> Check:
         raise
     size = result.get("imageSizeInBytes", 0)
     return _platform(context, which, result["imageDigest"]) or (
-        warning("image", f"the image is {format_size(size)}", "Each instance pulls it when it starts.")
+        warning("image", f"the image is {format_size(size)}", "Each instance pulls the image when it starts.")
         if size > _LARGE
         else ok("image", f"{repository}@{result['imageDigest'][:19]}, {format_size(size)}")
     )

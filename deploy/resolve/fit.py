@@ -295,7 +295,7 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
         remarks.append(f"the {instance.gpu} is older than Ampere, and AWS's vLLM is built for Ampere and newer")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
         remarks.append(
-            f"the {instance.gpu} does not support {need.dtype}: this saves memory, but the GPU computes in 16 bits"
+            f"the {instance.gpu} does not support {need.dtype}: the weights save memory, but are used in 16 bits"
         )
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX, so bf16 is slow")

@@ -441,9 +441,9 @@ def _choose(
     if instance is None:
         if not spec.instance.unchecked:
             refuse_mistyped(name)
-        return None, (f"{name} is not in the tables (of 2026), so whether the model fits was not checked.",)
+        return None, (f"{name} is not in the tables (of 2026), so the model's fit was not checked.",)
     if need is None:
-        return None, ("The model's size is unknown, so whether it fits was not checked. Set model.shape.",)
+        return None, ("The model's size is unknown, so its fit was not checked. Set model.shape.",)
     chosen = fit(need, instance, prices.of(instance.name, spec.instance.price))
     if chosen.fits:
         return chosen, _remarks(chosen)
