@@ -294,9 +294,7 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
     if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
         remarks.append(f"the {instance.gpu} is older than Ampere, and AWS's vLLM is built for Ampere and newer")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
-        remarks.append(
-            f"the {instance.gpu} does not support {need.dtype}: the weights save memory, but are used in 16 bits"
-        )
+        remarks.append(f"no support for {need.dtype} on the {instance.gpu}: less memory, but computation in 16 bits")
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX, so bf16 is slow")
     if not instance.gpus and instance.vcpus < 4:

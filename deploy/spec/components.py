@@ -114,7 +114,7 @@ class Batch(Section):
     """Batch transform (`lmi deploy batch`), in which each line of files in S3 is a request. It needs no endpoint."""
 
     input: OutputUri = Field(description="S3 URI of JSON Lines files: an object or a prefix.")
-    output: OutputUri = Field(description="S3 URI of the output, in which OBJECT becomes OBJECT.out.")
+    output: OutputUri = Field(description="S3 URI for the output. The output for OBJECT is stored as OBJECT.out.")
     concurrency: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
         None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
     )
