@@ -536,7 +536,7 @@ def _body(*required: str) -> RequestShape:
 
 
 class AnthropicMessages(OpenAiDialect):
-    """Anthropic's messages. It samples unless `temperature` is 0.
+    """The dialect of Anthropic's messages. It samples unless `temperature` is 0.
 
     If the answer does not fit into the model's context, it is cut off there, and the stop reason says so.
     """
@@ -589,7 +589,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCount(AnthropicMessages):
-    """Anthropic's token count. Fields that affect only an answer are checked, but have no effect."""
+    """The dialect of Anthropic's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "anthropic_count"
     description = Description(

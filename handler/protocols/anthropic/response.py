@@ -43,7 +43,7 @@ THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"pr
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return which stored messages a body needs. `continued` reports errors in the body."""
+    """Return the stored messages that a body refers to. `continued` reports errors in the body."""
     thread = body.get("thread") if isinstance(body, dict) else None
     if not isinstance(thread, dict):
         return None
@@ -85,7 +85,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
 
 
 class ThreadKeeping:
-    """The storage of the answer to one request in its thread."""
+    """An object that stores the answer to one request in its thread."""
 
     def __init__(self, keeping: Keeping, head: Mapping[str, Any]) -> None:
         self._keeping, self._head = keeping, head

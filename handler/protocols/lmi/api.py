@@ -31,7 +31,7 @@ class LmiTops(TypedDict, total=False):
 
 
 class LmiSequence(LmiTops):
-    """One of `best_of_sequences`."""
+    """A sequence in `best_of_sequences`."""
 
     finish_reason: FinishReason
     generated_tokens: Count

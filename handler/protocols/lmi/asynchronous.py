@@ -297,7 +297,7 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerC
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the names that the client used for the fields that later checks may refuse."""
+    """Return the client's names of fields, which later checks use in their errors."""
     names, default = parameters.names, FieldNames()
     return default._replace(
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
@@ -307,7 +307,7 @@ def _names(parameters: ParsedParameters) -> FieldNames:
 
 
 class _AsyncOpenAi(OpenAiDialect):
-    """Base of OpenAI's dialects in async mode. Streams are JSON lines, and `adapters` may also name an adapter."""
+    """Base class of OpenAI's dialects in async mode. Streams are JSON lines, and `adapters` may name an adapter."""
 
     errors = _ERRORS
     whole: Framing = JSON_LINE

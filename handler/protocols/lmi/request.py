@@ -454,7 +454,7 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the names that the client used for the fields that later checks may refuse."""
+    """Return the client's names of fields, which later checks use in their errors."""
     names, default = parameters.names, LMI_NAMES
     return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),
@@ -498,7 +498,7 @@ _NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""The first release whose documented schema has prompts in the texts. LMI 0.28 already had them, but undocumented."""
+"""The first release that documents texts that begin with their prompts. LMI 0.28 already returned them."""
 
 
 class DynamicBatch(Dialect):

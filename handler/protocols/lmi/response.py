@@ -277,7 +277,7 @@ class LmiFormat:
         return details
 
     def _other(self, request: Request, other: SequenceOutput) -> LmiSequence:
-        """Render one of `best_of_sequences`."""
+        """Render a sequence of `best_of_sequences`."""
         tops: LmiTops = {"top_tokens": self._top_tokens(other.tokens)} if request.sampling.top_logprobs else {}
         return {
             "finish_reason": other.finish.value,

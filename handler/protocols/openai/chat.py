@@ -384,7 +384,7 @@ _ANSWER_RULES = ("response_format", "text", "output_config")
 
 
 class OpenAiChat(OpenAiDialect):
-    """OpenAI's chat completions. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's chat completions. It samples unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 

@@ -216,7 +216,7 @@ COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
 
 
 class OpenAiCompletions(OpenAiDialect):
-    """OpenAI's completions. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's completions. It samples unless `temperature` is 0.
 
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
@@ -338,7 +338,7 @@ def _encoding_format(value: Any) -> str:
 
 
 class OpenAiEmbeddings(OpenAiDialect):
-    """OpenAI's embeddings, which answer with a vector of length 1 for each text of `input`."""
+    """The dialect of OpenAI's embeddings. It answers with a vector of length 1 for each text of `input`."""
 
     name = "openai_embeddings"
     needed = "a JSON object with 'input'"

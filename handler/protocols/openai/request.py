@@ -449,7 +449,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
-    """Return the names that the client used for the fields that later checks may refuse."""
+    """Return the client's names of fields, which later checks use in their errors."""
     ruled = parameters.sampling.structured_output is not None  # if no field asks for it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":
@@ -517,7 +517,8 @@ def streaming(
 
 
 class OpenAiDialect(Dialect):
-    """Base of dialects with OpenAI's conventions: all fields are at the top level, and types are converted as in vLLM.
+    """Base class of dialects with OpenAI's conventions. All fields are at the top level, and types are converted as in
+    vLLM.
 
     Attributes:
         table: The fields that set parameters.

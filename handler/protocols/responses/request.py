@@ -518,7 +518,7 @@ MAX_REFERENCES = 1000
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return which stored responses and items a body needs. `parse` reports other errors in the body.
+    """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
         keeps: True if the response is to be stored, unless the body has `store=false`.
@@ -613,7 +613,10 @@ def _body(context: ServerContext) -> Shape:
 
 
 class OpenAiResponses(OpenAiDialect):
-    """OpenAI's responses. It samples unless `temperature` is 0. By default, only the context limits an answer."""
+    """The dialect of OpenAI's responses. It samples unless `temperature` is 0.
+
+    By default, only the model's context limits the length of an answer.
+    """
 
     name = "openai_responses"
     needed = "a JSON object with 'input'"
@@ -664,7 +667,7 @@ class OpenAiResponses(OpenAiDialect):
 
 
 class ResponsesCount(OpenAiResponses):
-    """OpenAI's token count. Fields that affect only an answer are checked, but have no effect."""
+    """The dialect of OpenAI's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "openai_responses_count"
     description = Description(

@@ -138,7 +138,7 @@ def nested_request(fields: Mapping[str, Shape], table: Table) -> RequestShape:
 
 
 class Tei(Dialect):
-    """Base of TEI's dialects. Texts with too many tokens are refused unless `truncate` is true, as TEI does by default.
+    """Base class of TEI's dialects. As in TEI, texts with too many tokens are refused unless `truncate` is true.
 
     Attributes:
         table: The fields that set parameters.

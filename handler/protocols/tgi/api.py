@@ -57,7 +57,7 @@ class TgiTops(TypedDict, total=False):
 
 
 class TgiSequence(TgiOutput, TgiTops):
-    """One of `best_of_sequences`."""
+    """A sequence in `best_of_sequences`."""
 
     generated_text: str
 

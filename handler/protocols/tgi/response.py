@@ -36,7 +36,7 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
-    """Base of the answer formats with TGI's tokens and events. Keys without a value are null."""
+    """Base class of the answer formats with TGI's tokens and events. Keys without a value are null."""
 
     special_in_text: bool
 

@@ -360,7 +360,7 @@ _EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_outpu
 
 
 class Route(Enum):
-    """The kind of route. SHAPE is a path that dialects share, on which the body's `stream` asks for a stream."""
+    """The kind of route. On SHAPE, a path that dialects share, the body's `stream` decides whether to stream."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"

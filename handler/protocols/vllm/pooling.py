@@ -55,7 +55,7 @@ _OF_TOKENS = ("token_embed", "token_classify")
 
 
 class VllmNumbers(OpenAiDialect):
-    """Base of the routes that compute a vector or probabilities for each text of `input`."""
+    """Base class of the routes that compute a vector or probabilities for each text of `input`."""
 
     errors = ERRORS
     needed = "a JSON object with 'input'"
