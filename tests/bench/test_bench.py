@@ -77,7 +77,7 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "URL"),
         (["--engine", "echo", "--rate", "2"], "--engine does not support an open loop"),
-        (["--engine", "nonesuch"], "known: "),
+        (["--engine", "nonesuch"], "known engines: "),
         (["localhost:8080"], "http://host:port"),
     ],
 )
