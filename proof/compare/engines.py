@@ -65,7 +65,7 @@ class UsageReader(AnswerReader):
 
 
 class Completions(Target):
-    """A server, and requests to it that use OpenAI's completions."""
+    """A server that is measured with requests for OpenAI's completions."""
 
     path: ClassVar[str] = "/v1/completions"
     reader: ClassVar[type[AnswerReader]] = UsageReader

@@ -88,7 +88,7 @@ def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() ->
     assert "~ within noise: the repetitions overlap with those of the first column" in again
     assert "disturbed" not in again
     once = report.compare([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
-    assert "noise unknown for once: measured once" in once
+    assert "noise unknown for once, because of a single repetition" in once
 
 
 def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,12 @@ _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 
 
 def is_bert(model: Path) -> bool:
-    """Return whether `bert_graph` supports a Hugging Face directory."""
+    """Return whether `bert_graph` can build the graph of the checkpoint in a directory."""
     return has_bert_config(model) and bool(model_files.visible(model, "*.safetensors"))
 
 
 def has_bert_config(model: Path) -> bool:
-    """Return whether `bert_graph` supports the config.json in a directory."""
+    """Return whether `bert_graph` supports the architecture in a directory's config.json."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES

@@ -434,7 +434,7 @@ def abridged_expression(expression: str) -> str:
 
 
 def abridged_parts(structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-    """Abridge a regular expression, or return each pattern of a schema or structural tag as an abridged expression."""
+    """Return a regular expression, or all patterns in a schema or structural tag, as abridged regular expressions."""
     if structured_output.kind == "regex":
         expressions = [structured_output.value]
     elif structured_output.kind in ("json_schema", "structural_tag"):

@@ -527,7 +527,7 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
             return name
     named, required = schema.get("properties", {}), schema.get("required", [])
     if isinstance(named, dict) and isinstance(required, list) and any(name not in named for name in _names(required)):
-        return "required of names missing from properties"
+        return "required with names that are not in properties"
     return _ignored_of_patterns(schema) or _ignored_of_names(schema, xgrammar) or _ignored_of_others(schema, xgrammar)
 
 

@@ -449,7 +449,7 @@ class BeamSearch:
 
     @property
     def width(self) -> int:
-        """The number of candidates for each beam's next token. It is so high that one beam can replace all others."""
+        """The number of candidates for each beam's next token, which allows one beam to replace all others."""
         return 2 * self.sampling.num_beams
 
     def advance(self, alternatives: Sequence[Alternatives]) -> bool:
