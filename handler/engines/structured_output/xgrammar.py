@@ -154,7 +154,7 @@ def without_text(structured_output: StructuredOutput) -> StructuredOutput:
 
 STEP_SECONDS = 0.01
 """Limit of a step's average CPU time, in seconds. A single step may take ten times as much. Ordinary grammars took up
-to 0.0003, once 0.01; an ambiguous grammar takes seconds after ten or twenty tokens."""
+to 0.0003 s, and one took 0.01 s. An ambiguous grammar takes seconds after ten or twenty tokens."""
 
 _WINDOW = 8  # steps over which times are averaged
 _STEPS = 64  # steps with many allowed tokens in a walk, unless they become slower and slower

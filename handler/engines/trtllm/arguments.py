@@ -71,7 +71,7 @@ The source is llm-api/reference in the documentation of 1.0 to 1.3.0rc29.
 
 _LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
 _LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")
-"""Modules that define LoraConfig in different releases. That of 1.3 comes first, where the others print a warning."""
+"""Modules that define LoraConfig. The module of 1.3 is tried first, because the others print a warning in 1.3."""
 
 _MAX_INPUT_LEN = 1024  # LMI's default if max_output_len is set
 _CONTEXT_LENGTH = 2048  # tokens, if neither the options nor the model state a context length

@@ -43,7 +43,7 @@ def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
     if options.get("engine_args", {}).get("enable_expert_parallel"):
         raise ConfigError(f"{_AUTO}: cannot size the cache with option.enable_expert_parallel=true; use {_FILE}")
     if config.options.replicas != "1":
-        raise ConfigError(f"{_AUTO}: sizes the cache for a single engine; use {_FILE}, or option.replicas=1")
+        raise ConfigError(f"{_AUTO} sizes the cache for a single engine; use {_FILE}, or option.replicas=1")
     return {"kv_transfer_config": dict(_CONNECTOR)}
 
 

@@ -166,7 +166,7 @@ _SPOILT = "the model computes NaN"  # an error of the engine, because the KV cac
 class Results:
     """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). `Vllm.step` calls `read`.
 
-    vLLM's own class costs four times as much, for objects, texts and statistics of each token that are not used here.
+    vLLM's own class costs four times as much CPU time. It makes objects, texts and statistics that are not used here.
     """
 
     def __init__(self) -> None:

@@ -123,7 +123,7 @@ _OF_AUTO = "xgrammar"
 
 CHECK_SECONDS = 0.1
 """Limit of the CPU time, in seconds, to verify a schema or grammar. vLLM verifies it again for every request, while all
-others wait. Ordinary ones took up to 0.016."""
+others wait. Ordinary schemas took up to 0.016 s."""
 
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
 """Styles of arguments in structural tags, with the first release of xgrammar that has them (`structural_tag.py`)."""
@@ -189,7 +189,7 @@ class VllmCheck:
         began = time.process_time()
         params = self._verify(structured_output)
         if time.process_time() - began > CHECK_SECONDS:
-            raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
+            raise ValueError(f"checking the schema or grammar takes the engine more than {CHECK_SECONDS:g} s")
         own = getattr(params.structured_outputs, "_backend", self._name)
         if own != self._name:  # the core only uses one backend, which would ignore unsupported parts
             raise ValueError(f"{self._name} does not support every part; option.guided_decoding_backend={own} does")
