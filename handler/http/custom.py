@@ -1,4 +1,4 @@
-"""Handlers and middleware of a user's code, which replace or wrap the server's own as in AWS's vLLM image and LMI."""
+"""Handlers and middleware from the user's code, which replace or wrap the server's, as in AWS's vLLM image and LMI."""
 
 from __future__ import annotations
 

@@ -365,7 +365,6 @@ class Inference:
 
     @property
     def dialect(self) -> Dialect:
-        """Return the dialect of the route's requests."""
         return self._dialect or self._model.dialect
 
     @property

@@ -1,4 +1,4 @@
-"""The HTTP protocol of uvicorn, extended by limits against hostile clients, clean ends, and an ASGI extension."""
+"""The HTTP protocol of uvicorn with limits against hostile clients, orderly closing, and an ASGI extension."""
 
 from __future__ import annotations
 

@@ -247,7 +247,6 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
-        """Return whether the engine accepts requests."""
         return self._engine.ready
 
     @property

@@ -373,7 +373,7 @@ def _needed(request: Request) -> int:
 
 
 def check_structured_output(request: Request, why: str) -> None:
-    """Raise InvalidParameter if the check of the structured output has failed for the reason `why`."""
+    """Raise InvalidParameter if `why`, the result of the check of structured output, is not empty."""
     if why:
         raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {why}")
 

@@ -77,7 +77,6 @@ class EngineDriver:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens generated so far."""
         return self._batcher.num_tokens
 
     def watch(self, fd: int | None) -> None:

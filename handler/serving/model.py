@@ -271,7 +271,6 @@ class ServedModel:
 
     @property
     def restarts(self) -> int:
-        """Return the number of engine restarts."""
         return self._engine.restarts
 
     @property

@@ -202,7 +202,6 @@ class _Files:
 
 
 def _line(request: Captured) -> bytes:
-    """Return the line of JSON for a request."""
     answer = request.answer
     line: dict[str, Any] = {
         "id": request.id,

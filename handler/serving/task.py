@@ -139,7 +139,6 @@ class RequestTask:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """Return the names of the ignored parameters."""
         return () if self.parsed is None else self.parsed.ignored
 
     @property

@@ -426,7 +426,6 @@ class _Answering:
                 time.sleep(_LOOK_SECONDS)
 
     def _write_rest(self, lines: Input, error: LineError) -> None:
-        """Write an error for each remaining line."""
         for line in lines:
             text = batches.not_answered(self._id, line, line.error or error)
             self._output.write(line.number, text, failed=True)
@@ -477,7 +476,6 @@ class _Answering:
         return "cancelled" if self._batch["status"] == "cancelling" else ""
 
     async def _line(self, line: Line) -> None:
-        """Run a line, and write its response."""
         with self._runner.held.line(line):
             if line.error is not None:
                 text, failed = batches.not_answered(self._id, line, line.error), True
