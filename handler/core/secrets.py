@@ -38,7 +38,7 @@ _KNOWN = re.compile(
 
 
 def is_credential(name: str) -> bool:
-    """Return whether the name of a header or query parameter is that of a credential."""
+    """Return whether a header or query parameter with this name contains a credential."""
     return _CREDENTIALS.search(name) is not None
 
 

@@ -138,7 +138,7 @@ class OwnFiles(NamedTuple):
         """Compare the files with a server's model.
 
         Raises:
-            Failed: the server's tokenizer is another one.
+            Failed: the server uses another tokenizer.
         """
         for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
             if theirs and own and theirs != own:

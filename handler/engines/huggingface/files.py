@@ -156,7 +156,7 @@ _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOK
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name is that of a model on the hub (`owner/model`, or `model` for old ones), and not a local
+    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old models), not to a local
     path.
     """
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
@@ -186,9 +186,7 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
 
 
 def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name is that of a model on the hub (`owner/model`) or of a file there
-    (`owner/model/file.gguf`).
-    """
+    """Return whether a name refers to a model on the hub (`owner/model`) or a file of one (`owner/model/file.gguf`)."""
     return is_hub_name(model_id) or gguf_file(model_id) is not None
 
 
@@ -302,7 +300,7 @@ def fetch(
 
     Args:
         download: downloads a model from the hub unless it is cached.
-        is_name: returns whether a name is that of a model on the hub.
+        is_name: returns whether a name refers to a model on the hub.
 
     Raises:
         ConfigError: `download` raised it, or the download process died.

@@ -221,7 +221,7 @@ def no_media(model: Path | None) -> dict[str, str]:
 
 
 def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapping[str, MediaTokens]) -> list[int]:
-    """Repeat each placeholder for all tokens of its medium.
+    """Repeat each placeholder as many times as its medium has tokens.
 
     Args:
         counts: numbers of tokens of the media, by kind.

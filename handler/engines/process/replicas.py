@@ -561,7 +561,9 @@ class ReplicaSet:
         return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]
 
     def _answer(self, key: int, change: _Change) -> Iterator[Output]:
-        """Answer a change once all replicas have answered it. If one of them cannot load the adapter, all drop it."""
+        """Answer a change when all replicas have answered it. If one of them cannot load the adapter, all of them
+        drop it.
+        """
         if change.waiting:
             return
         del self._changes[key]

@@ -402,8 +402,8 @@ class RemoteEngine(ABC, Generic[C]):
 
 
 def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
-    """Return whether a request may be sent to a server, that is, unless the server asked for a pause because it is
-    busy.
+    """Return whether a request may be sent to a server. A busy server that asked for a pause gets the request only
+    once.
     """
     return server not in busy or not busy[server].retry_after
 

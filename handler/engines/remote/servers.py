@@ -251,7 +251,7 @@ class Server:
 
 
 def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Server:
-    """Return the server with the fewest outstanding tokens. A server in a pause is chosen only if all are in one.
+    """Return the server with the fewest outstanding tokens. A paused server is chosen only if all servers are paused.
 
     Args:
         tries: number of attempts of this request by server. Servers without attempts come first.
