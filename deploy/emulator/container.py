@@ -185,7 +185,7 @@ class Container:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait(self) -> int:
-        """Wait for the exit, and return the exit status.
+        """Wait until the process exits, and return its exit status.
 
         asyncio's own `wait()` would also wait until every child that inherited the log's pipe has exited.
         """

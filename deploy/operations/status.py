@@ -268,7 +268,7 @@ _METRICS = {
 
 
 def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of the first variant, which is the only one of our endpoints."""
+    """Return the metrics of the endpoint's first variant, as our endpoints have only one."""
     variants = endpoint.get("ProductionVariants", [])
     if not variants:
         return {}

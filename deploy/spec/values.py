@@ -1,6 +1,6 @@
 """Types of the specification's values, with patterns for AWS's names, and the base class of all sections.
 
-Limits and patterns are from botocore 1.44's service model. tests/deploy/unit/test_spec.py compares them.
+Limits and patterns are from botocore 1.44's service model, and tests/deploy/unit/test_spec.py checks that they match.
 """
 
 from __future__ import annotations
