@@ -165,7 +165,7 @@ def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsy
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("some/model", r"is downloaded from the hub; unless .* it is converted once, .*\[convert\]"),
+        ("some/model", r"is downloaded from the hub; unless .* it is converted once and cached; .*\[convert\]"),
         ("OpenVINO/model", "is downloaded from the hub; not checked"),
         ("some/model/file.gguf", "is downloaded from the hub; not checked"),
         ("nosuch", "is looked up on the hub; not checked"),
