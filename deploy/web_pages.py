@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError
 
-_MOST = 2**14  # bytes in which to look for a title
+_MOST = 2**14  # number of bytes in which a title is searched
 # The content type is unreliable: moto labels JSON and XML as HTML, and some proxies send pages without a type.
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html|head|body|h1|center)\b", re.I | re.S

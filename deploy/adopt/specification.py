@@ -254,7 +254,7 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
 
 _UNREAD = Artifact(
     problem="with --file, model data is read only with --read-data", unseen=True
-)  # may be another account's
+)  # it may belong to another account
 
 
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
@@ -386,7 +386,7 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
         yield f"{field_name}={uri}", f"{names} {are} not carried over (documents: custom-code)"
 
 
-_MOST_NAMES = 5  # of files in a comment
+_MOST_NAMES = 5  # maximum number of file names in a comment
 
 
 def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:
@@ -667,7 +667,7 @@ def _problems(shape: Any, value: Any, place: str) -> Iterator[tuple[str, str]]:
             where = f"{place}.{name}".removeprefix(".")
             if name in shape.members:
                 yield from _problems(shape.members[name], item, where)
-            elif name != "ResponseMetadata":  # boto3's
+            elif name != "ResponseMetadata":  # added by boto3
                 yield where, _NO_FIELD
     elif shape.type_name == "list":
         for number, item in enumerate(value):
@@ -681,4 +681,4 @@ _CREATED = ("DescribeEndpoint", "DescribeEndpointConfig", "DescribeInferenceComp
 """Describe calls for which a file may contain either the response or the matching Create request."""
 
 _NEEDED = ("InferenceComponentName", "Subnets", "SecurityGroupIds", "InstanceType", "Key", "Value")
-"""Required fields that the code above reads without checking that they exist."""
+"""Required fields that adopt reads without checking that they exist."""

@@ -137,7 +137,7 @@ def shown(name: str, value: str) -> str:
     return f"{name}={text[:_MOST]}{'...' if len(text) > _MOST else ''}"
 
 
-_MOST = 200  # characters of a value in a comment
+_MOST = 200  # maximum characters of a value in a comment
 
 
 def one_line(text: str) -> str:

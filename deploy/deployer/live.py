@@ -281,7 +281,7 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
     """Return the version of a model or configuration that is in use now, or None if there is none.
 
     Args:
-        desired: All desired resources, which tell which components will use a model.
+        desired: All desired resources, among them the components that will use a model.
     """
     endpoint = live.endpoint
     if endpoint is None:

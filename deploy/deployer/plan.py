@@ -355,7 +355,7 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
     wanted = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
     if names and (lacking := wanted.difference(names)):
         raise Refused(
-            f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}, only {', '.join(names)}",
+            f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}; it has {', '.join(names)}",
             "Use another endpoint, or set instance.variant.",
         )
 

@@ -269,7 +269,7 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
         raise SpecError(problem, "Use fewer copies, or have the endpoint's owner add instances.")
     told = [f"{problem} (instance.unchecked)."] if problem else []
     if others and spec.endpoint is None:
-        told.append(f"the endpoint also runs components of other deployments, whose instances change with it: {names}.")
+        told.append(f"changes to the endpoint's instances also affect components of other deployments: {names}.")
     return together, tuple(told)
 
 

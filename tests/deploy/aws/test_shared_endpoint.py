@@ -99,7 +99,7 @@ def test_the_life_of_both(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
     guest = two.of("team-b@shared")
     changed = {**two.owner, "options": {"max_rolling_batch_size": 8}}
     assert two("up", changed) == 0
-    assert "the endpoint also runs components of other deployments" in said(capsys)
+    assert "changes to the endpoint's instances also affect components of other deployments" in said(capsys)
     assert two.of("team-b@shared") == guest
 
     assert two("down", two.guest) == 0
