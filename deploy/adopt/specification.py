@@ -194,7 +194,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
             "Adopt one of them as a separate endpoint: --variant VARIANT --name ANOTHER.",
         )
     if wishes.variant is not None and wishes.variant not in names:
-        raise Refused(f"--variant {wishes.variant}: there is no such variant, only {', '.join(names) or 'none'}", "")
+        raise Refused(f"--variant {wishes.variant}: no such variant; the endpoint has {', '.join(names) or 'none'}", "")
     chosen: Json = next((one for one in variants if wishes.variant in (None, one.get("VariantName"))), {})
     if "ServerlessConfig" in chosen:
         raise Refused(

@@ -310,7 +310,7 @@ def _refusal(option: Option, value: str, engine: str) -> str:
 
 def _no_effect(option: Option, engine: str) -> str:
     if option.engines and engine not in option.engines:
-        return option.idle or "its value requests nothing"
+        return option.idle or "its value has no effect with this engine"
     return "" if option.field or option.argument else option.help or "this project's image does not use it"
 
 

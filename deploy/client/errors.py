@@ -130,7 +130,7 @@ class StreamBroken(Broken): ...
 # lost or stalls during a stream, urllib3's own error is raised, which botocore does not wrap.
 
 FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
-"""Exceptions that calling an endpoint and reading its response can raise."""
+"""Exceptions that may be raised when an endpoint is called and its response is read."""
 
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
@@ -180,7 +180,7 @@ def needs_component(error: BaseException) -> bool:
 
 
 def _from_status(error: ClientError) -> RequestFailed:
-    """Convert the error that an error status of AWS raises."""
+    """Convert the error that boto3 raises when AWS responds with an error status."""
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")

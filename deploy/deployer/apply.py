@@ -269,7 +269,7 @@ class _Steps:
         if serves == action.expects:
             raise Refused(f"{action.key} is {status}, and only an endpoint in service can be updated", advice)
         raise Refused(
-            f"{action.key} has changed since the plan was made: it served {action.expects}, and is {status}"
+            f"{action.key} has changed since the plan was made: it served {action.expects}, but is now {status}"
             + (f" with {serves}" if serves else ""),
             advice,
         )

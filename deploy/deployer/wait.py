@@ -114,8 +114,8 @@ def wait_for(
         consistency: Seconds in which polls may still describe the state before the call.
 
     Raises:
-        Failed: AWS gave up or rolled back, or the timeout has passed. It has FailureReason, the end of the log and
-            advice.
+        Failed: AWS gave up or rolled back, or the timeout has passed. The error has FailureReason, the end of the log
+            and advice.
         NotThere: The resource does not exist, or was deleted in the meantime.
     """
     began = clock.monotonic()

@@ -148,7 +148,7 @@ def _leads_out(place: str, target: Path) -> Finding:
     return Finding(
         Level.WARNING,
         place,
-        f"a link to {target} outside the directory, which will be uploaded",
+        f"a link to {target}, which is outside the directory but will be uploaded",
         "Check that the file belongs to the model and is not private.",
     )
 

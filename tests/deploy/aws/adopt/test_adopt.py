@@ -571,7 +571,7 @@ def test_of_several_variants_one_is_taken_only_for_an_endpoint_of_its_own(
     two_variants(cloud)
     assert "has 2 production variants (a, b)" in refused(cloud, adopt, path, capsys)
     assert "has 2 production variants" in refused(cloud, adopt, path, capsys, "--variant", "b")
-    assert "only a, b" in refused(cloud, adopt, path, capsys, "--variant", "c", "--name", "other")
+    assert "the endpoint has a, b" in refused(cloud, adopt, path, capsys, "--variant", "c", "--name", "other")
     assert adopt("--output", str(path), "--variant", "b", "--name", "other") == 0
     said = content(path)
     assert (said["name"], said["model"]["id"]) == ("other", "tiiuae/falcon-7b")

@@ -305,7 +305,7 @@ def test_what_its_owner_changed_meanwhile_is_not_undone(
     once(cloud, "CreateEndpointConfig", lambda: update("theirs"))
     assert up(lmi) == 2
     assert (
-        "endpoint/chat has changed since the plan was made: it served by-hand-config, and is InService with theirs"
+        "endpoint/chat has changed since the plan was made: it served by-hand-config, but is now InService with theirs"
         in (said(capsys))
     )
     assert cloud.sagemaker.things["endpoint", NAME].request["EndpointConfigName"] == "theirs"
