@@ -207,7 +207,7 @@ class StructuredOutputValidator:
         self.seconds = seconds
         self._sandbox = Sandbox(functools.partial(_make_work, make), _PURPOSE)
         self._excess = (
-            f"compiling it would take the engine more than {seconds:g} s (option.guide_timeout) or "
+            f"compiling the schema or grammar would take the engine more than {seconds:g} s (option.guide_timeout) or "
             f"{memory >> 20} MiB, or crash it"
         )
         limits = [*(quick for quick in _QUICK if quick < seconds), seconds]

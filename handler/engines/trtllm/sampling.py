@@ -55,8 +55,8 @@ def _by_tokenizer(sampling: Sampling) -> bool:
 def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the arguments for end tokens and forbidden token sequences.
 
-    If `end_id` is set, TensorRT-LLM adds no stop ids of its own; -1 means no end token. It encodes forbidden words only
-    if `end_id` is not set.
+    If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
+    forbidden words only if `end_id` is not set.
     """
     made: dict[str, Any] = {}
     if _by_tokenizer(sampling):

@@ -192,7 +192,7 @@ class VllmCheck:
             raise ValueError(f"checking the schema or grammar takes the engine more than {CHECK_SECONDS:g} s")
         own = getattr(params.structured_outputs, "_backend", self._name)
         if own != self._name:  # the core only uses one backend, which would ignore unsupported parts
-            raise ValueError(f"{self._name} does not support every part; option.guided_decoding_backend={own} does")
+            raise ValueError(f"only option.guided_decoding_backend={own} supports every part of the schema or grammar")
         kind, text = self._request.from_sampling_params(params).structured_output_key
         # Of the other backends, llguidance limits its own parser, and the others do not support grammars.
         rules = acyclic(ebnf(kind.name, text)) if self._name == "xgrammar" else None
