@@ -140,7 +140,7 @@ def test_nothing_is_sent_where_another_deployment_s_model_loads_from(cloud: Clou
     assert "model.upload to another prefix" in raised.value.advice
     (directory / "config.json").write_text("{}")
     (directory / "generation_config.json").write_text("{}")
-    with pytest.raises(Refused, match=rf"the model other also loads from {TO}; 1 file"):
+    with pytest.raises(Refused, match=rf"the model other loads from {TO}; 1 file"):
         check_data(spec, aws(), look(aws(), NAME))
 
 
