@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 _PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens per second, time to first token (TTFT), time
 between tokens (ITL) and errors. With --engine, the engine alone does the same work, alternating with the server.
-The command prints a table and then one line of JSON. It exits with 1 if a request failed.
-With --compare, it only reads earlier results."""
+It prints a table and one line of JSON, and exits with 1 if a request failed. --compare only reads earlier results."""
 
 
 def add_parser(commands: Any) -> None:
@@ -55,15 +54,10 @@ def add_parser(commands: Any) -> None:
         help="closed loop: requests per client (default: %(default)s)",
     )
     load.add_argument(
-        "--seconds",
-        type=positive,
-        metavar="S",
-        help="run for S seconds, not for a number of requests (default: 10 in open loop)",
+        "--seconds", type=positive, metavar="S", help="run for S seconds instead (default: 10 in open loop)"
     )
     arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="use an open loop: requests per second")
-    load.add_argument(
-        "--constant", action="store_true", help="open loop: send requests at even intervals instead of random times"
-    )
+    load.add_argument("--constant", action="store_true", help="open loop: even intervals instead of random times")
     load.add_argument(
         "--tokens", type=count, default=128, metavar="N", help="tokens in each response (default: %(default)s)"
     )

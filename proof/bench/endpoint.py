@@ -94,9 +94,7 @@ def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
     knee = min(most * first["mean_latency_ms"] / 1000, float(good[-1]["clients"]))
     knee = max(knee, 1.0)
     concurrency = round(max(HEADROOM * knee, 1.0), 1)
-    text = (
-        f"Latency grows beyond about {knee:.1f} concurrent requests. Recommended: scaling.concurrency: {concurrency:g}."
-    )
+    text = f"Latency grows beyond about {knee:.1f} concurrent requests. Use scaling.concurrency: {concurrency:g}."
     last, before = (level["requests_per_second"] for level in reversed(good[-2:]))
     if last > _STILL_RISING * before:
         text += " Throughput still rose at the last level. Measure with more clients, as the endpoint may sustain more."

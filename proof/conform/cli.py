@@ -50,13 +50,13 @@ def add_parser(commands: Any) -> None:
         "--model",
         default="",
         metavar="NAME",
-        help="the model name in requests (default: the first model that the server lists)",
+        help="the model in requests (default: the first that the server lists)",
     )
     parser.add_argument(
         "--adapter",
         default="",
         metavar="NAME=DIRECTORY",
-        help="a LoRA adapter and its directory on the server; required for the rules about adapters",
+        help="a LoRA adapter and its directory on the server, for the rules about adapters",
     )
     parser.add_argument(
         "--metrics",
@@ -69,14 +69,12 @@ def add_parser(commands: Any) -> None:
     end.add_argument(
         "--command",
         metavar="COMMAND",
-        help="the command that starts the server at URL, and exits on SIGTERM; required for the rules about startup "
-        "and shutdown",
+        help="the command that starts the server at URL, and exits on SIGTERM; for the rules about start and stop",
     )
     end.add_argument(
         "--container",
         metavar="NAME",
-        help="the running container at URL (docker or podman), which exits on SIGTERM; required for the rules about "
-        "shutdown",
+        help="the running container at URL (docker or podman), which exits on SIGTERM; for the rules about shutdown",
     )
     parser.add_argument(
         "--ready",

@@ -24,9 +24,8 @@ class Recorder(BodyReader, AnswerReader):
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        if self.headers.get("content-type", "").startswith(
-            _STREAMS
-        ):  # other bodies may be long and without line breaks
+        # Other bodies may be long and without line breaks.
+        if self.headers.get("content-type", "").startswith(_STREAMS):
             AnswerReader.on_body(self, body)
 
 

@@ -87,6 +87,11 @@ def expect(holds: object, wanted: str, answer: Answer) -> None:
         raise Failed(wanted, answer)
 
 
+def expect_fields(answer: Answer, found: Any, *wanted: str) -> None:
+    """Raise `Failed` if `found`, a part of the answer, is not an object with the wanted fields."""
+    expect(isinstance(found, dict) and set(wanted) <= set(found), f"the fields {', '.join(wanted)}", answer)
+
+
 def expect_answer(answer: Answer) -> Answer:
     """Return the answer, or raise `Failed` if it is not a complete answer with status 200."""
     expect(answer.ok, "a whole answer with status 200", answer)

@@ -62,7 +62,7 @@ _RANK = {one: rank for rank, one in enumerate(CLASSES)}
 class Finding(NamedTuple):
     """Difference between two answers.
 
-    Args:
+    Attributes:
         kind: Kind of the difference, such as `usage`.
         where: JSON path, without names that a client or a model chose.
         change: The old and the new form, without content.
@@ -99,7 +99,7 @@ _SAMPLING = SAMPLED - {"seed"}
 class Traits(NamedTuple):
     """Traits of a request that determine how its answers are compared.
 
-    Args:
+    Attributes:
         greedy: Whether a repeated request gets the same answer, by greedy decoding or because nothing is generated.
         schema: Requested JSON Schema of the answer's text, or None.
         json: Whether JSON was requested, with or without a schema.

@@ -438,7 +438,7 @@ RELATIVE_LOGPROB = 0.05
 class Token(NamedTuple):
     """Generated token.
 
-    Args:
+    Attributes:
         others: Log-probabilities of the alternative tokens, by text.
     """
 

@@ -84,7 +84,7 @@ def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
 class Answer(NamedTuple):
     """Answer of one side.
 
-    Args:
+    Attributes:
         status: HTTP status of the model's server, or 0 if there was no answer.
         content_type: Content type, or "" if it is unknown.
         lost: Reason why the answer is missing or incomplete, or "".

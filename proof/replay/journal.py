@@ -29,7 +29,7 @@ _MAX_EXAMPLE = 64 * 1024  # maximum bytes of a request and its two answers in an
 class Outcome(NamedTuple):
     """Result of one request in the journal.
 
-    Args:
+    Attributes:
         number: Number of the request in the recording.
         names: Classes and names of the findings.
         times: Times of the reference and of the target, each None if not measured.

@@ -23,7 +23,7 @@ from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
 class Attempt(NamedTuple):
     """Result of one attempt to send a request.
 
-    Args:
+    Attributes:
         busy: Whether the target may accept the request later, because it throttles, is full, or is not ready.
         after: Seconds to wait according to the target, or 0.
     """
@@ -253,9 +253,7 @@ def _target(name: str, key: str, timeout: float, concurrency: int, stack: contex
         try:
             from proof.replay.sagemaker import SageMakerTarget
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"lmi replay: {name}: {error.name} is not installed; to install it: {install('lmi-handler[deploy]')}"
-            ) from None
+            raise ConfigError(f"lmi replay: {name}: requires {error.name}: {install('lmi-handler[deploy]')}") from None
         return SageMakerTarget(rest, timeout, concurrency)
     return HttpTarget(name, key, timeout)
 

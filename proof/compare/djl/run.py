@@ -184,16 +184,9 @@ def main() -> int:
     add("--versions", default="0.25.0,0.34.0", help="versions of ai.djl.python (default: %(default)s)")
     add("--clients", type=counts, default=[32, 128], help="numbers of concurrent clients (default: 32,128)")
     add("--tokens", type=int, default=256, help="tokens in each response (default: %(default)s)")
-    add(
-        "--pace",
-        type=float,
-        default=0.0,
-        help="steps per second of our engine, or 0 for no limit (default: %(default)g)",
-    )
+    add("--pace", type=float, default=0.0, help="steps per second of our engine; 0: no limit (default: %(default)g)")
     add("--seconds", type=float, default=4.0, help="seconds of each measurement (default: %(default)s)")
-    add(
-        "--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default: %(default)s)"
-    )
+    add("--repeat", type=int, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
     given = parser.parse_args()
     rows = [row for version in given.versions.split(",") for row in run(given, version)]
     facts = machine.describe()

@@ -68,9 +68,8 @@ _stand_in("tensorrt_llm")
 _stand_in("tensorrt_llm.llmapi", **dict.fromkeys(("KvCacheConfig", "QuantConfig", "CalibConfig", "QuantAlgo"), Nothing))
 _stand_in("tensorrt_llm_toolkit", init_inference=init_inference)
 
-_handler: ModuleType = importlib.import_module(
-    "djl_python.tensorrt_llm"
-)  # imported last, because it imports the stand-ins
+# Imported last, because it imports the stand-ins.
+_handler: ModuleType = importlib.import_module("djl_python.tensorrt_llm")
 
 
 def handle(inputs: Any) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from proof.conform import sources
 from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, rule, stop_word
+from proof.conform.rule import expect, expect_answer, expect_fields, rule, stop_word
 from proof.conform.server import PROMPT, Server
 
-ANTHROPIC = ("anthropic",)
+_rule = partial(rule, profiles=("anthropic",))
 _ORDER = re.compile(
     r"message_start (ping )*(content_block_start (ping |content_block_delta )*content_block_stop (ping )*)+"
     r"(message_delta )+message_stop "
@@ -27,17 +28,12 @@ def _of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return next((event for event in events if event.get("type") == kind), {})
 
 
-@rule(
-    "anthropic.message",
-    "A message has id, type, role, content, model, stop_reason and usage.",
-    sources.ANTHROPIC,
-    ANTHROPIC,
-)
+@_rule("anthropic.message", "A message has id, type, role, content, model, stop_reason and usage.", sources.ANTHROPIC)
 async def message(server: Server) -> None:
     answer = expect_answer(await server.generate())
-    wanted = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage"}
-    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
     body = answer.object
+    fields = ("id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage")
+    expect_fields(answer, body, *fields)
     expect((body["type"], body["role"]) == ("message", "assistant"), "type message and role assistant", answer)
     match body["content"]:
         case [{"type": "text", "text": str()}, *_] | [{"type": "thinking"}, *_]:
@@ -45,7 +41,7 @@ async def message(server: Server) -> None:
     expect(False, "content that is a list of blocks", answer)
 
 
-@rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC, ANTHROPIC)
+@_rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC)
 async def usage(server: Server) -> None:
     answer = expect_answer(await server.generate())
     match answer.object.get("usage"):
@@ -54,18 +50,13 @@ async def usage(server: Server) -> None:
     expect(False, "input_tokens, and output_tokens of at most 8", answer)
 
 
-@rule(
-    "anthropic.stop-reason",
-    "A message that ends at max_tokens has the stop_reason max_tokens.",
-    sources.ANTHROPIC,
-    ANTHROPIC,
-)
+@_rule("anthropic.stop-reason", "A message that ends at max_tokens has the stop_reason max_tokens.", sources.ANTHROPIC)
 async def stop_reason(server: Server) -> None:
     answer = expect_answer(await server.generate(tokens=2))
     expect(answer.object.get("stop_reason") == "max_tokens", "the stop_reason max_tokens", answer)
 
 
-@rule("anthropic.max-tokens", "max_tokens is required.", sources.ANTHROPIC, ANTHROPIC)
+@_rule("anthropic.max-tokens", "max_tokens is required.", sources.ANTHROPIC)
 async def max_tokens(server: Server) -> None:
     body = await server.body()
     del body["max_tokens"]
@@ -73,11 +64,10 @@ async def max_tokens(server: Server) -> None:
     expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule(
+@_rule(
     "anthropic.order",
     "A stream's events arrive in order, from message_start to message_stop, and number the blocks from 0.",
     sources.ANTHROPIC_STREAM,
-    ANTHROPIC,
 )
 async def order(server: Server) -> None:
     answer, events = await _events(server)
@@ -98,14 +88,14 @@ async def order(server: Server) -> None:
                 expect(False, "a content_block with text, and deltas with a type", answer)
 
 
-@rule("anthropic.event-names", "Each event's name is the type in its data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+@_rule("anthropic.event-names", "Each event's name is the type in its data.", sources.ANTHROPIC_STREAM)
 async def event_names(server: Server) -> None:
     answer, events = await _events(server)
     named = re.findall(r"^event: ?(\S+)", answer.text, re.MULTILINE)
     expect(named == [event.get("type") for event in events], "the line `event: TYPE` before each data line", answer)
 
 
-@rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+@_rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM)
 async def start(server: Server) -> None:
     answer, events = await _events(server)
     match _of(events, "message_start"):
@@ -123,7 +113,7 @@ async def start(server: Server) -> None:
     expect(False, "a message with id, type, role, model, usage and empty content", answer)
 
 
-@rule("anthropic.end", "message_delta has the stop_reason and output_tokens.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+@_rule("anthropic.end", "message_delta has the stop_reason and output_tokens.", sources.ANTHROPIC_STREAM)
 async def end(server: Server) -> None:
     answer, events = await _events(server)
     match _of(events, "message_delta"):
@@ -132,11 +122,10 @@ async def end(server: Server) -> None:
     expect(False, "a delta with stop_reason, and usage with output_tokens", answer)
 
 
-@rule(
+@_rule(
     "anthropic.error",
     "The body of a refusal has type error, and an error with type and message.",
     sources.ANTHROPIC_ERRORS,
-    ANTHROPIC,
 )
 async def error(server: Server) -> None:
     answer = await server.generate(more={"temperature": "hot"})
@@ -147,7 +136,7 @@ async def error(server: Server) -> None:
     expect(False, "type error, and an error with type invalid_request_error and a message", answer)
 
 
-@rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC, ANTHROPIC)
+@_rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     answer = expect_answer(await server.generate(tokens=16, more={"stop_sequences": [word]}))
@@ -155,19 +144,19 @@ async def stop(server: Server) -> None:
     expect(found == ("stop_sequence", word), f"stop_sequence {word!r}", answer)
 
 
-@rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC, ANTHROPIC)
+@_rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC)
 async def system(server: Server) -> None:
     for value in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
         expect_answer(await server.generate(more={"system": value}))
 
 
-@rule("anthropic.blocks", "A message's content may be a list of blocks.", sources.ANTHROPIC, ANTHROPIC)
+@_rule("anthropic.blocks", "A message's content may be a list of blocks.", sources.ANTHROPIC)
 async def blocks(server: Server) -> None:
     content = [{"type": "text", "text": PROMPT}]
     expect_answer(await server.generate(more={"messages": [{"role": "user", "content": content}]}))
 
 
-@rule("anthropic.count", "POST /v1/messages/count_tokens returns input_tokens.", sources.ANTHROPIC_COUNT, ANTHROPIC)
+@_rule("anthropic.count", "POST /v1/messages/count_tokens returns input_tokens.", sources.ANTHROPIC_COUNT)
 async def count(server: Server) -> None:
     body = await server.body()
     del body["max_tokens"], body["temperature"]
@@ -175,7 +164,7 @@ async def count(server: Server) -> None:
     expect(type(answer.object.get("input_tokens")) is int, "input_tokens", answer)
 
 
-@rule("anthropic.version", "The headers anthropic-version and x-api-key are accepted.", sources.ANTHROPIC, ANTHROPIC)
+@_rule("anthropic.version", "The headers anthropic-version and x-api-key are accepted.", sources.ANTHROPIC)
 async def version(server: Server) -> None:
     more = {"anthropic-version": "2023-06-01", "anthropic-beta": "conform-2026-01-01"}
     more |= {} if server.asking.key else {"x-api-key": "any"}

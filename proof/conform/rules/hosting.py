@@ -224,9 +224,7 @@ async def invocations_method(server: Server) -> None:
     expect(answer.refused, "a status of 400 to 499, such as 405", answer)
 
 
-@rule(
-    "invocations.whole-length", "An answer that is not streamed has a Content-Length or is chunked.", sources.HTTP_1_1
-)
+@rule("invocations.whole-length", "An unstreamed answer has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(answer.is_uncut, "Content-Length, or Transfer-Encoding: chunked", answer)
@@ -314,9 +312,7 @@ async def _metrics(server: Server) -> Answer:
     return answer
 
 
-@rule(
-    "metrics.format", "/metrics, or MetricsEndpointPath, returns Prometheus' text format.", sources.METRICS, SAGEMAKER
-)
+@rule("metrics.format", "/metrics, or MetricsEndpointPath, is in Prometheus' text format.", sources.METRICS, SAGEMAKER)
 async def metrics_format(server: Server) -> None:
     answer = await server.metrics()
     expect(answer.ok, "status 200; --metrics names another path", answer)
@@ -327,12 +323,7 @@ async def metrics_format(server: Server) -> None:
             raise Failed(f"samples in Prometheus' format; this line is not one: {line[:200]}", answer)
 
 
-@rule(
-    "metrics.few",
-    "The metrics have few time series, because CloudWatch receives all of them.",
-    sources.METRICS,
-    SAGEMAKER,
-)
+@rule("metrics.few", "There are few time series, because CloudWatch receives all.", sources.METRICS, SAGEMAKER)
 async def metrics_few(server: Server) -> None:
     answer = await _metrics(server)
     count = len(samples(answer))
@@ -360,14 +351,8 @@ async def metrics_count(server: Server) -> None:
 ROUTES = (
     *("/invocations", "/predictions/{model}", "/models/{model}/invoke", "/", "/generate", "/generate_stream"),
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
-    *(
-        "/v1/embeddings",
-        "/tokenize",
-        "/detokenize",
-        "/v2/models/{model}/generate",
-        "/v2/models/{model}/generate_stream",
-    ),
-    *("/adapters", "/v1/load_lora_adapter"),
+    *("/v1/embeddings", "/tokenize", "/detokenize", "/adapters", "/v1/load_lora_adapter"),
+    *("/v2/models/{model}/generate", "/v2/models/{model}/generate_stream"),
 )
 """Routes of all known containers; a server answers 404 or 405 for routes that it does not have."""
 

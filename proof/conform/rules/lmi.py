@@ -6,16 +6,12 @@ from typing import Any
 
 from proof.conform import sources
 from proof.conform.exchange import Answer
-from proof.conform.rule import LMI, expect, expect_answer, expect_details, rule, stop_word
+from proof.conform.rule import LMI, expect, expect_answer, expect_details, expect_fields, rule, stop_word
 from proof.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
 _DEFAULT = 30
 """Maximum new tokens of a request without max_new_tokens."""
-
-
-def _logprob(server: Server) -> str:
-    return "log_prob" if server.profile == "lmi-0.28" else "logprob"
 
 
 async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
@@ -34,32 +30,29 @@ async def whole(server: Server) -> None:
 @rule("lmi.details", "details has finish_reason, generated_tokens, inputs and tokens.", sources.LMI_SCHEMA, _0_28)
 async def details_0_28(server: Server) -> None:
     answer, details = await expect_details(server)
-    wanted = {"finish_reason", "generated_tokens", "inputs", "tokens"}
-    expect(wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
+    expect_fields(answer, details, "finish_reason", "generated_tokens", "inputs", "tokens")
     expect(details["inputs"] == PROMPT, "the prompt as inputs", answer)
 
 
 @rule(
-    "lmi.async-details", "details has finish_reason, generated_tokens, seed, prefill, tokens.", sources.LMI_ASYNC, _0_38
+    "lmi.async-details",
+    "details has finish_reason, generated_tokens, seed, prefill and tokens.",
+    sources.LMI_ASYNC,
+    _0_38,
 )
 async def details_0_38(server: Server) -> None:
     answer, details = await expect_details(server)
-    wanted = {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
-    expect(wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
+    expect_fields(answer, details, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
     expect(details["prefill"] == [], "an empty prefill", answer)
 
 
 @rule("lmi.tokens", "A token in details has id, text and its log-probability.", sources.LMI_SCHEMA, LMI)
 async def tokens(server: Server) -> None:
     answer, details = await expect_details(server)
-    name = _logprob(server)
+    logprob = "log_prob" if server.profile == "lmi-0.28" else "logprob"
     for token in details.get("tokens") or [{}]:
-        expect(isinstance(token, dict) and {"id", "text", name} <= set(token), f"tokens with id, text, {name}", answer)
-        expect(
-            type(token["id"]) is int and isinstance(token["text"], str),
-            "an id that is a number, and a text that is a string",
-            answer,
-        )
+        expect_fields(answer, token, "id", "text", logprob)
+        expect(type(token["id"]) is int and isinstance(token["text"], str), "id: a number, text: a string", answer)
 
 
 @rule("lmi.generated-tokens", "generated_tokens is the number of tokens.", sources.LMI_SCHEMA, LMI)
@@ -70,9 +63,7 @@ async def generated_tokens(server: Server) -> None:
     expect(count <= 8, "at most 8 tokens, the request's max_new_tokens", answer)
 
 
-@rule(
-    "lmi.finish-reason", "An answer that ends at max_new_tokens has the finish_reason length.", sources.LMI_SCHEMA, LMI
-)
+@rule("lmi.finish-reason", "An answer cut off by max_new_tokens has the finish_reason length.", sources.LMI_SCHEMA, LMI)
 async def finish_reason(server: Server) -> None:
     if server.profile == "lmi-0.28":
         answer, details = await expect_details(server, ignore_eos_token=True)
@@ -101,10 +92,7 @@ async def full_text(server: Server) -> None:
 async def line_0_28(server: Server) -> None:
     answer, lines = await _lines(server)
     for line in lines[:-1]:
-        token = line.get("token")
-        expect(
-            isinstance(token, dict) and {"id", "text", "log_prob"} <= set(token), "token: id, text, log_prob", answer
-        )
+        expect_fields(answer, line.get("token"), "id", "text", "log_prob")
         expect(set(line) == {"token"}, "lines with only `token`, except for the last one", answer)
 
 
@@ -119,10 +107,9 @@ async def line_0_38(server: Server) -> None:
     wanted = {"index", "token", "generated_text", "details"}
     for line in lines[:-1]:
         expect(set(line) == wanted, f"lines with {', '.join(sorted(wanted))}", answer)
-        expect({"id", "text", "logprob"} <= set(line["token"]), "token: id, text, logprob", answer)
-        expect(
-            line["generated_text"] is None and line["details"] is None, "null for generated_text and details", answer
-        )
+        expect_fields(answer, line["token"], "id", "text", "logprob")
+        values = [line["generated_text"], line["details"]]
+        expect(values == [None, None], "null for generated_text and details", answer)
 
 
 @rule("lmi.last-line", "The last line of a stream has the whole generated_text.", sources.LMI_SCHEMA, LMI)
@@ -132,17 +119,11 @@ async def last_line(server: Server) -> None:
     expect(lines[-1].get("generated_text") == text, f"generated_text {text!r}", answer)
 
 
-@rule(
-    "lmi.last-details",
-    "If a stream requests details, its last line has details without tokens.",
-    sources.LMI_SCHEMA,
-    LMI,
-)
+@rule("lmi.last-details", "If details are requested, the last line has them, without tokens.", sources.LMI_SCHEMA, LMI)
 async def last_details(server: Server) -> None:
     answer, lines = await _lines(server, details=True)
-    wanted = {"finish_reason", "generated_tokens"} | ({"inputs"} if server.profile == "lmi-0.28" else {"input_length"})
-    details = lines[-1].get("details")
-    expect(isinstance(details, dict) and wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
+    prompt = "inputs" if server.profile == "lmi-0.28" else "input_length"
+    expect_fields(answer, lines[-1].get("details"), "finish_reason", "generated_tokens", prompt)
 
 
 @rule(
@@ -186,12 +167,7 @@ async def stop(server: Server) -> None:
     expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", answer)
 
 
-@rule(
-    "lmi.chat",
-    "A request with messages at /invocations gets a chat completion, with choices and usage.",
-    sources.LMI_CHAT,
-    LMI,
-)
+@rule("lmi.chat", "messages at /invocations get a chat completion with choices and usage.", sources.LMI_CHAT, LMI)
 async def chat(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0}
     answer = expect_answer(await server.post("/invocations", body))
@@ -205,9 +181,7 @@ async def chat(server: Server) -> None:
     expect(False, "a chat.completion with choices and usage", answer)
 
 
-@rule(
-    "lmi.chat-lines", "A chat's stream at /invocations consists of JSON lines, without [DONE].", sources.LMI_CHAT, LMI
-)
+@rule("lmi.chat-lines", "A chat's stream at /invocations is JSON lines, without [DONE].", sources.LMI_CHAT, LMI)
 async def chat_lines(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0, "stream": True}
     answer = expect_answer(await server.post("/invocations", body))
@@ -215,12 +189,7 @@ async def chat_lines(server: Server) -> None:
     expect(b"[DONE]" not in answer.body and answer.events, "JSON lines without [DONE]", answer)
 
 
-@rule(
-    "lmi.completion",
-    "A request with prompt at /invocations gets a text completion, as in vLLM.",
-    sources.LMI_SERVICE,
-    _0_38,
-)
+@rule("lmi.completion", "prompt at /invocations gets a text completion, as in vLLM.", sources.LMI_SERVICE, _0_38)
 async def completion(server: Server) -> None:
     answer = expect_answer(await server.post("/invocations", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}))
     expect(answer.object.get("object") == "text_completion", "a text_completion", answer)
@@ -242,4 +211,4 @@ async def request_id(server: Server) -> None:
 async def unknown_path(server: Server) -> None:
     answer = await server.post("/conform-no-such-path", {"inputs": PROMPT})
     expect(answer.status == 404, "status 404", answer)
-    expect({"code", "type", "message"} <= set(answer.object), "code, type and message", answer)
+    expect_fields(answer, answer.object, "code", "type", "message")

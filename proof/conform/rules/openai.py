@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from proof.conform import sources
 from proof.conform.dialects import piece_of, text_of
 from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, rule, stop_word
+from proof.conform.rule import expect, expect_answer, expect_fields, rule, stop_word
 from proof.conform.server import PROMPT, Server
 
-OPENAI = ("openai",)
+_rule = partial(rule, profiles=("openai",))
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _REASONS = ("stop", "length", "tool_calls", "content_filter")
@@ -35,13 +36,10 @@ async def _complete(server: Server, **more: Any) -> Answer:
 def _expect_error(answer: Answer) -> None:
     error = answer.object.get("error")
     expect(isinstance(error, dict) and isinstance(error.get("message"), str), '{"error": {"message": "…"}}', answer)
-    assert isinstance(error, dict)
-    expect({"type", "param", "code"} <= set(error), "type, param and code next to message", answer)
+    expect_fields(answer, error, "message", "type", "param", "code")
 
 
-@rule(
-    "openai.models", "GET /v1/models lists models with id, object, created and owned_by.", sources.OPENAI_MODELS, OPENAI
-)
+@_rule("openai.models", "GET /v1/models lists models with id, object, created and owned_by.", sources.OPENAI_MODELS)
 async def models(server: Server) -> None:
     answer = expect_answer(await server.get("/v1/models"))
     match answer.value:
@@ -50,11 +48,10 @@ async def models(server: Server) -> None:
     expect(False, "a list of models with id, object, created, owned_by", answer)
 
 
-@rule("openai.chat", "A chat's answer has id, object, created, model, choices and usage.", sources.OPENAI_CHAT, OPENAI)
+@_rule("openai.chat", "A chat's answer has id, object, created, model, choices and usage.", sources.OPENAI_CHAT)
 async def chat(server: Server) -> None:
     answer = expect_answer(await server.generate())
-    wanted = {"id", "object", "created", "model", "choices", "usage"}
-    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
+    expect_fields(answer, answer.object, "id", "object", "created", "model", "choices", "usage")
     expect(answer.object["object"] == "chat.completion" and answer.object["id"], "a chat.completion with an id", answer)
     match _choice(answer.object):
         case {"index": 0, "message": {"role": "assistant", "content": _}, "finish_reason": str()}:
@@ -62,12 +59,7 @@ async def chat(server: Server) -> None:
     expect(False, "a choice with index, message, finish_reason", answer)
 
 
-@rule(
-    "openai.usage",
-    "In usage, total_tokens is the sum of prompt_tokens and completion_tokens.",
-    sources.OPENAI_CHAT,
-    OPENAI,
-)
+@_rule("openai.usage", "total_tokens is prompt_tokens plus completion_tokens.", sources.OPENAI_CHAT)
 async def usage(server: Server) -> None:
     answer = expect_answer(await server.generate())
     match answer.object.get("usage"):
@@ -78,22 +70,16 @@ async def usage(server: Server) -> None:
     expect(False, "prompt_tokens + completion_tokens = total_tokens, with at most 8 completion_tokens", answer)
 
 
-@rule(
-    "openai.finish-reason",
-    "An answer that ends at max_tokens has the finish_reason length.",
-    sources.OPENAI_CHAT,
-    OPENAI,
-)
+@_rule("openai.finish-reason", "An answer that ends at max_tokens has the finish_reason length.", sources.OPENAI_CHAT)
 async def finish_reason(server: Server) -> None:
     answer = expect_answer(await server.generate(tokens=2))
     expect(_choice(answer.object).get("finish_reason") == "length", "the finish_reason length", answer)
 
 
-@rule(
+@_rule(
     "openai.max-completion-tokens",
     "max_completion_tokens limits an answer in the same way as max_tokens.",
     sources.OPENAI_CHAT,
-    OPENAI,
 )
 async def max_completion_tokens(server: Server) -> None:
     body = await server.body()
@@ -103,11 +89,10 @@ async def max_completion_tokens(server: Server) -> None:
     expect(isinstance(count, int) and count <= 3, "at most 3 completion_tokens", answer)
 
 
-@rule(
+@_rule(
     "openai.chunks",
     "Every chunk is a chat.completion.chunk with the same id, and with created, model and choices.",
     sources.OPENAI_STREAM,
-    OPENAI,
 )
 async def chunks(server: Server) -> None:
     answer, found = await _chunks(server)
@@ -120,24 +105,19 @@ async def chunks(server: Server) -> None:
         expect(False, "created, model, and choices with index and delta", answer)
 
 
-@rule("openai.role", "The first chunk has the role assistant.", sources.OPENAI_STREAM, OPENAI)
+@_rule("openai.role", "The first chunk has the role assistant.", sources.OPENAI_STREAM)
 async def role(server: Server) -> None:
     answer, found = await _chunks(server)
     expect((_choice(found[0]).get("delta") or {}).get("role") == "assistant", "the role assistant", answer)
 
 
-@rule("openai.done", "A stream ends with data: [DONE].", sources.OPENAI_STREAM, OPENAI)
+@_rule("openai.done", "A stream ends with data: [DONE].", sources.OPENAI_STREAM)
 async def done(server: Server) -> None:
     answer, _ = await _chunks(server)
     expect(answer.text.rstrip().endswith("data: [DONE]"), "data: [DONE] at the end", answer)
 
 
-@rule(
-    "openai.last-chunk",
-    "Only the last chunk with a choice has a finish_reason.",
-    sources.OPENAI_STREAM,
-    OPENAI,
-)
+@_rule("openai.last-chunk", "Only the last chunk with a choice has a finish_reason.", sources.OPENAI_STREAM)
 async def last_chunk(server: Server) -> None:
     answer, found = await _chunks(server)
     reasons = [_choice(event).get("finish_reason") for event in found if event.get("choices")]
@@ -145,7 +125,7 @@ async def last_chunk(server: Server) -> None:
     expect(not any(reasons[:-1]), "null for finish_reason in earlier chunks", answer)
 
 
-@rule("openai.stream-usage", "include_usage adds one chunk with usage and no choices.", sources.OPENAI_STREAM, OPENAI)
+@_rule("openai.stream-usage", "include_usage adds one chunk with usage and no choices.", sources.OPENAI_STREAM)
 async def stream_usage(server: Server) -> None:
     answer, found = await _chunks(server, stream_options={"include_usage": True})
     counted = [event for event in found if event.get("usage")]
@@ -153,39 +133,34 @@ async def stream_usage(server: Server) -> None:
     expect(found[-1].get("choices") == [], "an empty list of choices in that chunk", answer)
 
 
-@rule("openai.no-usage", "Without include_usage, no chunk has usage.", sources.OPENAI_STREAM, OPENAI)
+@_rule("openai.no-usage", "Without include_usage, no chunk has usage.", sources.OPENAI_STREAM)
 async def no_usage(server: Server) -> None:
     answer, found = await _chunks(server)
     expect(not any(event.get("usage") for event in found), "no usage", answer)
 
 
-@rule(
-    "openai.error",
-    "The body of a refusal has an error with message, type, param and code.",
-    sources.OPENAI_ERRORS,
-    OPENAI,
-)
+@_rule("openai.error", "The body of a refusal has an error with message, type, param and code.", sources.OPENAI_ERRORS)
 async def error(server: Server) -> None:
     answer = await server.generate(more={"temperature": "hot"})
     expect(answer.status in (400, 422), "status 400", answer)
     _expect_error(answer)
 
 
-@rule("openai.error-status", "Invalid values get status 400.", sources.OPENAI_ERRORS, OPENAI)
+@_rule("openai.error-status", "Invalid values get status 400.", sources.OPENAI_ERRORS)
 async def error_status(server: Server) -> None:
     for more in ({"temperature": -1}, {"max_tokens": "many"}, {"messages": 7}):
         answer = await server.generate(more=more)
         expect(answer.status == 400, "status 400", answer)
 
 
-@rule("openai.unknown-model", "An unknown model gets status 404.", sources.OPENAI_ERRORS, OPENAI)
+@_rule("openai.unknown-model", "An unknown model gets status 404.", sources.OPENAI_ERRORS)
 async def unknown_model(server: Server) -> None:
     answer = await server.generate(more={"model": "conform-has-no-such-model"})
     expect(answer.status == 404, "status 404", answer)
     _expect_error(answer)
 
 
-@rule("openai.stop", "A stop sequence ends the text, and is not part of the text.", sources.OPENAI_CHAT, OPENAI)
+@_rule("openai.stop", "A stop sequence ends the text, and is not part of the text.", sources.OPENAI_CHAT)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     for value in (word, [word]):
@@ -194,13 +169,13 @@ async def stop(server: Server) -> None:
         expect(_choice(answer.object).get("finish_reason") == "stop", "the finish_reason stop", answer)
 
 
-@rule("openai.content-parts", "A message's content may be a list of parts.", sources.OPENAI_CHAT, OPENAI)
+@_rule("openai.content-parts", "A message's content may be a list of parts.", sources.OPENAI_CHAT)
 async def content_parts(server: Server) -> None:
     parts = [{"type": "text", "text": PROMPT}]
     expect_answer(await server.generate(more={"messages": [{"role": "user", "content": parts}]}))
 
 
-@rule("openai.completion", "POST /v1/completions answers a text_completion.", sources.OPENAI_COMPLETIONS, OPENAI)
+@_rule("openai.completion", "POST /v1/completions answers a text_completion.", sources.OPENAI_COMPLETIONS)
 async def completion(server: Server) -> None:
     answer = await _complete(server)
     match answer.value:
@@ -216,11 +191,10 @@ async def completion(server: Server) -> None:
     expect(False, "a text_completion with id, created, model, choices and usage", answer)
 
 
-@rule(
+@_rule(
     "openai.completion-stream",
     "A completion's stream consists of events with text, followed by [DONE].",
     sources.OPENAI_COMPLETIONS,
-    OPENAI,
 )
 async def completion_stream(server: Server) -> None:
     answer = await _complete(server, stream=True)
@@ -228,7 +202,7 @@ async def completion_stream(server: Server) -> None:
     expect(answer.text.rstrip().endswith("data: [DONE]"), "data: [DONE] at the end", answer)
 
 
-@rule("openai.completion-echo", "echo puts the prompt before the text.", sources.OPENAI_COMPLETIONS, OPENAI)
+@_rule("openai.completion-echo", "echo puts the prompt before the text.", sources.OPENAI_COMPLETIONS)
 async def completion_echo(server: Server) -> None:
     answer = await _complete(server, echo=True)
     expect(str(text_of(answer.value)).startswith(PROMPT), "the prompt, then the text", answer)

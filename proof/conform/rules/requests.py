@@ -82,11 +82,7 @@ async def clean_end(server: Server) -> None:
     expect(answer.status == 200 and answer.is_uncut, "status 200 and a last chunk", answer)
 
 
-@rule(
-    "stream.same-text",
-    "The pieces of a greedy stream add up to the text of the same request without streaming.",
-    sources.STREAM,
-)
+@rule("stream.same-text", "The pieces of a greedy stream add up to the unstreamed text.", sources.STREAM)
 async def same_text(server: Server) -> None:
     whole = await greedy(server, 12)
     answer = await stream(server, 12)
@@ -217,9 +213,7 @@ async def parameter_range(server: Server) -> None:
     await _refuses(server, json.dumps(body).encode())
 
 
-@rule(
-    "bad.parameter-huge", "A limit of 10^30 tokens is refused or accepted, and does not crash the server.", sources.OURS
-)
+@rule("bad.parameter-huge", "A limit of 10^30 tokens does not crash the server.", sources.OURS)
 async def parameter_huge(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, 10**30)
     async with server.asking_for(await server.path(), body) as (_, task):

@@ -122,7 +122,7 @@ async def adapters_use(server: Server) -> None:
 
 @rule(
     "adapters.delete",
-    "DELETE /adapters/NAME unregisters an adapter; requests for it are then refused.",
+    "DELETE /adapters/NAME unregisters it: requests for it are refused.",
     sources.STANDARDS,
     _WITH_ADAPTERS,
 )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from proof.conform import sources
 from proof.conform.dialects import piece_of
 from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, expect_details, rule, stop_word
+from proof.conform.rule import expect, expect_answer, expect_details, expect_fields, rule, stop_word
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
-TGI = ("tgi",)
+_rule = partial(rule, profiles=("tgi",))
 _TOKEN = {"id", "text", "logprob", "special"}
+_REASONS = ("length", "eos_token", "stop_sequence")
 
 
 async def _events(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
@@ -21,13 +23,13 @@ async def _events(server: Server, **parameters: Any) -> tuple[Answer, list[dict[
     return answer, answer.events
 
 
-@rule("tgi.generate", "POST /generate returns an object with only generated_text.", sources.TGI, TGI)
+@_rule("tgi.generate", "POST /generate returns an object with only generated_text.", sources.TGI)
 async def generate(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
 
 
-@rule("tgi.root", "POST / and /invocations return an array of one object.", sources.TGI_ROUTER, TGI)
+@_rule("tgi.root", "POST / and /invocations return an array of one object.", sources.TGI_ROUTER)
 async def root(server: Server) -> None:
     for path in ("/", "/invocations"):
         answer = expect_answer(await server.post(path, await server.body()))
@@ -37,38 +39,33 @@ async def root(server: Server) -> None:
         expect(False, '[{"generated_text": "…"}]', answer)
 
 
-@rule("tgi.root-stream", "POST / streams if the body sets stream.", sources.TGI_ROUTER, TGI)
+@_rule("tgi.root-stream", "POST / streams if the body sets stream.", sources.TGI_ROUTER)
 async def root_stream(server: Server) -> None:
     answer = expect_answer(await server.post("/", {**await server.body(), "stream": True}))
     expect(answer.content_type == "text/event-stream" and answer.events, "server-sent events", answer)
 
 
-@rule("tgi.details", "details has finish_reason, generated_tokens, seed, prefill and tokens.", sources.TGI_TYPES, TGI)
+@_rule("tgi.details", "details has finish_reason, generated_tokens, seed, prefill and tokens.", sources.TGI_TYPES)
 async def details(server: Server) -> None:
     answer, found = await expect_details(server)
-    wanted = {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
-    expect(wanted <= set(found), f"details with {', '.join(sorted(wanted))}", answer)
+    expect_fields(answer, found, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
     expect(found["generated_tokens"] == len(found["tokens"]), "generated_tokens equal to the number of tokens", answer)
 
 
-@rule("tgi.tokens", "Every token has id, text, logprob and special.", sources.TGI_TYPES, TGI)
+@_rule("tgi.tokens", "Every token has id, text, logprob and special.", sources.TGI_TYPES)
 async def tokens(server: Server) -> None:
     answer, found = await expect_details(server)
     for token in found.get("tokens") or [{}]:
         expect(set(token) == _TOKEN and type(token["special"]) is bool, "id, text, logprob, special", answer)
 
 
-@rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES, TGI)
+@_rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES)
 async def finish_reason(server: Server) -> None:
     answer, found = await expect_details(server)
-    expect(
-        found.get("finish_reason") in ("length", "eos_token", "stop_sequence"),
-        "length, eos_token or stop_sequence",
-        answer,
-    )
+    expect(found.get("finish_reason") in _REASONS, " or ".join(_REASONS), answer)
 
 
-@rule("tgi.seed", "seed is null for a greedy answer, and the seed of a sampled answer.", sources.TGI_TYPES, TGI)
+@_rule("tgi.seed", "seed is null for a greedy answer, and the seed of a sampled answer.", sources.TGI_TYPES)
 async def seed(server: Server) -> None:
     answer, found = await expect_details(server)
     expect(found.get("seed", 0) is None, "null for seed", answer)
@@ -76,61 +73,47 @@ async def seed(server: Server) -> None:
     expect(found.get("seed") == 7, "seed 7", answer)
 
 
-@rule("tgi.events", "An event has index, token, generated_text and details.", sources.TGI_TYPES, TGI)
+@_rule("tgi.events", "An event has index, token, generated_text and details.", sources.TGI_TYPES)
 async def events(server: Server) -> None:
     answer, found = await _events(server)
     for event in found:
-        expect(
-            {"index", "token", "generated_text", "details"} <= set(event),
-            "index, token, generated_text and details in each event",
-            answer,
-        )
+        expect_fields(answer, event, "index", "token", "generated_text", "details")
         expect(set(event["token"]) == _TOKEN, "token: id, text, logprob, special", answer)
 
 
-@rule("tgi.index", "index numbers a stream's tokens from 1.", sources.TGI_TYPES, TGI)
+@_rule("tgi.index", "index numbers a stream's tokens from 1.", sources.TGI_TYPES)
 async def index(server: Server) -> None:
     answer, found = await _events(server)
     expect([event.get("index") for event in found] == list(range(1, len(found) + 1)), "1, 2, 3, …", answer)
 
 
-@rule("tgi.nulls", "generated_text and details are null before the last event.", sources.TGI_TYPES, TGI)
+@_rule("tgi.nulls", "generated_text and details are null before the last event.", sources.TGI_TYPES)
 async def nulls(server: Server) -> None:
     answer, found = await _events(server, details=True)
     for event in found[:-1]:
-        expect(
-            event.get("generated_text", 0) is None and event.get("details", 0) is None,
-            "null for generated_text and details",
-            answer,
-        )
+        values = [event.get(name, 0) for name in ("generated_text", "details")]
+        expect(values == [None, None], "null for generated_text and details", answer)
 
 
-@rule(
-    "tgi.last-event",
-    "The last event has the whole generated_text, and details if requested.",
-    sources.TGI_TYPES,
-    TGI,
-)
+@_rule("tgi.last-event", "The last event has the whole generated_text, and details if requested.", sources.TGI_TYPES)
 async def last_event(server: Server) -> None:
     answer, found = await _events(server, details=True)
     last = found[-1]
     text = "".join(map(piece_of, found))
     expect(last.get("generated_text") == text, f"generated_text {text!r}", answer)
-    wanted = {"finish_reason", "generated_tokens", "seed", "input_length"}
-    expect(wanted <= set(last.get("details") or {}), f"details with {', '.join(sorted(wanted))}", answer)
+    expect_fields(answer, last.get("details"), "finish_reason", "generated_tokens", "seed", "input_length")
 
 
-@rule("tgi.no-done", "A stream of TGI's own routes has no [DONE].", sources.TGI_ROUTER, TGI)
+@_rule("tgi.no-done", "A stream of TGI's own routes has no [DONE].", sources.TGI_ROUTER)
 async def no_done(server: Server) -> None:
     answer, _ = await _events(server)
     expect(b"[DONE]" not in answer.body, "no [DONE]", answer)
 
 
-@rule(
+@_rule(
     "tgi.validation",
-    "A parameter out of range gets status 422, with error and the error_type validation.",
+    "A parameter out of range gets 422 with error and the error_type validation.",
     sources.TGI_ROUTER,
-    TGI,
 )
 async def validation(server: Server) -> None:
     answer = await server.generate(more={"parameters": {"temperature": -1}})
@@ -139,11 +122,10 @@ async def validation(server: Server) -> None:
     expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", answer)
 
 
-@rule(
+@_rule(
     "tgi.stream-validation",
-    "In a stream, a parameter out of range gets an event with error and error_type.",
+    "In a stream, a parameter out of range gets an error event.",
     sources.TGI_ROUTER,
-    TGI,
 )
 async def stream_validation(server: Server) -> None:
     answer = await server.generate(stream=True, more={"parameters": {"temperature": -1}})
@@ -151,7 +133,7 @@ async def stream_validation(server: Server) -> None:
     expect({"error", "error_type"} <= set((answer.events or [{}])[-1]), "an event with error and error_type", answer)
 
 
-@rule("tgi.stop", "A stop sequence ends the text, and is part of the text.", sources.TGI, TGI)
+@_rule("tgi.stop", "A stop sequence ends the text, and is part of the text.", sources.TGI)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     answer, found = await expect_details(server, stop=[word], max_new_tokens=16)
@@ -159,38 +141,38 @@ async def stop(server: Server) -> None:
     expect(found.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", answer)
 
 
-@rule("tgi.full-text", "return_full_text puts the prompt before the text.", sources.TGI, TGI)
+@_rule("tgi.full-text", "return_full_text puts the prompt before the text.", sources.TGI)
 async def full_text(server: Server) -> None:
     answer = expect_answer(await server.generate(more={"parameters": {"return_full_text": True}}))
     expect(str(answer.object.get("generated_text")).startswith(PROMPT), "the prompt, then the text", answer)
 
 
-@rule("tgi.info", "GET /info returns model_id, the limits, version and sha.", sources.TGI, TGI)
+@_rule("tgi.info", "GET /info returns model_id, the limits, version and sha.", sources.TGI)
 async def info(server: Server) -> None:
     answer = expect_answer(await server.get("/info"))
-    wanted = {"model_id", "max_concurrent_requests", "max_input_tokens", "max_total_tokens", "version", "sha"}
-    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
+    limits = ("max_concurrent_requests", "max_input_tokens", "max_total_tokens")
+    expect_fields(answer, answer.object, "model_id", *limits, "version", "sha")
 
 
-@rule("tgi.health", "GET /health answers 200 when the model can serve.", sources.TGI, TGI)
+@_rule("tgi.health", "GET /health answers 200 when the model can serve.", sources.TGI)
 async def health(server: Server) -> None:
     answer = await server.get("/health")
     expect(answer.ok, "status 200", answer)
 
 
-@rule("tgi.tokenize", "POST /tokenize returns tokens with id, text, start and stop.", sources.TGI, TGI)
+@_rule("tgi.tokenize", "POST /tokenize returns tokens with id, text, start and stop.", sources.TGI)
 async def tokenize(server: Server) -> None:
     answer = expect_answer(await server.post("/tokenize", {"inputs": PROMPT}))
     found = answer.value
     expect(isinstance(found, list) and found, "a list", answer)
-    expect(all({"id", "text", "start", "stop"} <= set(token) for token in found), "id, text, start, stop", answer)
+    for token in found:
+        expect_fields(answer, token, "id", "text", "start", "stop")
 
 
-@rule(
+@_rule(
     "tgi.headers",
     "An answer that is not streamed has the headers x-compute-characters, x-generated-tokens and x-total-time.",
     sources.TGI_ROUTER,
-    TGI,
 )
 async def headers(server: Server) -> None:
     answer = expect_answer(await server.generate())
@@ -199,11 +181,10 @@ async def headers(server: Server) -> None:
     expect(not missing, f"the headers {', '.join(wanted)}; {', '.join(missing)} are missing", answer)
 
 
-@rule(
+@_rule(
     "tgi.metrics",
     "GET /metrics returns tgi_request_count, tgi_queue_size and tgi_batch_current_size.",
     sources.TGI_METRICS,
-    TGI,
 )
 async def metrics(server: Server) -> None:
     expect_answer(await server.generate())
@@ -213,7 +194,7 @@ async def metrics(server: Server) -> None:
     expect(wanted <= names, f"the names {', '.join(sorted(wanted - names))}", answer)
 
 
-@rule("tgi.chat", "POST /v1/chat/completions answers requests for the model `tgi`.", sources.TGI, TGI)
+@_rule("tgi.chat", "POST /v1/chat/completions answers requests for the model `tgi`.", sources.TGI)
 async def chat(server: Server) -> None:
     body = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
     answer = expect_answer(await server.post("/v1/chat/completions", body))

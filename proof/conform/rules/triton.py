@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from proof.conform import sources
 from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, rule
+from proof.conform.rule import expect, expect_answer, expect_fields, rule
 from proof.conform.server import PROMPT, Server
 
-TRITON = ("triton",)
+_rule = partial(rule, profiles=("triton",))
 
 
-@rule("triton.live", "GET /v2/health/live and /ready answer 200.", sources.KSERVE, TRITON)
+@_rule("triton.live", "GET /v2/health/live and /ready answer 200.", sources.KSERVE)
 async def live(server: Server) -> None:
     for path in ("/v2/health/live", "/v2/health/ready"):
         answer = await server.get(path)
         expect(answer.ok, "status 200", answer)
 
 
-@rule(
-    "triton.ready", "GET /v2/models/NAME/ready answers 200, or an error for an unknown model.", sources.KSERVE, TRITON
-)
+@_rule("triton.ready", "GET /v2/models/NAME/ready answers 200, or an error for an unknown model.", sources.KSERVE)
 async def ready(server: Server) -> None:
     answer = await server.get(await server.filled("/v2/models/{model}/ready"))
     expect(answer.ok, "status 200", answer)
@@ -27,25 +27,19 @@ async def ready(server: Server) -> None:
     expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule(
-    "triton.metadata",
-    "GET /v2/models/NAME returns name, versions, platform, inputs and outputs.",
-    sources.KSERVE,
-    TRITON,
-)
+@_rule("triton.metadata", "GET /v2/models/NAME returns name, versions, platform, inputs and outputs.", sources.KSERVE)
 async def metadata(server: Server) -> None:
     answer = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
-    wanted = {"name", "versions", "platform", "inputs", "outputs"}
-    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
+    expect_fields(answer, answer.object, "name", "versions", "platform", "inputs", "outputs")
 
 
-@rule("triton.server", "GET /v2 returns name, version and extensions.", sources.KSERVE, TRITON)
+@_rule("triton.server", "GET /v2 returns name, version and extensions.", sources.KSERVE)
 async def server_metadata(server: Server) -> None:
     answer = expect_answer(await server.get("/v2"))
-    expect({"name", "version", "extensions"} <= set(answer.object), "name, version, extensions", answer)
+    expect_fields(answer, answer.object, "name", "version", "extensions")
 
 
-@rule("triton.generate", "An answer has the strings model_name, model_version and text_output.", sources.TRITON, TRITON)
+@_rule("triton.generate", "An answer has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
     answer = expect_answer(await server.generate())
     match answer.value:
@@ -54,7 +48,7 @@ async def generate(server: Server) -> None:
     expect(False, "the strings model_name, model_version and text_output", answer)
 
 
-@rule("triton.id", "An answer has the id of its request, and no id if the request has none.", sources.TRITON, TRITON)
+@_rule("triton.id", "An answer has the id of its request, and no id if the request has none.", sources.TRITON)
 async def id_(server: Server) -> None:
     answer = expect_answer(await server.generate(more={"id": "42"}))
     expect(answer.object.get("id") == "42", 'id "42"', answer)
@@ -62,25 +56,21 @@ async def id_(server: Server) -> None:
     expect("id" not in answer.object, "no id", answer)
 
 
-@rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON, TRITON)
+@_rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON)
 async def stream(server: Server) -> None:
     answer = expect_answer(await server.generate(stream=True))
     expect(answer.events and b"[DONE]" not in answer.body, "events without [DONE]", answer)
     for event in answer.events:
-        expect(
-            {"model_name", "model_version", "text_output"} <= set(event),
-            "model_name, model_version and text_output in each event",
-            answer,
-        )
+        expect_fields(answer, event, "model_name", "model_version", "text_output")
 
 
-@rule("triton.parameters", "Inputs may also be fields of parameters.", sources.TRITON, TRITON)
+@_rule("triton.parameters", "Inputs may also be fields of parameters.", sources.TRITON)
 async def parameters(server: Server) -> None:
     body = {"text_input": PROMPT, "parameters": {"max_tokens": 2}}
     expect_answer(await server.post(await server.path(), body))
 
 
-@rule("triton.nested", "An unknown field whose value is an object is refused.", sources.TRITON, TRITON)
+@_rule("triton.nested", "An unknown field whose value is an object is refused.", sources.TRITON)
 async def nested(server: Server) -> None:
     answer = await server.generate(more={"conform": {"a": 1}})
     expect(answer.status == 400, "status 400", answer)
@@ -90,21 +80,21 @@ def _expect_error(answer: Answer) -> None:
     expect(isinstance(answer.object.get("error"), str), '{"error": "…"}', answer)
 
 
-@rule("triton.error", 'An error is {"error": "…"} with a status of 400 or more.', sources.TRITON, TRITON)
+@_rule("triton.error", 'An error is {"error": "…"} with a status of 400 or more.', sources.TRITON)
 async def error(server: Server) -> None:
     answer = await server.post(await server.path(), {})
     expect(answer.status >= 400, "a status of 400 or more", answer)
     _expect_error(answer)
 
 
-@rule("triton.unknown-model", "An unknown model gets status 400 or 404, and an error.", sources.TRITON, TRITON)
+@_rule("triton.unknown-model", "An unknown model gets status 400 or 404, and an error.", sources.TRITON)
 async def unknown_model(server: Server) -> None:
     answer = await server.post("/v2/models/conform-has-no-such-model/generate", await server.body())
     expect(answer.status in (400, 404), "status 404", answer)
     _expect_error(answer)
 
 
-@rule("triton.method", "GET of a generate route gets status 405.", sources.TRITON, TRITON)
+@_rule("triton.method", "GET of a generate route gets status 405.", sources.TRITON)
 async def method(server: Server) -> None:
     answer = await server.get(await server.path())
     expect(answer.status == 405, "status 405", answer)

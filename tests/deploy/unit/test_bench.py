@@ -52,7 +52,7 @@ def test_the_knee_is_where_the_bounds_meet() -> None:
     found = advice(levels)
     assert found.knee == 10.0
     assert found.concurrency == 7.0
-    assert found.text == "Latency grows beyond about 10.0 concurrent requests. Recommended: scaling.concurrency: 7."
+    assert found.text == "Latency grows beyond about 10.0 concurrent requests. Use scaling.concurrency: 7."
 
 
 def test_a_knee_beyond_what_was_measured_is_not_believed() -> None:
