@@ -438,7 +438,10 @@ class ToolsReader:
         custom = [name for name in compiled if name in self.formats]
         if not custom:
             return request
-        blamed = f"tools: the format of {' or '.join(custom)}" if custom == compiled else "tools"
+        if custom == compiled:
+            blamed = f"tools: the format of {' or '.join(custom)}"
+        else:
+            blamed = "tools: a schema or a format" if with_text else "tools"
         blamed += ", or text" if with_text else ""
         return request._replace(names=request.names._replace(structured_output=blamed))
 

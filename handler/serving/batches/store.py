@@ -208,7 +208,7 @@ class BatchStore:
             try:
                 self._find(owner, asked.input, (INPUT,))
             except NotFound:
-                raise Named("input_file_id", asked.input).refused(f"there is no file {INPUT!r} with this id") from None
+                raise Named("input_file_id", asked.input).refused(f"no file of purpose {INPUT} has this id") from None
             query = "SELECT count(*) FROM objects WHERE owner = ? AND kind = ? AND expires = ?"
             (number,) = self._database.execute(query, (owner, *_BATCHES, _NEVER)).fetchone()
             if number >= self._config.batches_max_open:

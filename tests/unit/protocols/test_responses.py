@@ -192,7 +192,7 @@ def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: Any
 @in_one_test(
     ("tools", "choice", "named"),
     [
-        ([DIAL, PATCH], None, "tools, or text"),
+        ([DIAL, PATCH], None, "tools: a schema or a format, or text"),
         ([DIAL, {**OWN, "tools": [DIAL]}], "auto", "tools: the format of dial or own.dial, or text"),
         ([DIAL], {"type": "allowed_tools", "mode": "auto", "tools": [ONE]}, "tools: the format of dial, or text"),
         ([DIAL], "required", "tools: the format of dial"),
@@ -203,8 +203,11 @@ def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: Any
 def test_a_format_that_the_engine_refuses_is_named_beside_text(tools: list[Any], choice: Any, named: str) -> None:
     context = replace(HERMES, structural_tags=frozenset({"json"}))
     schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
-    (request,) = parse(body(tools=tools, tool_choice=choice, text={"format": schema}), context).requests
-    assert request.names.structured_output == named
+    parsed = parse(body(tools=tools, tool_choice=choice, text={"format": schema}), context)
+    with pytest.raises(InvalidParameter) as caught:
+        check_structured_output(parsed.requests[0], "no")
+    assert str(caught.value) == f"{named}: the engine cannot apply it: no"
+    assert json.loads(parsed.errors.whole(caught.value).body)["error"]["param"] == named.partition(":")[0]
     without = with_options(context, tool_call_parser="none")
     (request,) = parse(body(tools=tools, text={"format": schema}), without).requests
     assert request.names.structured_output == "text", "calls stay in the text"
