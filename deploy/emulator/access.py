@@ -102,19 +102,12 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
         seconds = int(query["X-Amz-Expires"])
         scope, algorithm, _, _ = (query[f"X-Amz-{name}"] for name in _PRESIGNED)
     except (ValueError, KeyError) as error:
-        raise ApiError(
-            403, "IncompleteSignature", f"The presigned URL has a missing or invalid parameter: {error}."
-        ) from error
+        raise ApiError(403, "IncompleteSignature", f"The presigned URL is incomplete or invalid: {error}.") from error
     if algorithm != "AWS4-HMAC-SHA256" or not 1 <= seconds <= _LONGEST_URL:
-        raise ApiError(
-            403, "IncompleteSignature", "The URL must be presigned with Signature Version 4, for at most 7 days."
-        )
+        raise ApiError(403, "IncompleteSignature", "Presign with Signature Version 4, for at most 7 days.")
     if now > made + timedelta(seconds=seconds):
-        raise ApiError(
-            403,
-            "InvalidSignatureException",
-            f"Signature expired: it was valid for {seconds} s from {made.isoformat()}.",
-        )
+        text = f"Signature expired: it was valid for {seconds} s from {made.isoformat()}."
+        raise ApiError(403, "InvalidSignatureException", text)
     return _region(scope, region, "InvalidSignatureException")
 
 
@@ -143,11 +136,8 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     if not 1 <= seconds <= _LONGEST:
         raise _access_denied(f"the bearer token is valid for {seconds} s, but the maximum is {_LONGEST} s")
     if now > until:
-        raise ApiError(
-            403,
-            "ExpiredTokenException",
-            f"The bearer token has expired: it was valid for {seconds} s from {made.isoformat()}.",
-        )
+        text = f"The bearer token has expired: it was valid for {seconds} s from {made.isoformat()}."
+        raise ApiError(403, "ExpiredTokenException", text)
     return _region(scope, region, "AccessDeniedException")
 
 

@@ -74,13 +74,7 @@ def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Sp
     return result
 
 
-def started(
-    spec: Spec,
-    port: Callable[[], int],
-    *,
-    machine: Machine,
-    adapters: Mapping[str, str],
-) -> Started:
+def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: Mapping[str, str]) -> Started:
     """Return the processes to start for a specification.
 
     Args:

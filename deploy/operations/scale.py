@@ -59,8 +59,7 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
         if "BaseInferenceComponentName" not in item.get("Specification", {}):  # an adapter has no copies of its own
             components[name] = int(item.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
     if component is None and len(components) > 1:
-        advice = f"Choose a component with --component: {', '.join(sorted(components))}."
-        raise Refused(f"{endpoint} has several components", advice)
+        raise Refused(f"{endpoint} has several components", f"Choose a --component: {', '.join(sorted(components))}.")
     if component is not None and component not in components:
         raise NotThere(
             f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(components)) or 'none'}."
@@ -133,8 +132,7 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
     high = what.scaling.max if high is None else high
     if not 0 <= low <= high or high == 0:
         raise Refused(
-            f"{what.target}: the bounds {low} to {high} are invalid",
-            "--min must be 0 or more, and --max must be at least 1 and not less than --min.",
+            f"{what.target}: the bounds {low} to {high} are invalid", "0 <= --min <= --max, and --max is at least 1."
         )
     if low == 0 and not what.sleeps:
         raise Refused(

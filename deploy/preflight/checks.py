@@ -63,8 +63,7 @@ def _reservation(context: Context, arn: str) -> Iterator[Check]:
     types = sorted({one["InstanceType"] for one in found.get("ReservedCapacitySummaries", ())})
     available, needed = found.get("AvailableInstanceCount", 0), context.spec.instance.count
     if found["Status"] in _ENDED:
-        advice = "Use another reservation, or leave `reservation` out."
-        yield error("reservation", f"{name} is {found['Status']}", advice)
+        yield error("reservation", f"{name} is {found['Status']}", "Use another one, or leave `reservation` out.")
     elif "endpoint" not in found.get("TargetResources", ()):
         what = ", ".join(found.get("TargetResources", ())) or "nothing"
         yield error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
@@ -233,8 +232,7 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
     value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
     if value is None:
-        advice = "Look it up in Service Quotas, under Amazon SageMaker."
-        return warning("quota", f"there is no quota named {name!r}", advice)
+        return warning("quota", f"there is no quota named {name!r}", "Look it up in Service Quotas, Amazon SageMaker.")
     advice = f"Request a quota of {needed} for `{name}` in Service Quotas (Amazon SageMaker), or change {setting}."
     if value < at_first:
         return error("quota", f"{name}: {value:g}, but {at_first} are needed", advice)

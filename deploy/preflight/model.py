@@ -123,9 +123,9 @@ def secret(context: Context) -> Check | list[Check] | None:
     if arn is None:
         return None
     region = arn.split(":")[3]
-    if region != context.aws.region:
-        advice = f"Create the secret in {context.aws.region}, and correct model.token_secret."
-        return error("secret", f"{arn} is in {region}, but the endpoint is in {context.aws.region}", advice)
+    if region != (here := context.aws.region):
+        advice = f"Create the secret in {here}, and correct model.token_secret."
+        return error("secret", f"{arn} is in {region}, but the endpoint is in {here}", advice)
     client = context.aws.client("secretsmanager")
     try:
         found = client.describe_secret(SecretId=arn)

@@ -286,9 +286,7 @@ def able(built_for: tuple[int, int] | None) -> str:
 def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:
     remarks = []
     if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
-        remarks.append(
-            f"little host RAM ({instance.ram_gib} GiB) for loading a checkpoint of {need.stored_gib:.0f} GiB"
-        )
+        remarks.append(f"little host RAM ({instance.ram_gib} GiB) for a checkpoint of {need.stored_gib:.0f} GiB")
     if instance.blackwell and need.cuda is None:
         remarks.append("needs an image with CUDA 12.8 or newer (image.cuda)")
     if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
@@ -375,8 +373,7 @@ def cheapest(fits: Sequence[Fit]) -> Fit:
     if not fits[0].fits:
         largest = max(fits, key=lambda item: item.room * item.degree)
         raise DoesNotFit(
-            f"no known instance type has room for the model; on the largest, {largest.instance.name}, "
-            f"{largest.problem}",
+            f"no known type has room for the model; on the largest, {largest.instance.name}, {largest.problem}",
             f"Use a shorter model.context, or a model.dtype with fewer bits. {BEYOND_ONE_MACHINE}",
         )
     return fits[0]

@@ -219,9 +219,7 @@ def _own_version() -> str:
     try:
         return importlib.metadata.version("lmi-handler")
     except importlib.metadata.PackageNotFoundError:
-        raise SpecError(
-            "image.tag: is required, because lmi-handler is not installed and its version is unknown"
-        ) from None
+        raise SpecError("image.tag: is required, as lmi-handler is not installed and its version is unknown") from None
 
 
 def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:

@@ -136,12 +136,9 @@ def ask(aws: Aws) -> Prices:
     try:
         listed = dict(_prices(aws))
     except ClientError as error:
-        why = (
-            "pricing:GetProducts is not allowed"
-            if is_denied(error)
-            else f"the Pricing API responded with {error_code(error)}"
-        )
-        return Prices(why=why)
+        if is_denied(error):
+            return Prices(why="pricing:GetProducts is not allowed")
+        return Prices(why=f"the Pricing API returned {error_code(error)}")
     except BotoCoreError as error:
         return Prices(why=f"the Pricing API cannot be reached: {type(error).__name__}")
     if not listed:

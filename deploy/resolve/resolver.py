@@ -595,7 +595,6 @@ def _routing(spec: Spec) -> Iterator[str]:
     most = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
     if most >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
-            f"With up to {most} instances: prefix-aware routing compares the beginnings of prompts, not the contents "
-            "of caches. Dynamo on HyperPod routes by the contents of each worker's cache. If long prompts share "
-            "prefixes, compare both."
+            f"With up to {most} instances: prefix-aware routing compares the beginnings of prompts, not the caches. "
+            "Dynamo on HyperPod routes by each worker's cache: compare both for long shared prompts."
         )

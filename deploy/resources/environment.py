@@ -133,9 +133,7 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
 
 def _check_limits(variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > _ENTRIES:
-        raise SpecError(
-            f"environment: there are {len(variables)} variables, but SageMaker accepts at most {_ENTRIES}", _TOO_LONG
-        )
+        raise SpecError(f"environment: {len(variables)} variables, but SageMaker accepts at most {_ENTRIES}", _TOO_LONG)
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise SpecError(
@@ -143,14 +141,10 @@ def _check_limits(variables: dict[str, str]) -> dict[str, str]:
             )
         for what, text in ("name", name), ("value", value):
             if (length := len(text.encode())) > _LENGTH:
-                raise SpecError(
-                    f"{name}: the {what} has {length} bytes, but SageMaker accepts at most {_LENGTH}", _TOO_LONG
-                )
+                raise SpecError(f"{name}: the {what} has {length} bytes, but the maximum is {_LENGTH}", _TOO_LONG)
     total = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
     if total > _TOTAL:
-        raise SpecError(
-            f"environment: the variables have {total} bytes in total, but SageMaker accepts at most {_TOTAL}", _TOO_LONG
-        )
+        raise SpecError(f"environment: {total} bytes in total, but SageMaker accepts at most {_TOTAL}", _TOO_LONG)
     return variables
 
 

@@ -66,10 +66,7 @@ class Spec(Section):
         description="The container image, here or in each component: exactly one of `uri`, `repository`, `aws`."
     )
     model: Model = Field(description="The model, here or in each component: exactly one of `id`, `s3`, `path`.")
-    options: dict[str, Option] = Field(
-        default_factory=dict,
-        description="The handler's options, without `option.`.",
-    )
+    options: dict[str, Option] = Field(default_factory=dict, description="The handler's options, without `option.`.")
     environment: dict[str, Variable] = Field(
         default_factory=dict, description="Additional environment variables, which must not contain secrets."
     )
@@ -81,9 +78,7 @@ class Spec(Section):
     )
     components: tuple[Component, ...] = Field((), description="Inference components.")
     scaling: Scaling | None = Field(None, description="Automatic scaling.")
-    alarms: Alarms | None = Field(
-        Alarms(), description="CloudWatch alarms; null creates none, so that updates are not rolled back."
-    )
+    alarms: Alarms | None = Field(Alarms(), description="CloudWatch alarms; null disables them and update rollbacks.")
     update: Update = Field(Update(), description="Updates.")
     network: Network = Field(Network(), description="Network.")
     encryption: Encryption = Field(Encryption(), description="KMS keys.")

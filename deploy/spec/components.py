@@ -129,9 +129,7 @@ class Batch(Section):
     def _together(self) -> Batch:
         together = (self.concurrency or 1) * (self.payload_mb or 1)
         if together > MOST_TOGETHER:
-            raise ValueError(
-                f"concurrency times payload_mb is {together}, but batch transform accepts at most {MOST_TOGETHER}"
-            )
+            raise ValueError(f"concurrency times payload_mb is {together}, but must be at most {MOST_TOGETHER}")
         return self
 
 

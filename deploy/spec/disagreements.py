@@ -55,11 +55,8 @@ def _beside(spec: Spec) -> Iterator[str]:
     ):  # fmt: skip
         if given is not None and there:
             yield place
-    if spec.batch is not None and (own := [item.name for item in spec.components if _is_its_own(item)]):
-        yield (
-            f"batch: cannot be combined with components that have their own settings ({', '.join(own)}), as a job has "
-            "one model; use a separate file"
-        )
+    if spec.batch is not None and (own := ", ".join(item.name for item in spec.components if _is_its_own(item))):
+        yield f"batch: components have their own settings ({own}), but a job has one model; use a separate file"
     if spec.encryption.capture_key is not None and spec.capture is None:
         yield "encryption.capture_key requires capture"
     if spec.capture is not None and spec.asynchronous is not None:

@@ -52,13 +52,9 @@ class Image(Section):
     uri: ImageUri | None = Field(None, description="URI of an image in ECR, with a tag or digest.")
     repository: Repository | None = Field(None, description="Repository in this account's ECR.")
     aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's LMI image.")
-    tag: ImageTag | None = Field(
-        None, description="Tag; default: this package's version, or for `aws` the newest known tag."
-    )
+    tag: ImageTag | None = Field(None, description="Tag; default: this package's version, or for `aws` the newest.")
     cuda: str | None = Field(
-        None,
-        pattern=r"^\d+\.\d+$",
-        description="CUDA version of the image; default: read from the tag.",
+        None, pattern=r"^\d+\.\d+$", description="CUDA version of the image; default: read from the tag."
     )
 
     @model_validator(mode="after")
@@ -78,27 +74,17 @@ class Shape(Section):
     layers: int = Field(ge=1, le=4096, description="num_hidden_layers.")
     kv_heads: int = Field(gt=0, description="num_key_value_heads, or else num_attention_heads.")
     head_dim: int = Field(gt=0, description="head_dim, or else hidden_size / num_attention_heads.")
-    heads: int | None = Field(
-        None, gt=0, description="num_attention_heads, which must be divisible by the tensor parallel degree."
-    )
+    heads: int | None = Field(None, gt=0, description="num_attention_heads, a multiple of the tensor parallel degree.")
     context: int | None = Field(None, gt=0, description="max_position_embeddings, the maximum context.")
     embeddings: float | None = Field(
         None, ge=0, description="Number of weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."
     )
-    window_layers: int = Field(
-        0, ge=0, description="Number of layers that cache keys and values only for a sliding window."
-    )
+    window_layers: int = Field(0, ge=0, description="Number of layers that cache only a sliding window of tokens.")
     window: int | None = Field(None, gt=0, description="sliding_window, the number of tokens in the window.")
-    window_kv_heads: int | None = Field(
-        None, gt=0, description="Number of KV heads in layers with a window; default: `kv_heads`."
-    )
-    window_head_dim: int | None = Field(
-        None, gt=0, description="Head size in layers with a window; default: `head_dim`."
-    )
+    window_kv_heads: int | None = Field(None, gt=0, description="KV heads of window layers; default: `kv_heads`.")
+    window_head_dim: int | None = Field(None, gt=0, description="Head size of window layers; default: `head_dim`.")
     uncached_layers: int = Field(
-        0,
-        ge=0,
-        description="Number of layers that do not cache keys and values (linear attention, state space, shared cache).",
+        0, ge=0, description="Layers without their own key-value cache (linear attention, state space, shared cache)."
     )
     state: float = Field(0, ge=0, description="Bytes per request for the states of all uncached layers.")
     dtype: Precision | None = Field(None, description="Precision of the checkpoint; default: bf16.")
@@ -128,9 +114,7 @@ class Model(Section):
         description="Precision of the weights, used only to choose instances; `auto` is the checkpoint's precision.",
     )
     context: int | None = Field(None, gt=0, description="Maximum context, which sets option.max_model_len.")
-    token_secret: SecretArn | None = Field(
-        None, description="ARN of a secret in Secrets Manager with a Hugging Face token."
-    )
+    token_secret: SecretArn | None = Field(None, description="ARN of the Hugging Face token in Secrets Manager.")
 
     @property
     def directory(self) -> Path | None:
@@ -167,10 +151,7 @@ class Pool(Section):
     priority: Annotated[int, Field(ge=1, le=5)] | None = Field(
         None, description="Priority, where 1 is tried first; default: the position in the list."
     )
-    options: dict[str, Option] = Field(
-        default_factory=dict,
-        description="Options that override `options`.",
-    )
+    options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
 
 
 class Instance(Section):
@@ -183,16 +164,12 @@ class Instance(Section):
     price: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Your price for `type`, in US dollars per hour."
     )
-    managed: Managed | None = Field(
-        None, description="Managed instance scaling, in which the number of instances follows the components' copies."
-    )
+    managed: Managed | None = Field(None, description="Managed instance scaling, which follows the components' copies.")
     ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses it by `image.cuda`.")
     volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
         None, description="Size of the EBS volume in GB, for types without NVMe."
     )
-    variant: Name = Field(
-        "AllTraffic", description="Name of the production variant; keep the existing name for an adopted endpoint."
-    )
+    variant: Name = Field("AllTraffic", description="Production variant; for an adopted endpoint, its existing name.")
 
 
 class Timeouts(Section):
@@ -241,18 +218,14 @@ class Component(Section):
     environment: dict[str, Variable | None] = Field(
         default_factory=dict, description="Variables that override `environment`; null removes one."
     )
-    sagemaker: ComponentFields = Field(
-        default_factory=dict, description="Fields of CreateInferenceComponent, for this component only."
-    )
+    sagemaker: ComponentFields = Field(default_factory=dict, description="Further fields of CreateInferenceComponent.")
 
 
 class Scaling(Section):
     """Automatic scaling by concurrent requests, of the components' copies or else of the instances."""
 
     min: Count = Field(
-        1,
-        description="Minimum number of copies or instances; 0 requires async, or components, whose requests fail until "
-        "a copy is ready.",
+        1, description="Minimum; 0 requires async, or components, whose requests fail until a copy is ready."
     )
     max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
@@ -301,12 +274,8 @@ class Update(Section):
         "rolling", description="Update in batches, or with a second fleet, which needs twice the capacity."
     )
     batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch, in percent.")
-    wait: Annotated[int, Field(ge=0, le=3600)] = Field(
-        120, description="Seconds between batches, in which alarms can trigger a rollback."
-    )
-    keep: Annotated[int, Field(ge=1, le=20)] = Field(
-        2, description="Number of versions of models and configurations to keep."
-    )
+    wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between batches, to watch the alarms.")
+    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Number of model and configuration versions kept.")
 
 
 class Async(Section):

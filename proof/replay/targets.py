@@ -253,7 +253,8 @@ def _target(name: str, key: str, timeout: float, concurrency: int, stack: contex
         try:
             from proof.replay.sagemaker import SageMakerTarget
         except ModuleNotFoundError as error:
-            raise ConfigError(f"lmi replay: {name}: requires {error.name}: {install('lmi-handler[deploy]')}") from None
+            how = install("lmi-handler[deploy]")
+            raise ConfigError(f"lmi replay: {name}: {error.name} is not installed; to install it: {how}") from None
         return SageMakerTarget(rest, timeout, concurrency)
     return HttpTarget(name, key, timeout)
 

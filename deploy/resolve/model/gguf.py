@@ -98,9 +98,7 @@ def _shape(metadata: Mapping[bytes, object], weights: Counter[int], size: int) -
 
     layers, heads = number("block_count"), number("attention.head_count")
     if not 0 < layers <= _MOST_LAYERS or not heads or not weights.total():
-        raise SpecError(
-            f"the .gguf file has invalid dimensions: {layers} layers, {heads} heads, {weights.total()} weights"
-        )
+        raise SpecError(f"the .gguf file is invalid: {layers} layers, {heads} heads, {weights.total()} weights")
     kv_heads, head_dim = number("attention.head_count_kv", heads), number("attention.key_length", 0)
     if said("attention.kv_lora_rank") is not None:  # latent attention: one vector for K and V
         kv_heads, head_dim = 1, (number("attention.kv_lora_rank") + number("rope.dimension_count", 0) + 1) // 2

@@ -259,9 +259,7 @@ def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tupl
         raise SpecError(f"{name}: the tensor {tensor[:100]!r} has no valid shape, or is outside of the file")
     number = math.prod(shape)
     if bits is not None and (number * bits + 7) // 8 != offsets[1] - offsets[0]:
-        raise SpecError(
-            f"{name}: the tensor {tensor[:100]!r} has {number} elements, but {offsets[1] - offsets[0]} bytes"
-        )
+        raise SpecError(f"{name}: tensor {tensor[:100]!r} has {number} elements, but {offsets[1] - offsets[0]} bytes")
     return number, offsets[1]
 
 

@@ -14,9 +14,9 @@ from proof.replay.sources.files import (
     database,
     from_member,
     is_status,
-    lines,
     members,
     path_of,
+    read_lines,
     split_url,
 )
 
@@ -40,31 +40,20 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
         for file in answers:
             yield from _keep(known, file)
         for file in requests:
-            for line in lines(file):
-                if isinstance(line, Unreadable):
-                    yield line
-                    continue
-                try:
-                    yield _request(known, members(line.text))
-                except Malformed as error:
-                    yield Unreadable(line.place, str(error))
+            yield from read_lines(file, lambda _, found: _request(known, found))
 
 
 def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
     """Store a file's answers in the table; yield the lines that cannot be read."""
     known.execute("BEGIN")
     try:
-        for line in lines(file):
-            if isinstance(line, Unreadable):
-                yield line
+        for answer in read_lines(file, lambda place, found: (place, _answer(found))):
+            if isinstance(answer, Unreadable):
+                yield answer
                 continue
-            try:
-                row = _answer(members(line.text))
-            except Malformed as error:
-                yield Unreadable(line.place, str(error))
-                continue
+            place, row = answer
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
-                yield Unreadable(line.place, f"an earlier answer for custom_id {row[0]!r} is used instead")
+                yield Unreadable(place, f"an earlier answer for custom_id {row[0]!r} is used instead")
     finally:
         known.execute("COMMIT")
 

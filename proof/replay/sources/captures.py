@@ -18,14 +18,12 @@ from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources.files import (
     ABSENT,
     File,
-    Line,
     Malformed,
     Member,
     database,
     from_base64,
     from_text,
-    lines,
-    members,
+    read_lines,
     seconds,
 )
 
@@ -54,14 +52,6 @@ class Event(NamedTuple):
 def is_line(found: Mapping[str, Member]) -> bool:
     """Return whether a line is from a data capture."""
     return "captureData" in found
-
-
-def event(line: Line) -> Event | Unreadable:
-    """Read one line of a data capture."""
-    try:
-        return _event(line.place, members(line.text))
-    except Malformed as error:
-        return Unreadable(line.place, str(error))
 
 
 def _event(place: str, found: Mapping[str, Member]) -> Event:
@@ -192,8 +182,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
     """Store a file's events in the table; yield the lines that cannot be read."""
     events.execute("BEGIN")
     try:
-        for line in lines(file):
-            found = line if isinstance(line, Unreadable) else event(line)
+        for found in read_lines(file, _event):
             if isinstance(found, Unreadable):
                 yield found
             elif not _put(events, variant, hour, found):

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from handler.core import text_files
@@ -26,6 +26,8 @@ from handler.core.errors import ConfigError
 from handler.core.package import install
 from handler.core.secrets import path_without_credentials
 from proof.replay.exchange import Request, Unreadable
+
+T = TypeVar("T")
 
 SCHEME = "s3://"
 FORM = "write it as s3://BUCKET/PREFIX/"
@@ -254,6 +256,22 @@ def lines(file: File) -> Iterator[Line | Unreadable]:
                     yield _line(place, data)
     except BROKEN as error:
         yield Unreadable(f"{file.name}:{number + 1}", f"the rest of the file cannot be read: {reason(error)}")
+
+
+def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iterator[T | Unreadable]:
+    """Yield the result of `parse` for each line of a file, or an `Unreadable` if it cannot be read or is `Malformed`.
+
+    Args:
+        parse: Receives the place and the members of a line's JSON object.
+    """
+    for line in lines(file):
+        if isinstance(line, Unreadable):
+            yield line
+            continue
+        try:
+            yield parse(line.place, members(line.text))
+        except Malformed as error:
+            yield Unreadable(line.place, str(error))
 
 
 def _line(place: str, data: bytes) -> Line | Unreadable:

@@ -10,14 +10,13 @@ from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources.files import (
     ABSENT,
     File,
-    Line,
     Malformed,
     Member,
     from_base64,
     from_member,
     is_status,
-    lines,
     members,
+    read_lines,
     seconds,
 )
 
@@ -33,18 +32,10 @@ def is_line(found: Mapping[str, Member]) -> bool:
 def read(files: list[File]) -> Iterator[Request | Unreadable]:
     """Yield the requests of files."""
     for file in files:
-        for line in lines(file):
-            yield line if isinstance(line, Unreadable) else _request(line)
+        yield from read_lines(file, _request)
 
 
-def _request(line: Line) -> Request | Unreadable:
-    try:
-        return _read(line.place, members(line.text))
-    except Malformed as error:
-        return Unreadable(line.place, str(error))
-
-
-def _read(place: str, found: dict[str, Member]) -> Request:
+def _request(place: str, found: dict[str, Member]) -> Request:
     if unknown := found.keys() - set(_FIELDS):
         raise Malformed(f"{sorted(unknown)[0]!r} is unknown; the fields of a line are {', '.join(_FIELDS)}")
     path = found.get("path", ABSENT).value

@@ -338,7 +338,7 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
         ({"options": {"output_formatter": "jsonlines"}}, "options.output_formatter: jsonlines: each response must be"),
         (
             {"batch": {**BATCH["batch"], "concurrency": 20, "payload_mb": 6}},
-            "concurrency times payload_mb is 120, but batch transform accepts at most 100",
+            "concurrency times payload_mb is 120, but must be at most 100",
         ),
         ({"batch": {"input": "data/in", "output": "s3://answers/out"}}, "batch.input"),
     ],

@@ -371,7 +371,7 @@ def test_the_containers_own_key_is_refused_with_the_reason() -> None:
 def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
     with pytest.raises(SpecError, match="MY-NAME: a variable's name must consist of letters"):
         variables(environment={"MY-NAME": "x"})
-    with pytest.raises(SpecError, match="SERVE: the value has 1025 bytes, but SageMaker accepts at most 1024"):
+    with pytest.raises(SpecError, match="SERVE: the value has 1025 bytes, but the maximum is 1024"):
         variables(environment={"SERVE": "ü" * 512 + "x"})
     with pytest.raises(SpecError, match=r"N{2}.*: the name has 1100 bytes"):
         variables(environment={"N" * 1100: "x"})

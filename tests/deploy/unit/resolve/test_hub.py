@@ -336,7 +336,7 @@ def lie(**changes: Any) -> bytes:
         (struct.pack("<Q", 200_000) + b"[" * 200_000, "the header is not valid JSON: RecursionError"),
         (struct.pack("<Q", 2) + b"[]", "the header is not a JSON object"),
         (struct.pack("<Q", 7) + b'{"a":1}', "'a' is not an object"),
-        (lie(shape=[2, 3]), "the tensor 'a' has 6 elements, but 8 bytes"),
+        (lie(shape=[2, 3]), "tensor 'a' has 6 elements, but 8 bytes"),
         (lie(shape=[2, -2]), "'a' has no valid shape"),
         (lie(shape=[2**60]), "'a' has no valid shape"),
         (lie(shape=[1] * 1000), "'a' has no valid shape"),

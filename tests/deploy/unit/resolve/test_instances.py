@@ -230,7 +230,7 @@ def test_a_list_without_prices_leaves_the_table(stub: Stubber) -> None:
     ("code", "why"),
     [
         ("AccessDeniedException", "(pricing:GetProducts is not allowed)"),
-        ("InternalErrorException", "(the Pricing API responded with InternalErrorException)"),
+        ("InternalErrorException", "(the Pricing API returned InternalErrorException)"),
     ],
 )
 def test_who_may_not_ask_has_the_table_and_one_line(stub: Stubber, code: str, why: str) -> None:

@@ -116,7 +116,7 @@ def test_auto_needs_a_size() -> None:
         ({"instance": {"type": "ml.g9.xlarge"}}, "ml.g9.xlarge is not in the tables"),
         (
             {"instance": {"type": "ml.g5.xlarge"}},
-            "ml.g5.xlarge: little host RAM (16 GiB) for loading a checkpoint of 15 GiB",
+            "ml.g5.xlarge: little host RAM (16 GiB) for a checkpoint of 15 GiB",
         ),
         ({"image": {"repository": "lmi", "tag": "1"}}, "The image's CUDA version is unknown"),
         (
