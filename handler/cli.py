@@ -119,7 +119,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument(
-        "--port", type=port, default=8080, help="port to listen on; 0 picks a free one (default: %(default)s)"
+        "--port", type=port, default=8080, help="port to listen on; 0: a free one (default: %(default)s)"
     )
     serve.add_argument("--engine", help=f"the engine (option.llm_engine): {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
@@ -141,9 +141,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         metavar="NAME|WORD",
         help="an option's name, as in serving.properties, the environment or a flag; or words to search for",
     )
-    options.add_argument(
-        "--engine", choices=LLM_ENGINES[1:], help="list only this engine's options and its native arguments"
-    )
+    options.add_argument("--engine", choices=LLM_ENGINES[1:], help="list this engine's options and native arguments")
     options.set_defaults(run=_options)
     add_launch(commands)
     add_models(commands)
@@ -171,9 +169,7 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         "LMI_API_KEY=KEY,... in the environment)"
     )
     add_repeatable(access, "--api-key", "keys", "KEY", key)
-    access.add_argument(
-        "--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain (PEM)"
-    )
+    access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
     access.add_argument(
         "--ssl-keyfile", type=Path, metavar="FILE", help="the certificate's private key, if it is in a separate file"
     )

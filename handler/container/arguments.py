@@ -68,9 +68,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     parser.add_argument(
         "--check", action="store_true", help="check the configuration and list every problem, without starting a server"
     )
-    parser.add_argument(
-        "-m", "--models", nargs="+", default=[], help="DJL Serving's flag; must name the model directory"
-    )
+    parser.add_argument("-m", "--models", nargs="+", default=[], help="DJL Serving's flag; must be the model directory")
     parser.add_argument("-s", "--model-store", help="DJL Serving's flag; must be the model directory")
     for short, name in _OF_DJL_SERVING.items():
         parser.add_argument(short, name, nargs="+", help=argparse.SUPPRESS)

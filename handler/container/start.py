@@ -213,9 +213,7 @@ def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not arn:
         return environ
     if environ.get(_TOKEN):
-        raise ConfigError(
-            f"{_TOKEN} and {_ARN} are both set: remove {_TOKEN}, because environment variables are not secret"
-        )
+        raise ConfigError(f"{_TOKEN} and {_ARN} are both set: remove {_TOKEN}, as environment variables are no secret")
     region = _FORM.fullmatch(arn)
     if region is None:
         raise ConfigError(f"{_ARN}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")

@@ -14,9 +14,7 @@ from pathlib import Path
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model_path", required=True, help="the value of option.model_id")
-    parser.add_argument(
-        "--trt_llm_model_repo", required=True, type=Path, help="the directory that Java passes to the handler"
-    )
+    parser.add_argument("--trt_llm_model_repo", required=True, type=Path, help="the directory that Java passes")
     arguments, _ = parser.parse_known_args(argv)  # the other arguments are for a conversion
     model = Path(arguments.model_path)
     if not model.is_dir():

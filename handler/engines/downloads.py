@@ -21,6 +21,7 @@ from typing import Any
 from handler.core import child_processes
 from handler.core.child_processes import NO_SPACE
 from handler.core.errors import ConfigError
+from handler.core.sizes import format_size
 
 _STOP = signal.SIGUSR1
 """Signal that ends a download. Terminals and service managers send other signals to all processes at once."""
@@ -197,7 +198,5 @@ def run_converter(
 
 
 def _no_space(directory: Path) -> ConfigError:
-    free = shutil.disk_usage(directory).free >> 20
-    return ConfigError(
-        f"no space left in {directory}: {free} MB are free. Free some space, or set LMI_CACHE to another directory"
-    )
+    free = format_size(shutil.disk_usage(directory).free)
+    return ConfigError(f"no space left in {directory}: {free} are free; free more, or change LMI_CACHE")

@@ -91,9 +91,7 @@ def check(url: str) -> None:
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(
-            f"{url}: the download needs boto3: {install('lmi-handler[container]')}. Or without boto3: {_CURE}"
-        )
+        raise ConfigError(f"{url}: downloads need boto3: {install('lmi-handler[container]')}. Or without it: {_CURE}")
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -371,9 +369,7 @@ class _Subscriber:
     def on_progress(self, bytes_transferred: int, **others: Any) -> None:
         self._received += bytes_transferred
         if self._received > self._one.size:  # otherwise the download might never end
-            raise ConfigError(
-                f"{self._url}: S3 sent more than the listed {self._one.size} bytes of {self._one.name}; start again"
-            )
+            raise ConfigError(f"{self._url}: S3 sent more than {self._one.size} bytes of {self._one.name}; start again")
         self._progress.add(bytes_transferred)
 
     def on_done(self, **others: Any) -> None:

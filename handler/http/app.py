@@ -123,9 +123,7 @@ class App:
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)
         if self._cors.is_forgery(scope):
-            message = (
-                "a page of another origin may only send JSON as application/json; --allow-origin removes this limit"
-            )
+            message = "a page of another origin may only send JSON as application/json; --allow-origin allows it"
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:

@@ -124,9 +124,7 @@ class VllmRoutes:
         if not isinstance(src, str) or not src:
             raise InvalidPayload("'lora_path' must be a non-empty string")
         if _flag(body, "is_3d_lora_weight"):
-            raise BadRequest(
-                "is_3d_lora_weight=true is not supported: the engines detect this from the adapter's files"
-            )
+            raise BadRequest("is_3d_lora_weight=true is not supported: engines detect this from the adapter's files")
         if name in self._model.context.model_names:
             raise BadRequest(f"The lora adapter {name!r} conflicts with a served base model.")
         there = any(entry.adapter.name == name for entry in adapters.registry)
@@ -202,9 +200,7 @@ class TgiRoutes:
             "max_input_tokens": tokens,
             "max_total_tokens": total,
             "validation_workers": TOKENIZER_THREADS,
-            "max_client_batch_size": MAX_PROMPTS
-            if generates
-            else MAX_TEXTS,  # /v1/completions; TGI's accept one prompt
+            "max_client_batch_size": MAX_PROMPTS if generates else MAX_TEXTS,  # TGI's own routes accept one prompt
             "router": "lmi-handler",
             "version": __version__,
             "sha": None,

@@ -327,9 +327,7 @@ def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatte
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if not positional or sum(parameter.default is parameter.empty for parameter in positional) > 1:
-        raise ConfigError(
-            f"{where}: input formatter {name!r} must take one argument and keyword arguments: (input, **kwargs)"
-        )
+        raise ConfigError(f"{where}: input formatter {name!r} must have the signature (input, **kwargs)")
     first = positional[0]
     accepts = None
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -471,12 +471,10 @@ class Batcher:
         """Fail requests that have exceeded the queue timeout or the time limit."""
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
-        not_started = Overloaded(
-            f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)"
-        )
+        unstarted = Overloaded(f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
         not_finished = GenerationFailed(
             f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
         )
-        return [self._failed(active.id, 0, not_started) for active in late] + [
+        return [self._failed(active.id, 0, unstarted) for active in late] + [
             self._failed(active.id, 0, not_finished) for active in overdue
         ]

@@ -253,9 +253,7 @@ class Preprocessor:
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
-            raise InvalidPayload(
-                "'stream' is not supported by DJL's dynamic batching; streaming requires rolling batch"
-            )
+            raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires rolling batch")
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         elif self.of_adapters.exist:
@@ -440,9 +438,7 @@ class FormReader:
 
         boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
         if not 0 < len(boundary) <= _MOST_BOUNDARY:
-            raise InvalidPayload(
-                f"content type multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters"
-            )
+            raise InvalidPayload(f"multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters")
         self._parser = MultipartParser(boundary, self._callbacks)
         self._parts: Parts = {}
         self._ended = False

@@ -54,9 +54,7 @@ def _with_directories(config: Config, engine: str, model_id: str | None) -> Conf
     """Replace the S3 URLs of models with their local directories, where engines and adapters look for files."""
     if s3.is_url(config.model_id):
         config = replace(config, model_id=model_id)
-        if s3.is_download(
-            config.directory
-        ):  # a download of the settings only, which the model's directory contains too
+        if s3.is_download(config.directory):  # only the settings, which the model's directory contains too
             return _with_draft(replace(config, directory=Path(str(model_id))), engine)
         for path in [path for path in map(Path(str(model_id)).joinpath, _OWN) if path.is_file()]:
             log.warning("%s of the model on S3 is ignored: options and code are read from this machine", path.name)
@@ -171,9 +169,7 @@ def check_replicas(config: Config) -> None:
         ConfigError: the engine is a server at a URL, or the options run engines on threads.
     """
     if config.replicas != "1" and config.engine and ENGINES[config.engine].remote:
-        _refuse(
-            config, "to use several servers by URL, list their addresses in option.base_url and omit option.replicas"
-        )
+        _refuse(config, "list the addresses of several servers in option.base_url, and omit option.replicas")
     if config.replicas != "1" and config.engine_isolation == "thread":
         where = config.where("option.engine_isolation")
         _refuse(config, f"replicas run as processes, but option.engine_isolation=thread ({where})")

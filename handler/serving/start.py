@@ -133,9 +133,7 @@ async def load_model(
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(engine_spec, config)
     if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
-        raise ConfigError(
-            f"model.py's output formatter {write.name!r} is for generated text, but option.task={task.value}"
-        )
+        raise ConfigError(f"model.py's output formatter {write.name!r} is for generated text; option.task={task.value}")
     adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
     sessions, store = configured_sessions(config), configured_store(config)

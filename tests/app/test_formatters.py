@@ -185,7 +185,7 @@ def write(request_output):
 def test_an_output_formatter_of_vectors_stops_the_start(tmp_path: Path) -> None:
     properties = write_model(tmp_path, WRITE)
     embed = options("option.task=embed")
-    message = r"model\.py's output formatter 'write' is for generated text, but option\.task=text-embedding"
+    message = r"model\.py's output formatter 'write' is for generated text; option\.task=text-embedding"
     with (
         pytest.raises(AssertionError, match=message),
         serve("--engine", "echo", "--properties", str(properties), *embed),

@@ -234,8 +234,7 @@ def test_an_engine_by_url_names_all_that_it_needs() -> None:
     assert ended.stderr.splitlines() == [
         "lmi: 2 problems:",
         "1. the engine openai needs option.base_url, for example -o option.base_url=http://host:8000/v1",
-        "2. the MODEL argument: the engine openai needs option.model_id, the model's directory or hub name; "
-        "'demo' is neither",
+        "2. the MODEL argument: the engine openai needs option.model_id, a directory or hub name; 'demo' is neither",
     ]
 
 

@@ -135,9 +135,7 @@ def path(text: str) -> str:
     """Parse a path, or a word that an option accepts in place of a path."""
     parts = os.fsencode(string(text)).split(b"/")
     if not text.isprintable() or len(text) > _MOST_PATH or max(map(len, parts)) > _MOST_NAME:
-        raise ValueError(
-            f"must be printable, with at most {_MOST_NAME} bytes between slashes and {_MOST_PATH} in total"
-        )
+        raise ValueError(f"must be printable, with at most {_MOST_NAME} bytes between slashes and {_MOST_PATH} in all")
     return text
 
 

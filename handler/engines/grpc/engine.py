@@ -142,9 +142,7 @@ class OwnFiles(NamedTuple):
         """
         for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
             if theirs and own and theirs != own:
-                raise Failed(
-                    "uses another tokenizer", f"it has {theirs} ids, but option.model_id has {own}", lasts=True
-                )
+                raise Failed("uses another tokenizer", f"it has {theirs} ids, option.model_id has {own}", lasts=True)
         if self.eos and not model.eos <= self.eos:
             detail = f"its answers end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
             raise Failed("uses another tokenizer", detail, lasts=True)
@@ -443,9 +441,7 @@ class GrpcPooling(ContractEngine[EmbedCall]):
         call = running.call
         vector = await self._clients[server.url].embed(call.ids)
         if len(vector) != self.info.dimensions:
-            raise Failed(
-                f"sent a vector of {len(vector)} numbers", f"its vectors had {self.info.dimensions} at startup"
-            )
+            raise Failed(f"sent a vector of {len(vector)} numbers", f"they had {self.info.dimensions} at startup")
         finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
 

@@ -103,9 +103,8 @@ class TrtLlm(Contract):
         if rule.kind not in _GUIDES:
             raise ValueError(f"structured_output: {rule.kind} is not supported")
         params = self.messages.GuidedDecodingParams
-        guide = (
-            regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"
-        )  # the server ignores an empty guide
+        # The server ignores an empty guide.
+        guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
     def model(self, info: Any) -> Model:

@@ -240,9 +240,7 @@ def download(
         if (failed := _connection_error(error, HTTPError)) is not None:
             raise _cannot_fetch(name, f"it cannot be reached ({_ERRNO.sub('', str(failed))})") from None
         reason, cause = str(error), error.__cause__
-        if (
-            isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason
-        ):  # its message does not contain the status
+        if isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason:  # the status is in the cause
             reason = f"{cause} {reason}"
         raise _cannot_fetch(name, reason) from None
 
@@ -382,9 +380,8 @@ def find_checkpoint(model_id: str) -> Path:
     directory = Path(model_id)
     mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
     if mistrals or ((directory / "config.json").is_file() and model_files.visible(directory, "*.safetensors")):
-        model = model_files.Model(
-            "huggingface", directory
-        )  # whatever other files there are; vLLM reads Mistral's own format
+        # Other files do not matter. vLLM reads Mistral's own format.
+        model = model_files.Model("huggingface", directory)
     else:
         model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":
@@ -415,9 +412,7 @@ def _demo_checkpoint(source: Path) -> Path:
     """Convert SmolLM2 to a Hugging Face directory in bf16. This needs torch, transformers, gguf and accelerate."""
 
     def make(directory: Path, lock: int) -> None:
-        log.info(
-            "converting the demo model to a Hugging Face directory; this happens only once and takes half a minute"
-        )
+        log.info("converting the demo model to a Hugging Face directory, once; this takes half a minute")
         run_converter(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
 
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
@@ -518,9 +513,7 @@ class Tensors:
         """
         place = self.place(name)
         if place.kind not in TYPES:
-            raise ConfigError(
-                f"{place.path}: {name} has the type {place.kind}, which must be one of {', '.join(TYPES)}"
-            )
+            raise ConfigError(f"{place.path}: {name}: dtype {place.kind} must be one of {', '.join(TYPES)}")
         return place
 
     def raw(self, name: str) -> Any:

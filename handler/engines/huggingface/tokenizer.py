@@ -218,9 +218,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     vocabulary = Vocabulary(pieces, special)
     text = vocabulary.decode(ids)
     if expected not in (text, text.removeprefix(" ")):  # SentencePiece removes the space that it added in front
-        raise ConfigError(
-            "the type of this model's tokenizer is not supported: its vocabulary cannot be converted to bytes"
-        )
+        raise ConfigError("this type of tokenizer is not supported: its vocabulary cannot be converted to bytes")
     return vocabulary
 
 
@@ -296,9 +294,7 @@ class MistralTokenizer:
             from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Common
         except ModuleNotFoundError:
-            raise ConfigError(
-                "option.tokenizer_mode=mistral needs mistral_common: pip install mistral-common"
-            ) from None
+            raise ConfigError("option.tokenizer_mode=mistral needs: pip install mistral-common") from None
         # This mode is meant for servers: the last message may be the assistant's.
         self._chats = Common.from_file(str(file), mode=ValidationMode.test)
         self._texts = self._chats.instruct_tokenizer.tokenizer

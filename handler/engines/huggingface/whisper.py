@@ -20,10 +20,8 @@ TRANSCRIBING = Capabilities(
 )
 
 WINDOW = 30  # seconds of audio that Whisper processes at once
-_SEARCHED, _QUIET = (
-    SAMPLE_RATE,
-    SAMPLE_RATE // 10,
-)  # samples: range in which a clip is cut, and length of the parts that are compared
+_SEARCHED = SAMPLE_RATE  # samples at the end of a window in which a clip may be cut
+_QUIET = SAMPLE_RATE // 10  # samples of each part whose loudness is compared
 _STEP = 0.02  # seconds between two timestamp tokens
 _GENERATION = "generation_config.json"
 
@@ -202,7 +200,5 @@ class WhisperTokenizer:
             return []
         if language and language not in known:
             some = ", ".join(sorted(known))
-            raise InvalidParameter(
-                f"language={language[:64]}: the model does not support it; supported languages: {some}"
-            )
+            raise InvalidParameter(f"language={language[:64]}: the model only supports {some}")
         return [*([known[language]] if language else []), self._ids.tasks[task]]

@@ -47,12 +47,8 @@ class EventReader:
         Raises:
             ValueError: an event has more than 4 MiB.
         """
-        if (
-            data.startswith(b"data: ")
-            and data.endswith(b"\n\n")
-            and data.find(b"\n") == len(data) - 2
-            and self._between_events()
-        ):  # nearly all
+        is_one_event = data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
+        if is_one_event and self._between_events():  # nearly always
             return [Event(b"", data[6:-2], b"")]
         first, *more = data.split(b"\n")
         self._rest += first
@@ -68,12 +64,8 @@ class EventReader:
             if not line:
                 if self._data or self._name:
                     events.append(Event(self._name, b"\n".join(self._data), b" ".join(self._comments)))
-                self._name, self._data, self._comments, self._size = (
-                    b"",
-                    [],
-                    [],
-                    0,
-                )  # a comment without data only keeps the connection open
+                # A comment without data only keeps the connection open.
+                self._name, self._data, self._comments, self._size = b"", [], [], 0
                 continue
             field, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
@@ -117,9 +109,8 @@ class EventAnswer(Answer):
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
         super().__init__(request.sampling)
         self.body = body
-        self._num_prompt = (
-            0 if request.goes_on else len(request.ids)
-        )  # number of tokens that may have been in the cache
+        # Number of tokens that may have been in the cache.
+        self._num_prompt = 0 if request.goes_on else len(request.ids)
         self._has_text = False
 
     def read(self, event: Event, part: Part) -> bool:

@@ -224,9 +224,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     kinds: dict[str, str] = {}  # by url
     for url, models in zip(urls, answers, strict=True):
         if isinstance(models, Failed):
-            ending = (
-                "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; such an address must end with /v1"
-            )
+            ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; it must end with /v1"
             reasons.append(f"{url}: {models}{ending}")
             continue
         of_models = [model.kinds for model in models]

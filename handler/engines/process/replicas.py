@@ -308,9 +308,8 @@ class ReplicaSet:
         self._chosen = self._replicas[0]
         self._origin: tuple[Request, Prompt] | None = None  # for which the replica was chosen
         self._by_key: dict[int, Replica] = {}
-        self._moving: dict[
-            int, tuple[Work, Replica, Output]
-        ] = {}  # sequences of failed replicas, with the replica and the error; oldest first
+        # Sequences of failed replicas, with the replica and the error; oldest first.
+        self._moving: dict[int, tuple[Work, Replica, Output]] = {}
         self._ended: dict[int, Replica] = {}  # sequences that ended in the last step
         self._changes: dict[int, _Change] = {}  # by key
         # Loaded adapters by id. An adapter that is dropped while no replica is ready disappears by itself.

@@ -47,9 +47,7 @@ class Setting(NamedTuple):
         """
         if model_id is None or not Path(model_id).is_dir():
             given = "" if model_id is None else f"; {model_id!r} is neither"
-            raise ConfigError(
-                f"the engine {self.engine} needs option.model_id, the model's directory or hub name{given}"
-            )
+            raise ConfigError(f"the engine {self.engine} needs option.model_id, a directory or hub name{given}")
         check_tokenizer(Path(model_id))
         return Path(model_id)
 
@@ -283,9 +281,7 @@ def one_kind(found: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[s
         return next(iter(found.values()))
     said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in found.items()), *reasons]), secrets())
     problem = "the servers are of different kinds" if found else "a server must be running and report its kind"
-    remedy = (
-        "Remove the servers of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
-    )
+    remedy = "Remove those of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
 
 

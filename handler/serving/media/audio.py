@@ -86,9 +86,7 @@ def check_pages(file: bytes) -> None:
         if place < end:
             within += 1
             if within > _MOST_WITHIN:
-                raise InvalidPayload(
-                    f"the audio is broken: more than {_MOST_WITHIN} page headers are inside other pages"
-                )
+                raise InvalidPayload(f"the audio is broken: more than {_MOST_WITHIN} page headers are in other pages")
             continue
         segments = place + 27  # RFC 3533, section 6
         end = segments + file[segments - 1] if segments <= len(file) else len(file)

@@ -123,8 +123,8 @@ def test_it_is_imported_once_and_may_import_its_neighbours(tmp_path: Path) -> No
         ("async def f(x): ...\nf.is_output_formatter = True", "line 1: formatter 'f' must be a plain function"),
         ("def f(x): yield\nf.is_input_formatter = True", "must be a plain function"),
         ("\ndef f(a, b): ...\nf.is_output_formatter = True", "line 2: output formatter 'f' takes 2 arguments"),
-        ("def f(): ...\nf.is_input_formatter = True", "must take one argument"),
-        ("def f(a, b): ...\nf.is_input_formatter = True", "must take one argument"),
+        ("def f(): ...\nf.is_input_formatter = True", "must have the signature"),
+        ("def f(a, b): ...\nf.is_input_formatter = True", "must have the signature"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: str, wanted: str) -> None:
@@ -138,7 +138,7 @@ def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: s
     [
         ("@output_formatter\ndef f(a, b: Nowhere = nowhere()) -> X: ...\n", None),
         ("@output_formatter\ndef f(a, b): raise KeyError\n", "line 3: output formatter 'f' takes 2 arguments"),
-        ("@input_formatter\ndef f(): ...\n", "line 3: input formatter 'f' must take one argument"),
+        ("@input_formatter\ndef f(): ...\n", "line 3: input formatter 'f' must have the signature (input, **kwargs)"),
         ("from aws import input_formatter as theirs\n@theirs\nasync def f(x, y): ...\n", None),
         ("@input_formatter\ndef f(x):\n    yield x\n", "line 3: formatter 'f' must be a plain function"),
         ("@input_formatter\nasync def f(x): ...\n", "line 3: formatter 'f' must be a plain function"),

@@ -304,7 +304,7 @@ def config(*options: str, engine: str = "vllm") -> Config:
         (
             ["replicas=2", "llm_engine=openai"],
             FOUR,
-            "list their addresses in option.base_url and omit option.replicas",
+            "list the addresses of several servers in option.base_url, and omit option.replicas",
         ),
     ],
 )

@@ -490,9 +490,7 @@ class _Reader:
             self._at, name, kind = match.end(), match[1], "group"
         elif self._text.startswith("?", self._at):
             shown = self._text[self._at - 1 : self._at + 3]
-            raise ValueError(
-                f"has {shown!r}: only the groups (…), (?:…), (?P<name>…), and (?=…) at the end are supported"
-            )
+            raise ValueError(f"has {shown!r}: only the groups (…), (?:…), (?P<name>…) and a last (?=…) are supported")
         inner = self._choice()
         if not self._next(")"):
             raise ValueError("has a '(' without ')'")
@@ -512,9 +510,7 @@ class _Reader:
             last = match[4] or match[3]
             most = int(last) if last else None if match[2] else least
             if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-                raise ValueError(
-                    f"has {match[0]!r}: the numbers must be at most {_MOST_REPEATS}, with the smaller one first"
-                )
+                raise ValueError(f"has {match[0]!r}: must be at most {_MOST_REPEATS}, the smaller number first")
         else:
             return node
         if node.kind in ("assert", "ahead"):

@@ -511,7 +511,7 @@ def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
         ConfigError, match=r"base_url_kind=auto: a server must be running.*: http.*/v1: cannot be reached"
     ):
         find_kind((server.url,))
-    with pytest.raises(ConfigError, match="such an address must end with /v1"):
+    with pytest.raises(ConfigError, match="it must end with /v1"):
         find_kind((server.url.removesuffix("/v1"),))
 
 
