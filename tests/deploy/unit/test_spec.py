@@ -205,7 +205,7 @@ def test_a_foreign_variable_that_the_container_refuses_is_refused(file: Path, na
 
 
 def test_what_follows_from_a_wrong_section_alone_is_not_said(file: Path) -> None:
-    assert "answers" not in wrong(file, "encryption.output_key=alias/k", "async={output: 1}")
+    assert "encryption.output_key" not in wrong(file, "encryption.output_key=alias/k", "async={output: 1}")
     assert "hub" not in wrong(file, "network.isolated=true", "model.id=1")
 
 
