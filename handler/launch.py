@@ -171,8 +171,8 @@ def add_parser(commands: Any) -> None:
         help="run a coding agent on a served model",
         usage="lmi launch AGENT [MODEL] [-h] [--url URL] [--name NAME] [--print] [-o KEY=VALUE ...] [-- ARGUMENT ...]",
         formatter_class=KeptLines,
-        description="Run a coding agent on the server at --url. With MODEL, --engine, --properties or -o, start a\n"
-        "server for the agent instead, and stop it when the agent exits. Arguments after -- are passed to the agent.\n"
+        description="Run a coding agent on the server at --url. With MODEL, --engine, --properties or -o, start a "
+        "server for the agent instead, and stop it when the agent exits. Arguments after -- are passed to the agent. "
         "The environment variable LMI_API_KEY sets the server's key. Agents:\n"
         + "\n".join(f"  {name:<9} {agent.title}" for name, agent in AGENTS.items()),
     )

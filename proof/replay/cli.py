@@ -10,12 +10,12 @@ from typing import Any
 from handler.core.command_line import KeptLines, add_repeatable, positive
 
 _OUTPUT = Path("lmi-replay")
-_DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
-recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text,
+_DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the \
+recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text, \
 shape (fields and types), framing, status, lost. Volatile values, such as ids, are found by sending requests twice.
 
-TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, a `lmi serve` that is started
-with these arguments and stopped at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies
+TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, a `lmi serve` that is started \
+with these arguments and stopped at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies \
 are not printed without --show. To continue a run that was killed, give the same command again."""
 
 

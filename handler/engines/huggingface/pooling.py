@@ -177,7 +177,9 @@ def encode_pooled(
     limits = (info and info.max_total_tokens, max_input_len, asked)
     most = min((limit for limit in limits if limit), default=None)
     if pooling.dimensions is not None and info is not None and not 0 < pooling.dimensions <= info.dimensions:
-        raise InvalidParameter(f"{names.dimensions}={pooling.dimensions}: the model's vectors have {info.dimensions}")
+        raise InvalidParameter(
+            f"{names.dimensions}={pooling.dimensions}: the model's vectors have {info.dimensions} dimensions"
+        )
     second = None
     if request.prompt_ids is not None:
         prompt = _cut(given_prompt(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
