@@ -46,10 +46,9 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
         f"{path}: adopt does not support this format",
-        "It supports the fields of CreateModel or DescribeModel, at the top level or under Model: (with "
-        "EndpointConfig:, Endpoint:, Components: and Tags: beside it); the output of DescribeModelPackage, "
-        "DescribeHubContent, DescribeInferenceRecommendationsJob or DescribeAIRecommendationJob; and JumpStart's "
-        "specification of a model.",
+        "Supported: the fields of CreateModel or DescribeModel, also as Model: beside EndpointConfig:, Endpoint:, "
+        "Components: and Tags:; JumpStart's specifications; and the output of DescribeModelPackage, "
+        "DescribeHubContent, DescribeInferenceRecommendationsJob or DescribeAIRecommendationJob.",
     )
 
 
@@ -72,9 +71,7 @@ def _json(path: Path) -> Content:
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
     """Read Endpoint, EndpointConfig, Model and Components, each of which is a Describe response or a Create request."""
     if unknown := sorted(content.keys() - _PARTS):
-        raise SpecError(
-            f"{file}: unknown fields: {', '.join(unknown)}", f"The known ones are {', '.join(sorted(_PARTS))}."
-        )
+        raise SpecError(f"{file}: unknown fields: {', '.join(unknown)}", f"Known are {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
     components = listed(content.get("Components"), file, "Components")
@@ -149,9 +146,7 @@ def _variant(fields: Content) -> Content:
 
 def _one(found: list[Any], file: str, number: int) -> Any:
     if not 1 <= number <= len(found):
-        raise SpecError(
-            f"{file}: --recommendation {number}: the job has {len(found)} recommendations", "Numbers start at 1."
-        )
+        raise SpecError(f"{file}: --recommendation {number}: the job has {len(found)}", "Numbers start at 1.")
     return found[number - 1]
 
 
@@ -252,9 +247,7 @@ def written(adopted: Adopted, command: str) -> str:
         if (note := _NOTES.get(name)) is not None:
             lines.append(_comment(note))
         if name == "instance" and "ami" in value:
-            lines.append(
-                _comment("The AMI is the endpoint's: for an image with another CUDA version, write ami: auto.")
-            )
+            lines.append(_comment("The AMI is the endpoint's: with another CUDA version, write ami: auto."))
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
     lines += _listed("Defaults of the original endpoint, which it did not set itself", adopted.defaults)
     lines += _listed("Cannot be mapped", adopted.unmapped)

@@ -50,9 +50,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     fields = _chosen(_section(content, file, "document"), file)
     if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image
         why = "its container and weights are in a Marketplace package"
-        raise Refused(
-            f"{file}: {why}", "Deploy it from the Marketplace; lmi deploy serves only weights that you can access."
-        )
+        raise Refused(f"{file}: {why}", "Deploy it from there; lmi deploy serves only weights that you can access.")
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
     special = [*_special(variants, kind, file)]

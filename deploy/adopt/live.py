@@ -52,9 +52,7 @@ class Source:
         """Return the model of that name, or the only model if the source has just one."""
         found = self.models.get(name) or (next(iter(self.models.values())) if len(self.models) == 1 else None)
         if found is None:
-            raise Refused(
-                f"the model {name} was not found", "It was deleted: pass its CreateModel request as a file (--file)."
-            )
+            raise Refused(f"the model {name} was not found", "It was deleted: pass its CreateModel as a file (--file).")
         return found
 
 
@@ -223,6 +221,4 @@ def refuse_unsettled(source: Source) -> None:
     status = source.endpoint.get("EndpointStatus", READY[0])
     if status not in READY:
         wait = "Delete or repair it first." if status == "Failed" else "Wait until it is InService."
-        raise Refused(
-            f"{source.name} is {status}, and only an endpoint in service can be adopted", f"{wait} Or: {_BESIDE}"
-        )
+        raise Refused(f"{source.name} is {status}: only one in service can be adopted", f"{wait} Or: {_BESIDE}")

@@ -42,9 +42,7 @@ def scaling_of(
     if not found:
         return None
     if len(found) < len(places) or any(made != found[0] for made in found):
-        unmapped.append(
-            ("scaling", "the components scale differently, but lmi deploy scales all of them in the same way")
-        )
+        unmapped.append(("scaling", "the components scale differently, but lmi deploy scales all of them alike"))
         return None
     return found[0]
 
@@ -158,9 +156,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         own = {one.component: _own_parts(result, source, one, wishes) for one in others}
         content["components"] = _components(result, source, bases, own)
     if wishes.token_secret is not None and not any("token_secret" in one for one in _models(content)):
-        raise SpecError(
-            "--token-secret applies only to a model on the hub", "This model is in S3: leave the option out."
-        )
+        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: leave it out.")
     result.put("scaling", scaling_of(source, variant, bases, result.unmapped))
     content["alarms"] = None
     result.put("network", _network(source, model))
@@ -252,9 +248,8 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
     return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
 
 
-_UNREAD = Artifact(
-    problem="with --file, model data is read only with --read-data", unseen=True
-)  # it may belong to another account
+# With --file, the model data may belong to another account.
+_UNREAD = Artifact(problem="with --file, model data is read only with --read-data", unseen=True)
 
 
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
@@ -274,12 +269,8 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or found.model_id)):
         found = variables({**environ, **artifact.variables}, container)
     if beaten:
-        found.idle.append(
-            (
-                shown("HF_MODEL_ID", beaten),
-                "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL",
-            )
-        )
+        why = "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL"
+        found.idle.append((shown("HF_MODEL_ID", beaten), why))
     return container, found, artifact
 
 
@@ -407,12 +398,8 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
         instance["pools"] = [_given(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
         for pool in pools:
             if "ModelNameOverride" in pool:
-                result.unmapped.append(
-                    (
-                        f"ModelNameOverride={pool['ModelNameOverride']}",
-                        "set the options that differ in instance.pools[].options",
-                    )
-                )
+                why = "set the options that differ in instance.pools[].options"
+                result.unmapped.append((f"ModelNameOverride={pool['ModelNameOverride']}", why))
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
     live = {one["VariantName"]: one for one in source.endpoint.get("ProductionVariants", ())}

@@ -76,10 +76,7 @@ def container_kind(image: str, said: str | None) -> Container:
     kind = said or next((kind for kind, name in images if re.search(name, repository)), None)
     if kind is None:
         known = ", ".join(KINDS.values())
-        raise Refused(
-            f"the image {image or '(none)'} cannot be replaced by lmi deploy, which replaces only those of {known}",
-            _ADVICE,
-        )
+        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy, only those of {known}", _ADVICE)
     if kind == "tgi" and (found := _TGI.search(tag)):
         return Container(kind, "vllm", found[1], found[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
@@ -281,9 +278,7 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
         return
     if option is None:
         unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-        found.unmapped.append(
-            (shown(origin, given), f"{unknown.message}; the original container silently ignores such a name")
-        )
+        found.unmapped.append((shown(origin, given), f"{unknown.message}; the original container silently ignores it"))
     elif refusal := _refusal(option, value, engine):
         found.unmapped.append((shown(origin, given), refusal))
     elif no_effect := _no_effect(option, engine):

@@ -132,9 +132,7 @@ def _check(spec: Spec, decision: Decision) -> None:
             f"Pass --instance-type; GPU families are {', '.join(families)}. Or use an asynchronous endpoint (async).",
         )
     if spec.instance.count > _INSTANCES:
-        raise Refused(
-            f"instance.count: {spec.instance.count}, but a job may have at most {_INSTANCES}", "Pass a smaller --count."
-        )
+        raise Refused(f"instance.count: {spec.instance.count}, but a job may have at most {_INSTANCES}", "Use --count.")
     if spec.network.isolated and _fetches(decision):
         raise Refused(
             "network.isolated: the container of a job downloads the model from S3 itself, as SageMaker does not accept "
@@ -262,10 +260,8 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
                 "Shorten the line, or raise batch.payload_mb (times batch.concurrency, it may be at most 100).",
             )
     if unread:
-        says = (
-            f"{counted(unread, 'object')} too large to check: a file fails if it has a line above {amounts(spec)[1]} MB"
-        )
-        yield warning("input", says)
+        said = f"{counted(unread, 'object')} too large to check"
+        yield warning("input", f"{said}: a file fails if it has a line above {amounts(spec)[1]} MB")
 
 
 def too_long(chunks: Iterable[bytes], most: int) -> int | None:

@@ -28,32 +28,20 @@ def add(commands: Any) -> None:
         help="instead of ENDPOINT: a model's configuration, JumpStart's specification or a recommendation job",
     )
     parser.add_argument(
-        "--recommendation",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of the job's recommendation to use (default: 1)",
+        "--recommendation", type=int, default=1, metavar="N", help="number of the job's recommendation (default: 1)"
     )
-    parser.add_argument(
-        "--read-data", action="store_true", help="with --file: also read options from the model data in S3"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="new file to write (default: print to standard output)"
-    )
+    parser.add_argument("--read-data", action="store_true", help="with --file: also read options from model data in S3")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="new file to write (default: standard output)")
     parser.add_argument("--name", help="the deployment's name (default: the endpoint's)")
     parser.add_argument("--region", help="AWS region (default: boto3's setting)")
     parser.add_argument("--role", metavar="ARN", help="execution role (default: the endpoint's)")
     parser.add_argument(
-        "--image",
-        default="lmi-handler",
-        help="image URI, or name of a repository in this account (default: lmi-handler)",
+        "--image", default="lmi-handler", help="image URI, or repository in this account (default: lmi-handler)"
     )
     parser.add_argument("--model", help="model ID on the hub or s3://PREFIX/ (default: the endpoint's model)")
     parser.add_argument("--token-secret", metavar="ARN", help="ARN of the secret with the Hugging Face token")
     parser.add_argument(
-        "--container",
-        choices=list(KINDS),
-        help="the server that the endpoint runs, if the image's name does not show it",
+        "--container", choices=list(KINDS), help="the endpoint's server, if the image's name does not show it"
     )
     parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
     parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and exit")

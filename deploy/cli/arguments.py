@@ -82,9 +82,7 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
     percent, count = arguments.shadow_percent, arguments.shadow_count
     if arguments.shadow:
         if arguments.adopt:
-            raise SpecError(
-                "--adopt takes over the endpoint, but --shadow leaves it to its owner", "Pass only one of them."
-            )
+            raise SpecError("--adopt takes over the endpoint, --shadow leaves it to its owner", "Pass one of them.")
         default = Share()
         return Share(default.percent if percent is None else percent, default.count if count is None else count)
     if percent is not None or count is not None:
@@ -140,9 +138,7 @@ def add_body(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="JSON", help="any JSON value as the body, instead of BODY; also - or @FILE")
     add_parameters(parser)
-    parser.add_argument(
-        "--custom-attributes", metavar="TEXT", help="SageMaker's CustomAttributes, such as route=/v1/chat/completions"
-    )
+    parser.add_argument("--custom-attributes", metavar="TEXT", help="attributes such as route=/v1/chat/completions")
     parser.add_argument("--inference-id", metavar="ID", help="ID of the request in the container's log")
 
 

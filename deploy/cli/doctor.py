@@ -23,19 +23,12 @@ _WRONG = 2
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "doctor", help="check a specification for problems (FILE), or measure an endpoint (NAME --live)"
-    )
+    parser = commands.add_parser("doctor", help="check a specification (FILE), or measure an endpoint (NAME --live)")
     add_spec(parser)
-    parser.add_argument(
-        "--live", action="store_true", help="with an endpoint's NAME instead of FILE: send requests to it"
-    )
+    parser.add_argument("--live", action="store_true", help="send requests to the endpoint NAME, given instead of FILE")
     parser.add_argument("--component", metavar="NAME", help="with --live: component to send requests to")
     parser.add_argument(
-        "--endpoint-url",
-        type=url,
-        metavar="URL",
-        help="with --live: URL of the API, such as the one that `lmi deploy local` prints",
+        "--endpoint-url", type=url, metavar="URL", help="with --live: the API's URL, as `lmi deploy local` prints it"
     )
     parser.add_argument(
         "--tokens", type=int, default=64, metavar="N", help="with --live: number of tokens to stream (default: 64)"

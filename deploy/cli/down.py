@@ -27,14 +27,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("down", help="delete everything that belongs to a deployment")
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification, unless --name is given")
     parser.add_argument("--name", help="name of the endpoint, instead of FILE")
-    parser.add_argument(
-        "--endpoint",
-        help="with --name: name of the shared endpoint, if the components run on another deployment's endpoint",
-    )
+    parser.add_argument("--endpoint", help="with --name: another deployment's endpoint, on which the components run")
     parser.add_argument("--region", help="AWS region (default: the file's region, or else boto3's setting)")
-    parser.add_argument(
-        "--shadow", action="store_true", help="remove the shadow that `up --shadow` added, and restore the endpoint"
-    )
+    parser.add_argument("--shadow", action="store_true", help="remove only the shadow of `up --shadow`")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--logs", action="store_true", help="also delete the deployment's log groups")
     parser.add_argument(
@@ -54,10 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.data and (spec is None or not uploads(spec)):
         raise SpecError("--data needs a specification with model.upload, as up uploads nothing otherwise")
     if arguments.shadow and (arguments.data or arguments.logs or arguments.endpoint):
-        raise SpecError(
-            "--shadow cannot be combined with --data, --logs and --endpoint, as it removes only the shadow",
-            "Leave them out.",
-        )
+        raise SpecError("--shadow removes only the shadow", "Leave out --data, --logs and --endpoint.")
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name is {arguments.name}, but the file's name is {spec.name}", "Pass only one of them.")
     if spec is not None and arguments.endpoint not in (None, spec.endpoint):

@@ -30,9 +30,7 @@ def add(commands: Any) -> None:
         metavar="WHO",
         help=f"print only one policy, as the aws command expects it: {', '.join(_WHO)}, or one part (deployer-1)",
     )
-    parser.add_argument(
-        "--adopt", action="store_true", help="include the permissions that `--adopt`, `--shadow` and `promote` need"
-    )
+    parser.add_argument("--adopt", action="store_true", help="include what `--adopt`, `--shadow` and `promote` need")
     parser.add_argument("--check", action="store_true", help="ask IAM which actions are denied (changes nothing)")
     parser.add_argument(
         "--principal",

@@ -94,10 +94,7 @@ def run_rehearsal(arguments: argparse.Namespace, plan: Plan, report: Callable[[s
         print(f"unset {' '.join(_OTHERS)}")
         for name, value in {**variables(url, region), **_no_proxy()}.items():
             print(f"export {name}={shlex.quote(value)}")
-        print(
-            f"# Images in ECR: {', '.join(_images(arguments))}. Ctrl-C stops the emulation, and nothing is kept.",
-            flush=True,
-        )
+        print(f"# In ECR: {', '.join(_images(arguments))}. Ctrl-C stops the emulation; nothing is kept.", flush=True)
 
     return asyncio.run(serve(plan, report, log, ready, account(container_log, _images(arguments), region)))
 
@@ -147,11 +144,7 @@ def add(commands: Any) -> None:
         "--port", type=port, default=8081, help="port of the API, or 0 for a free one (default: %(default)s)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--endpoint-name",
-        metavar="NAME",
-        help=f"name of the endpoint (default: the specification's name, or else {_NAME})",
-    )
+    parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
@@ -161,11 +154,9 @@ def add(commands: Any) -> None:
 
 def _add_container(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("container")
+    group.add_argument("--container", metavar="URL", help="URL of a running container, such as http://127.0.0.1:8080")
     group.add_argument(
-        "--container", metavar="URL", help="URL of a container that is already running, such as http://127.0.0.1:8080"
-    )
-    group.add_argument(
-        "--container-port", type=port, metavar="PORT", help="port on which the container listens (default: a free one)"
+        "--container-port", type=port, metavar="PORT", help="port of the container (default: a free one)"
     )
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
@@ -190,28 +181,14 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SageMaker's limits")
+    for flag, default, what in ("--invoke-timeout", 60.0, "response"), ("--stream-timeout", 480.0, "streamed response"):
+        text = f"seconds for a {what} (default: %(default)g)"
+        group.add_argument(flag, type=_limit, default=default, metavar="S", help=text)
     group.add_argument(
-        "--invoke-timeout", type=_limit, default=60.0, metavar="S", help="seconds for a response (default: %(default)g)"
+        "--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="maximum request body (default: %(default)s)"
     )
     group.add_argument(
-        "--stream-timeout",
-        type=_limit,
-        default=480.0,
-        metavar="S",
-        help="seconds for a streamed response (default: %(default)g)",
-    )
-    group.add_argument(
-        "--max-body",
-        type=int,
-        default=25 * 2**20,
-        metavar="BYTES",
-        help="maximum size of a request's body (default: %(default)s)",
-    )
-    group.add_argument(
-        "--part-bytes",
-        type=number(2**31),
-        metavar="N",
-        help="split streamed responses into parts of N bytes, to test clients",
+        "--part-bytes", type=number(2**31), metavar="N", help="split streams into parts of N bytes, to test clients"
     )
 
 

@@ -50,10 +50,7 @@ def add_logs(commands: Any) -> None:
     parser.add_argument("--component", metavar="NAME", help="show only the logs of this component")
     parser.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
     parser.add_argument(
-        "--since",
-        default="15m",
-        metavar="PERIOD",
-        help="age of the oldest lines to print, such as 90s, 15m, 2h or 1d (default: 15m)",
+        "--since", default="15m", metavar="PERIOD", help="age of the oldest line: 90s, 15m, 2h, 1d (default: 15m)"
     )
     parser.add_argument("--filter", metavar="TEXT", help="show only lines that contain this text")
     parser.set_defaults(run=_logs)
@@ -105,9 +102,7 @@ def _show(line: logs.Line) -> None:
 def add_scale(commands: Any) -> None:
     parser = commands.add_parser("scale", help="set the number of instances or copies")
     add_endpoint(parser)
-    parser.add_argument(
-        "count", nargs="?", type=int, metavar="N", help="number of instances, or of copies of the component"
-    )
+    parser.add_argument("count", nargs="?", type=int, metavar="N", help="number of instances, or of copies")
     parser.add_argument("--component", metavar="NAME", help="component to scale, if there are several")
     parser.add_argument("--min", type=int, help="minimum for automatic scaling")
     parser.add_argument("--max", type=int, help="maximum for automatic scaling")

@@ -70,9 +70,7 @@ class AsyncAnswer:
             if (failed := self._fetch(self.failure)) is not None:
                 raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")
             if (left := until - self._clock()) <= 0:
-                raise TimedOut(
-                    f"no response at {self.output} after {seconds:g} s", "`lmi deploy status` shows the queue."
-                )
+                raise TimedOut(f"no response at {self.output} in {seconds:g} s", "`lmi deploy status` shows the queue.")
             self._sleep(min(pause, left))
             pause = min(1.5 * pause, _LONGEST)
 

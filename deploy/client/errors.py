@@ -136,13 +136,9 @@ _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
 _DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken", "IncompleteSignature", "403")
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
-_IN_TIME = (
-    "Request fewer tokens, stream the response, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
-)
+_IN_TIME = "Request fewer tokens, stream, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
 _INVOKE = "The caller needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
-_ROUTED = (
-    "The caller needs sagemaker:InvokeInferenceRouter on the router and sagemaker:InvokeEndpoint on its endpoints."
-)
+_ROUTED = "The caller needs sagemaker:InvokeInferenceRouter on the router, and InvokeEndpoint on its endpoints."
 _LOGS = "`lmi deploy logs NAME` shows the container's log."
 
 
@@ -160,9 +156,7 @@ def failure(error: BaseException) -> RequestFailed:
         case ReadTimeoutError():
             return TimedOut("no response in time; the model may still be generating it", _IN_TIME)
         case ConnectTimeoutError() | EndpointConnectionError() | ProxyConnectionError():
-            return Unreachable(
-                f"no connection: {error}", "Check the region, and that this machine can reach AWS there."
-            )
+            return Unreachable(f"no connection: {error}", "Check the region, and this machine's network.")
         case ConnectionClosedError():
             return Broken(f"the connection was closed without a response: {error}")
         case NoCredentialsError():

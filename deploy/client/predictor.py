@@ -80,9 +80,7 @@ class Session:
         name, _, more = str(response.get("NewSessionId") or "").partition(";")
         self.id = name.strip()
         if not self.id:
-            raise ModelFailed(
-                "the container's response has no session ID", "Check that sessions are enabled in the container."
-            )
+            raise ModelFailed("the container's response has no session ID", "Check that its sessions are enabled.")
         self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
@@ -194,9 +192,7 @@ class Predictor:
         if component is not None and adapter is not None:
             raise NotSent("pass either component or adapter: an adapter is a component itself, and names its base")
         if routing_target is not None and (component or adapter):
-            raise NotSent(
-                "routing_target cannot be combined with component or adapter, as the target names the components"
-            )
+            raise NotSent("routing_target cannot be combined with component or adapter, as it names the components")
         self.runtime = (
             Runtime(endpoint_name, region, component=adapter or component, **connection)
             if routing_target is None

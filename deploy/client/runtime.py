@@ -370,11 +370,8 @@ def check_size(body: bytes) -> None:
             "Asynchronous inference accepts up to 1 GB from S3.",
         )
     if len(body) > WARN_BYTES:
-        warnings.warn(
-            f"the body has {len(body):,} bytes, but SageMaker may accept only {WARN_BYTES:,}",
-            LargePayload,
-            stacklevel=5,
-        )
+        text = f"the body has {len(body):,} bytes, but SageMaker may accept only {WARN_BYTES:,}"
+        warnings.warn(text, LargePayload, stacklevel=5)
 
 
 class _NeedsComponent(NotSent): ...
@@ -478,9 +475,7 @@ class RouterRuntime(Runtime):
         if unknown := request.keys() - set(_TAKES):
             raise NotSent(f"{', '.join(sorted(unknown))}: not supported by inference routers, only {', '.join(_TAKES)}")
         if len(request.get("Body", b"")) > WARN_BYTES:
-            raise NotSent(
-                f"the body has {len(request['Body']):,} bytes, but an inference router accepts at most {WARN_BYTES:,}"
-            )
+            raise NotSent(f"the body has {len(request['Body']):,} bytes, but a router accepts at most {WARN_BYTES:,}")
         client = self._client
         arguments = {"InferenceRouterName": self.endpoint_name, "RoutingTargetName": self._target, **request}
 
@@ -491,9 +486,7 @@ class RouterRuntime(Runtime):
         return self._with_retries(call)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        raise NotSent(
-            "inference routers do not support streaming", "Use predict, or stream from an endpoint of the router."
-        )
+        raise NotSent("inference routers do not support streaming", "Use predict, or call one of its endpoints.")
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         raise NotSent("inference routers do not support asynchronous requests", "Send the request to an endpoint.")
@@ -507,6 +500,4 @@ class RouterRuntime(Runtime):
         try:
             return self._client_for(max(self._timeouts.answer, _ANSWER))
         except UnknownServiceError:
-            raise NotSent(
-                "the installed boto3 does not support inference routers", "pip install --upgrade boto3"
-            ) from None
+            raise NotSent("this boto3 does not support inference routers", "pip install --upgrade boto3") from None

@@ -333,9 +333,7 @@ def _roll_back(
             "deploy up` again to continue."
         )
     elif removable and options.keep_failed:
-        advice.append(
-            f"Kept for inspection: {', '.join(item.key for item in removable)}. `lmi deploy down` deletes them."
-        )
+        advice.append(f"Kept: {', '.join(item.key for item in removable)}. `lmi deploy down` deletes them.")
     elif removable:
         options.say(f"failed: {error}")
         remaining = undo(aws, removable, options.report, options.say, options.every)
@@ -393,7 +391,5 @@ def _interruption(run: Run, again: str, name: str) -> str:
         lines.append(f"Current step: {run.current.key}. AWS finishes changes that it has started.")
     if run.created:
         lines.append(f"Created in this run: {', '.join(run.created)}.")
-    lines.append(
-        f"To continue, run `lmi deploy {again}` again; to delete everything, run `lmi deploy down --name {name}`."
-    )
+    lines.append(f"To continue, run `lmi deploy {again}` again; to delete everything, `lmi deploy down --name {name}`.")
     return "\n".join(lines)

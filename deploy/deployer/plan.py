@@ -241,11 +241,8 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     _refuse_empty(desired, live)
     lost = _failed(live)
     first = [
-        removal_of(
-            existing,
-            f"its status is {existing.status}" if existing.failed else "the resource that it depends on is deleted",
-        )
-        for existing in lost
+        removal_of(one, f"its status is {one.status}" if one.failed else "the resource that it depends on is deleted")
+        for one in lost
     ]
     remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
     changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]

@@ -269,10 +269,8 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
         )
     shadows = [str(one["VariantName"]) for one in config.description.get("ShadowProductionVariants", ())]
     if shadows and not config.is_of(live.deployment):
-        yield (
-            f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one",
-            "Have it removed first.",
-        )
+        why = f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one"
+        yield why, "Have it removed first."
     for name in [str(one["ModelName"]) for one in variants if "ModelName" in one]:
         model = live.get(Kind.MODEL, (name,))
         found = containers(model.description) if model is not None else []

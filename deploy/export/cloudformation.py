@@ -102,9 +102,8 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
     Names in AWS are the same as with `lmi deploy up`, so commands such as `lmi deploy status` find a stack's resources.
     """
     names = _logical_names(resources)
-    endpoint = next(
-        (one for one in resources if one.kind is Kind.ENDPOINT), None
-    )  # None if the endpoint belongs to another deployment
+    # There is no endpoint if it belongs to another deployment.
+    endpoint = next((one for one in resources if one.kind is Kind.ENDPOINT), None)
     name, shared = _deployment(resources)
     what = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
     return {
@@ -144,11 +143,8 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
     stack = {
         "name": f"lmi-{_deployment(resources)[0]}",  # unlike an endpoint's, a stack's name must begin with a letter
         "template_body": _without_interpolation(body),
-        "timeouts": {
-            "create": "3h",
-            "update": "9h",
-            "delete": "3h",
-        },  # the provider's default of 30 minutes is too short
+        # The provider's default of 30 minutes is too short.
+        "timeouts": {"create": "3h", "update": "9h", "delete": "3h"},
     }
     return {
         "terraform": {"required_providers": {"aws": {"source": "hashicorp/aws", "version": ">= 5.0"}}},

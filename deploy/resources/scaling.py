@@ -15,8 +15,8 @@ from deploy.spec.sections import Alarms
 
 _NO_CAPACITY_PERIOD = 30  # seconds; a failed request adds a copy after at most this time
 _QUEUE_COOLDOWN = 900
-# seconds. With the 300 s of AWS's guide, a start that takes longer would add another instance. Target tracking needs 15
-# minutes to scale to zero again, so this cooldown never delays scaling from zero.
+"""Seconds. With the 300 s of AWS's guide, a start that takes longer would add another instance. Target tracking needs
+15 minutes to scale to zero again, so this cooldown never delays scaling from zero."""
 
 
 def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterator[Resource]:
@@ -29,11 +29,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
     if spec.scaling is None:
         return
     component = scaled.kind is Kind.COMPONENT
-    place = {
-        "ServiceNamespace": "sagemaker",
-        "ResourceId": scaled.key,
-        "ScalableDimension": DIMENSIONS[scaled.kind],
-    }
+    place = {"ServiceNamespace": "sagemaker", "ResourceId": scaled.key, "ScalableDimension": DIMENSIONS[scaled.kind]}
     if not component:
         place["ResourceId"] += f"/variant/{spec.instance.variant}"
     target = Resource(
@@ -117,12 +113,7 @@ def _waking(
     )
     yield policy
     name = scoped_name(*_stem(spec, scaled), wakes.suffix)
-    request = {
-        "AlarmName": name,
-        **wakes.alarm,
-        "AlarmActions": [Ref(policy.key, "PolicyARN")],
-        "Tags": tags,
-    }
+    request = {"AlarmName": name, **wakes.alarm, "AlarmActions": [Ref(policy.key, "PolicyARN")], "Tags": tags}
     yield Resource(Kind.ALARM, name, request, needs=(policy.key,))
 
 

@@ -37,9 +37,8 @@ WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
 """Suffixes of weight files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
-_ELSEWHERE = re.compile(
-    r"demo|\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.gguf)?", re.ASCII
-)  # a model on the hub, or one of its files
+# A model on the hub, or one of its files.
+_ELSEWHERE = re.compile(r"demo|\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.gguf)?", re.ASCII)
 
 
 class Level(enum.Enum):
@@ -98,9 +97,7 @@ def list_directory(directory: Path) -> Listing:
 
     def unreadable(error: OSError) -> None:
         place = Path(str(error.filename)).relative_to(directory).as_posix()
-        findings.append(
-            Finding(Level.ERROR, place, f"cannot be read: {error.strerror}", "Allow reading it, or delete it.")
-        )
+        findings.append(Finding(Level.ERROR, place, f"cannot be read: {error.strerror}", "Allow it, or delete it."))
 
     for root, directories, names in os.walk(directory, onerror=unreadable):
         here = Path(root).relative_to(directory)
@@ -109,9 +106,7 @@ def list_directory(directory: Path) -> Listing:
             if name in _SKIPPED_DIRECTORIES:
                 directories.remove(name)
             elif (Path(root) / name).is_symlink():
-                findings.append(
-                    Finding(Level.ERROR, place, "a link to a directory", "Replace the link with the directory itself.")
-                )
+                findings.append(Finding(Level.ERROR, place, "a link to a directory", "Replace it with the directory."))
                 directories.remove(name)
         directories.sort()
         for name in sorted(names):

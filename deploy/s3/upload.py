@@ -182,9 +182,8 @@ class PartUploader:
         for name, upload in self._uploads.items():
             if upload.remaining:
                 where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + name}
-                with contextlib.suppress(
-                    ClientError
-                ):  # the next run notices the wrong digest, and uploads the file again
+                # If this fails, the next run notices the wrong digest, and uploads the file again.
+                with contextlib.suppress(ClientError):
                     self._s3.abort_multipart_upload(**where, UploadId=upload.id)
 
     def _upload(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
@@ -210,10 +209,8 @@ class PartUploader:
         try:
             return self._listed(part, where)
         except ClientError as error:
-            if error_code(error) in (
-                "AccessDenied",
-                "NoSuchUpload",
-            ):  # listing is not allowed, or the upload has just been aborted
+            # Listing is not allowed, or the upload has just been aborted.
+            if error_code(error) in ("AccessDenied", "NoSuchUpload"):
                 return None
             raise
 
@@ -278,15 +275,12 @@ class UploadPlan:
         return sum(file.size for file in self.files if file.name in set(self.missing))
 
     def __str__(self) -> str:
-        to_send = (
-            f"{len(self.missing)} to upload ({format_size(self.size_to_send)})"
-            if self.missing
-            else "all uploaded already"
-        )
+        to_send = "all uploaded already"
+        if self.missing:
+            to_send = f"{len(self.missing)} to upload ({format_size(self.size_to_send)})"
         if self.changed:
-            to_send += (
-                f", replacing {counted(len(self.changed), 'object')} with different content, such as {self.changed[0]}"
-            )
+            replaced = counted(len(self.changed), "object")
+            to_send += f", replacing {replaced} with different content, such as {self.changed[0]}"
         return f"{counted(len(self.files), 'file')}, {format_size(self.size)}, {to_send}"
 
 

@@ -420,7 +420,7 @@ def test_waiting_ends(predictor: Predictor, aws: Double) -> None:
     answer = predictor.predict_async({"inputs": "x"})
     pauses = waited(answer, [absent], aws)
     assert not answer.ready()
-    with pytest.raises(TimedOut, match=r"no response at s3://b-1/out/1.out after 60 s"):
+    with pytest.raises(TimedOut, match=r"no response at s3://b-1/out/1.out in 60 s"):
         answer.wait(60)
     assert sum(pauses) == 60
     assert max(pauses) == 10

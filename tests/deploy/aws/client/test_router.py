@@ -54,7 +54,7 @@ def test_what_a_router_lacks_is_refused(predictor: Predictor, emulated: tuple[st
         predictor.openai_route()
     with pytest.raises(NotSent, match="SessionId: not supported by inference routers, only Accept, Body"):
         predictor.predict(BODY, session_id="x")
-    with pytest.raises(NotSent, match="6,291,457 bytes, but an inference router accepts at most 6,291,456"):
+    with pytest.raises(NotSent, match="6,291,457 bytes, but a router accepts at most 6,291,456"):
         predictor.runtime.invoke({"Body": bytes(6 * 2**20 + 1)})
     with pytest.raises(NotSent, match="routing_target cannot be combined with component"):
         Predictor("local", "us-east-1", routing_target="all", component="chat", endpoint_url=emulated[0])
