@@ -1,6 +1,4 @@
-"""Child processes: helpers such as pip, converters and downloads, and Python processes that import from the same
-paths.
-"""
+"""Child processes: helpers such as pip, converters and downloads, and Python processes with the same import paths."""
 
 from __future__ import annotations
 

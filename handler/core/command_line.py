@@ -68,9 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class KeptLines(argparse.HelpFormatter):
-    """Help formatter that keeps a description's line breaks. Long lines wrap, indented to their second column if they
-    have one.
-    """
+    """Help formatter that keeps a description's line breaks. Long lines wrap to their second column, if any."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(line, width) for line in text.splitlines())
@@ -127,9 +125,7 @@ def _hint(word: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that begins with `word`, else the one that differs in the fewest letters; None if none is
-    similar.
-    """
+    """Return the known word that begins with `word`, else the one with the fewest different letters, or None."""
     known = [*known]
     begun = sorted((one for one in known if len(word.strip("-")) > 1 and one.startswith(word)), key=len)
     near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)

@@ -156,9 +156,7 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """A parameter is refused. The message begins with `NAME=VALUE`, as in `parameters.top_p=2: …`, or only with
-    names.
-    """
+    """A parameter is refused. The message begins with `NAME=VALUE`, as in `parameters.top_p=2: …`, or only names."""
 
     @property
     def public(self) -> str:

@@ -46,9 +46,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Return a compact copy of a JSON text, as a fragment for embedding in another value. Integers keep all their
-    digits.
-    """
+    """Return a compact copy of a JSON text to embed in another value. Integers keep all their digits."""
     return orjson.Fragment(dumps_decoded(json.loads(text)))
 
 

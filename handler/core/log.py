@@ -162,9 +162,7 @@ def _log_uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
 
 
 class _Relay:
-    """Reads lines that are written to a descriptor, and has a handler write them to the descriptor's original
-    destination.
-    """
+    """Reads lines that are written to a descriptor. A handler writes them to its original destination."""
 
     def __init__(self, descriptor: int, handler: _Handler) -> None:
         self._descriptor, self._handler = descriptor, handler
@@ -177,9 +175,7 @@ class _Relay:
         self._thread.start()
 
     def close(self) -> None:
-        """Write all lines that have arrived, and restore the descriptor. The pipe stays open for children that
-        outlive this.
-        """
+        """Write all lines that have arrived, and restore the descriptor. The pipe stays open for surviving children."""
         (sys.stdout if self._descriptor == 1 else sys.stderr).flush()
         os.dup2(self._before, self._descriptor)
         os.write(self._entry, self._end)

@@ -126,9 +126,7 @@ class StopSignals:
         self._leaving = False
 
     def install(self) -> None:
-        """Install the signal handlers, and unblock the signals. Signals that arrived while they were blocked are
-        delivered then.
-        """
+        """Install the signal handlers, and unblock the signals. Signals that arrived meanwhile are delivered then."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
         atexit.register(_ignore)  # Python restores the default handlers before it ends, and SIGTERM would kill it
@@ -201,9 +199,7 @@ class LoopWatch:
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start to watch the running loop. Outside the main thread do nothing, as the process may belong to another
-        program.
-        """
+        """Start to watch the running loop. Outside the main thread do nothing: the process may not be ours."""
         is_main = threading.current_thread() is threading.main_thread()
         if not self._seconds or sys.platform != "linux" or not is_main or self._watcher is not None:
             return
@@ -255,9 +251,7 @@ FULL_SECONDS = 20.0
 """Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Number of live objects (those of about 570 streams) above which a full collection is postponed, as it would take
-too long.
-"""
+"""Live objects (those of about 570 streams) above which a full collection is postponed, as it would take too long."""
 
 CROWD_SECONDS = 600.0
 """Maximum seconds by which a full collection is postponed."""
@@ -272,9 +266,7 @@ _LARGE = 1 << 20  # bytes
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Disable garbage collection during imports, then freeze the modules, so that the collection at exit skips them
-    too.
-    """
+    """Disable garbage collection during imports, then freeze the modules, so that the collection at exit skips them."""
     gc.disable()
     try:
         yield
@@ -318,8 +310,6 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Give the memory that the C library keeps after `free` back to the system. After a large request this may be
-    much.
-    """
+    """Release the memory that the C library keeps after `free`. After a large request this may be much."""
     with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

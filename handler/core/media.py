@@ -11,9 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 def new_uuid() -> str:
-    """Return a random UUID (version 4). No system call is made, after which the thread might have to wait for the
-    GIL.
-    """
+    """Return a random UUID (version 4) without a system call, after which the thread might have to wait for the GIL."""
     digits = new_digits()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 

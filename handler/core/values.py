@@ -45,9 +45,7 @@ class AnswerStart:
         self._space: list[str] = []  # before the first word
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the end of the thought, and the text after it, or None while the thought has not
-        ended.
-        """
+        """Return the text up to the end of the thought, and the text after it; None while the thought is open."""
         self._held += text
         if not self.is_open:
             start = self._held.lstrip()
@@ -237,9 +235,7 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Return the truncation of a prompt to its last `most` tokens, where -1 means the model's limit; None for no
-    truncation.
-    """
+    """Return the truncation of a prompt to its last `most` tokens; -1 means the model's limit, None no truncation."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 

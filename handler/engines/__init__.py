@@ -45,9 +45,7 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 
 
 def fetches(name: str) -> bool:
-    """Return whether the engine reads a model's files, so that models on the hub and on S3 are downloaded at
-    startup.
-    """
+    """Return whether the engine reads a model's files. Then models on the hub and on S3 are downloaded at startup."""
     return hasattr(module(name), "fetch")
 
 

@@ -234,9 +234,7 @@ class Engine(Protocol):
         """Start a request; its first output comes from a later `step`."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter. Raise an exception if it is broken. Requests may also use an adapter that was not loaded
-        before.
-        """
+        """Load an adapter. Raise an exception if it is broken. Requests may also use adapters that were not loaded."""
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Free an adapter. Earlier requests may still use it, but later requests will not."""
@@ -245,9 +243,7 @@ class Engine(Protocol):
         """End a request without further output. Unknown keys are ignored."""
 
     def step(self) -> Step:
-        """Advance some requests, blocking as long as needed. The result may be empty, for example during a long
-        prefill.
-        """
+        """Advance some requests, blocking as long as needed. The result may be empty, as during a long prefill."""
 
     def close(self) -> None:
         """Free the engine's resources."""
@@ -371,9 +367,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Sampling field -> reason why it is refused, for every field that has a reason or that the engine does not
-        implement.
-        """
+        """Sampling field -> why it is refused, for every field that has a reason or that the engine lacks."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -400,9 +394,7 @@ def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQU
 
 
 Rule = str | Callable[..., Mapping[str, Any]]
-"""The engine's name for a field, or a function that returns the engine's arguments for one or several fields of
-Sampling.
-"""
+"""The engine's name for a field, or a function that returns its arguments for one or several fields of Sampling."""
 
 
 def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict[str, Any]:

@@ -68,9 +68,7 @@ _SAME = {
 
 
 class _Object(NamedTuple):
-    """An object on S3. `name` is its path below the prefix, and `time` its last modification in seconds since the
-    epoch.
-    """
+    """An object on S3: `name` is its path below the prefix, `time` its last modification in seconds since the epoch."""
 
     key: str
     name: str

@@ -217,9 +217,7 @@ _EXTENSIONS = ["model_repository"]
 
 
 class TritonRoutes:
-    """Triton's routes for health, metadata, configuration and repository, as far as they apply to a server with one
-    model.
-    """
+    """Triton's routes for health, metadata, configuration and repository, as they apply to a server with one model."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -310,9 +308,7 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
 
 
 def _described(datatypes: Datatypes) -> list[TritonTensor]:
-    """Describe tensors as in Triton's metadata. Each is a list of any length; clients may send a single element instead
-    of a list.
-    """
+    """Describe tensors as in Triton's metadata. Each is a list of any length, or a single element in requests."""
     return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in datatypes.items()]
 
 

@@ -87,9 +87,7 @@ class Exchange:
             await self._cycle.flow.drain()
 
     def send_head(self) -> None:
-        """Write the head of a response that has started. Otherwise the head is written with the first bytes of the
-        body.
-        """
+        """Write the head of a response that has started. By default it is written with the first bytes of the body."""
         self._flush()
 
     def write_chunk(self, data: bytes) -> bool:

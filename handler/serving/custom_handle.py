@@ -1,6 +1,4 @@
-"""Calls of the `handle` function in a user's model.py, as in LMI, on separate threads, so that it cannot block the
-loop.
-"""
+"""Calls of the function `handle` of a user's model.py, as in LMI, on separate threads, as it may block."""
 
 from __future__ import annotations
 

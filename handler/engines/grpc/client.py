@@ -194,9 +194,7 @@ def _vector(answer: Any) -> Sequence[float]:
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
-    """Open a channel of grpc or grpc.aio. grpcs:// trusts the certificate authorities of this machine, or
-    SSL_CERT_FILE's.
-    """
+    """Open a channel of grpc or grpc.aio. grpcs:// trusts this machine's certificate authorities, or SSL_CERT_FILE."""
     import grpc
 
     parts = urlsplit(url)

@@ -1,6 +1,4 @@
-"""TensorRT-LLM's contract: trtllm_service.proto, as implemented by `trtllm-serve --grpc` 1.3
-(tensorrt_llm/grpc/smg).
-"""
+"""TensorRT-LLM's contract: trtllm_service.proto, as in `trtllm-serve --grpc` 1.3 (tensorrt_llm/grpc/smg)."""
 
 from __future__ import annotations
 

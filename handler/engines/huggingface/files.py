@@ -71,9 +71,7 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files of weights that transformers reads: `model.safetensors`, or else the files that the index
-    lists.
-    """
+    """Return the files of weights that transformers reads: `model.safetensors`, or else those that the index lists."""
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
     named = model_files.read_json(directory / _INDEX).get("weight_map")
@@ -156,9 +154,7 @@ _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOK
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old models), not to a local
-    path.
-    """
+    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old ones), not to a path."""
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
@@ -191,9 +187,7 @@ def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
 
 
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
-    """Download a checkpoint. PyTorch weights are downloaded only if there are no safetensors files and `torch` is
-    true.
-    """
+    """Download a checkpoint. PyTorch weights are included only if there are no safetensors and `torch` is true."""
     directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
     return download(name, revision) if torch and not model_files.visible(directory, "*.safetensors") else directory
 
@@ -429,9 +423,7 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(config: EngineConfig) -> frozenset[int]:
-    """Return the ids that end an answer: those in generation_config.json, or else in config.json, and the
-    tokenizer's EOS.
-    """
+    """Return the ids that end an answer: those in generation_config.json, else config.json, and the tokenizer's EOS."""
     assert config.model is not None
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
@@ -443,9 +435,7 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
 
 
 def tokenizer_eos_id(model: Path) -> int | None:
-    """Return the id of the EOS token in tokenizer_config.json, special_tokens_map.json or tekken.json; None if there
-    is none.
-    """
+    """Return the id of the EOS in tokenizer_config.json, special_tokens_map.json or tekken.json; None if unknown."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = model_files.read_json(model / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token

@@ -173,16 +173,12 @@ class HfTokenizer:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an error in a template, such as one from `raise_exception`, with the line in the
-    template.
-    """
+    """Return the message of an error in a template, such as one from `raise_exception`, with its line."""
     return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
 def template_line(error: BaseException) -> str:
-    """Return the line of a chat template in which an error was raised, as words for a message; "" if it is not
-    known.
-    """
+    """Return the line of a chat template in which an error was raised, as words for a message; "" if unknown."""
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file
@@ -192,9 +188,7 @@ def template_line(error: BaseException) -> str:
 
 
 def _chat_template(tokenizer: Any) -> str:
-    """Return the chat template. If there are several, return all; transformers uses the one named `tool_use` for
-    tools.
-    """
+    """Return the chat template, or all if there are several; transformers uses the one named `tool_use` for tools."""
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())
 
@@ -237,9 +231,7 @@ def sentence_piece(piece: str) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """Return GPT-2's alphabet for bytes. A printable Latin-1 byte is its own letter; other bytes become letters from
-    256 on.
-    """
+    """Return GPT-2's letters for bytes. A printable Latin-1 byte is its own letter; others are letters from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

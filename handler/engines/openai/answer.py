@@ -29,9 +29,7 @@ class Event(NamedTuple):
 
 
 class EventReader:
-    """Reads events from a stream in pieces of any size. An event that is cut off by the end of the stream is
-    dropped.
-    """
+    """Reads events from a stream in pieces of any size. An event that the end of the stream cuts off is dropped."""
 
     def __init__(self) -> None:
         self._rest = bytearray()  # beginning of a line that later pieces continue

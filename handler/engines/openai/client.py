@@ -1,6 +1,4 @@
-"""HTTP client of the servers, based on aiohttp. It has one connection pool, and uses no redirects, proxies or
-cookies.
-"""
+"""HTTP client of the servers, based on aiohttp: one connection pool, and no redirects, proxies or cookies."""
 
 from __future__ import annotations
 

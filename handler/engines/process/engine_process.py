@@ -41,9 +41,7 @@ _REPORT_INTERVAL = 1.0  # seconds
 
 
 class ChangeAdapter(NamedTuple):
-    """Command to load or drop an adapter. It is answered by an Output without tokens, which has `error` if it
-    failed.
-    """
+    """Command to load or drop an adapter. The reply is an Output without tokens, which has `error` if it failed."""
 
     key: int
     adapter: Adapter

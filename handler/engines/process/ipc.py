@@ -1,6 +1,4 @@
-"""Messages on a byte stream between the handler's own processes. A message is its length in four bytes, then a
-pickle.
-"""
+"""Messages on a byte stream between the handler's own processes: the length in four bytes, then a pickle."""
 
 from __future__ import annotations
 

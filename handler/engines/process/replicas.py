@@ -1,6 +1,4 @@
-"""Several replicas of an engine, which the batcher uses like one engine. A replica that fails loses only its own
-requests.
-"""
+"""Several replicas of an engine, which the batcher uses like one. A failed replica loses only its own requests."""
 
 from __future__ import annotations
 
@@ -140,9 +138,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return what the later turns of a conversation begin with. If the prompt has no text, its ids become
-    characters.
-    """
+    """Return what the later turns of a conversation begin with. The ids of a prompt without text become characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_LONGEST_THOUGHT] + _OPEN_THOUGHT.sub("", text[-_LONGEST_THOUGHT:])
 
@@ -366,9 +362,7 @@ class ReplicaSet:
             replica.engine.cancel(key)
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        """Have all ready replicas load or drop an adapter. The other replicas load the adapters when they become
-        ready.
-        """
+        """Have all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
         ready = [replica for replica in self._replicas if replica.engine.ready]
         self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
         if drop:
@@ -430,9 +424,7 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as none of its requests is running. Only one replica restarts at a time.
-        Thread-safe.
-        """
+        """Restart a replica as soon as none of its requests is running, one replica at a time. Thread-safe."""
         self._to_restart.append(self._replicas[replica])
 
     @property
@@ -560,9 +552,7 @@ class ReplicaSet:
         return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]
 
     def _answer(self, key: int, change: _Change) -> Iterator[Output]:
-        """Answer a change when all replicas have answered it. If one of them cannot load the adapter, all of them
-        drop it.
-        """
+        """Answer a change when all replicas have answered it. If one cannot load the adapter, all of them drop it."""
         if change.waiting:
             return
         del self._changes[key]
@@ -582,9 +572,7 @@ class ReplicaSet:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _changed(self, replica: Replica, state: State) -> None:
-        """Process a change of a replica's state. When a replica becomes ready, it loads all adapters, as its engine
-        is new.
-        """
+        """Process a change of a replica's state. One that becomes ready has a new engine, and loads all adapters."""
         if state is State.READY:
             if replica.engine.restarts:
                 log.info("replica %d is ready again", replica.number)

@@ -39,15 +39,11 @@ _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
 """Exceptions that pickle raises if it cannot encode a function."""
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
-"""Type of a function that receives a job's subject and data, and yields results for the host. Exceptions are also
-sent.
-"""
+"""Type of a function that receives a job's subject and data, and yields results for the host, or raises an error."""
 
 
 class Prepared(NamedTuple):
-    """Work with a preparation that is repeated in each fork, because a fork loses threads. No limits apply to the
-    preparation.
-    """
+    """Work whose preparation, free of limits, is repeated in each fork, as a fork loses threads."""
 
     work: Work
     prepare: Callable[[], object]
@@ -442,9 +438,7 @@ def _receive(channel: socket.socket, size: int) -> memoryview:
 
 
 def _silence() -> None:
-    """Redirect stdout and stderr to /dev/null, because libraries write clients' texts there, which must not be
-    logged.
-    """
+    """Redirect stdout and stderr to /dev/null: libraries write clients' texts there, which must not be logged."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

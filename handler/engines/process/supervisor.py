@@ -148,9 +148,7 @@ class EngineInstance:
                 self._num_late_sent += 1
 
     def stop(self, grace: float = 0.0) -> None:
-        """Close the channel, wait up to `grace` seconds, then kill the process. A hung thread keeps running, but is
-        ignored.
-        """
+        """Close the channel, wait up to `grace` seconds, then kill the process. A hung thread is left running."""
         self._late.put(None)
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)

@@ -402,9 +402,7 @@ class RemoteEngine(ABC, Generic[C]):
 
 
 def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
-    """Return whether a request may be sent to a server. A busy server that asked for a pause gets the request only
-    once.
-    """
+    """Return whether a request may be sent to a server. A busy one that asked for a pause gets it only once."""
     return server not in busy or not busy[server].retry_after
 
 

@@ -112,9 +112,7 @@ class Failed(Exception):
 
 @dataclass
 class Part:
-    """The part of an answer that arrived since the last step. The first part may contain the prompt's
-    log-probabilities.
-    """
+    """The part of an answer since the last step. The first part may contain the prompt's log-probabilities."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)

@@ -222,9 +222,7 @@ def as_int(value: Any) -> Any:
 
 
 PYTHON = Rule(_truth, _whole, lambda value: value)
-"""Python's rule. Strings stay unchanged and are refused later: they cannot be compared with a number, and "false" would
-be true.
-"""
+"""Python's rule. Strings stay, and are refused later: they do not compare with numbers, and "false" would be true."""
 
 
 # -- pydantic's rule ---------------------------------------------------------------------------------------------

@@ -460,9 +460,7 @@ class _Answering:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _status(self) -> str:
-        """Return the status with which the batch must end now, or "" if it continues. Also save its progress from time
-        to time.
-        """
+        """Return the status with which the batch must end now, or "". Also save its progress from time to time."""
         if self._model.draining:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:

@@ -297,9 +297,7 @@ class BatchStore:
         self._unlink(empty)  # only now, because no server can run the batch and open the files any more
 
     def _row(self, id: str) -> tuple[Any, str, int]:
-        """Return a batch, its owner and the lifetime of its output files. A missing batch is returned as one that has
-        ended.
-        """
+        """Return a batch, its owner and the lifetime of its output files. A missing batch counts as ended."""
         query = "SELECT document, owner, lifetime FROM objects WHERE id = ?"
         document, owner, lifetime = self._database.execute(query, (id,)).fetchone() or (b'{"status": "gone"}', "", 0)
         return loads(document), owner, lifetime
