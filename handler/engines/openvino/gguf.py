@@ -403,9 +403,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     number = {k.removeprefix(prefix): f.contents() for k, f in reader.fields.items() if k.startswith(prefix)}
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
     if number.get(".rope.dimension_count", size) != size:
-        raise ConfigError(
-            f"OpenVINO GenAI can only rotate all {size} dimensions, not {number['.rope.dimension_count']}"
-        )
+        raise ConfigError(f"OpenVINO GenAI only rotates all {size} dimensions, not {number['.rope.dimension_count']}")
     frequencies = 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
     divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
     kind = number.get(".rope.scaling.type", "linear")

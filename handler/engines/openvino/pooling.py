@@ -301,9 +301,7 @@ def read_graph(model: Path, mode: str, task: Task) -> Any:
     found = next((outputs[name] for name in wanted if name in outputs), None)
     if found is None:
         names = ", ".join(sorted(outputs)) or "no named output"
-        raise ConfigError(
-            f"{model}: for option.task={task.value} the graph must return {wanted[0]}; it returns {names}"
-        )
+        raise ConfigError(f"{model}: for option.task={task.value} the graph must return {wanted[0]}; it has {names}")
     node = found.get_node().input_value(0)
     if task is Task.EMBEDDING:
         mask = next(port for port in graph.inputs if port.any_name == "attention_mask")

@@ -229,15 +229,11 @@ def _check(sampling: Sampling, model: Model) -> None:
         _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
         _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
     if sampling.structured_output is not None:
-        _require(
-            not sampling.ignore_eos, "structured output cannot be combined with ignore_eos: nothing may follow its end"
-        )
+        _require(not sampling.ignore_eos, "structured output cannot be combined with ignore_eos: it ends the answer")
         _require(not sampling.min_new_tokens, "structured output cannot be combined with a minimum length")
     if _by_tokenizer(sampling) and sampling.ignore_eos:
         # TensorRT-LLM would add the model's other end tokens to the stop ids.
-        _require(
-            len(model.eos) < 2, "bad_sequences cannot be combined with ignore_eos: the model has several end tokens"
-        )
+        _require(len(model.eos) < 2, "bad_sequences cannot be combined with ignore_eos: there are several end tokens")
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -529,9 +529,7 @@ def check_weights(directory: Path) -> None:
             raise ValueError(f"the tensor {name} contains infinity or NaN")
         for end, axis in _RANK_AXIS.items():
             if name.endswith(end) and (tensor.ndim != 2 or tensor.shape[axis] != rank):
-                raise ValueError(
-                    f"the tensor {name} has the shape {list(tensor.shape)}, which does not fit rank {rank}"
-                )
+                raise ValueError(f"the tensor {name} has shape {list(tensor.shape)}, which does not fit rank {rank}")
 
 
 def _tensors(directory: Path) -> list[tuple[str, Any]]:

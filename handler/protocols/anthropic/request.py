@@ -197,7 +197,7 @@ class MessagesReader(TurnsReader):
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(
-                f"messages[{index}]: the answer continues this message, so it must have text and no tool_use"
+                f"messages[{index}]: the answer continues this message, which needs text and no tool_use"
             )
 
     def clear_thinking(self, kept: int | None) -> None:

@@ -143,7 +143,7 @@ _UNSHOWN = ("n", "top_n_tokens", "logprobs")
 """Parameters that ask vLLM for values that LMI leaves out of its answers: further choices, and alternatives to tokens.
 """
 
-_OVERRIDDEN = {
+_WINNERS = {
     "max_new_tokens": "max_tokens",
     "truncate": "truncate_prompt_tokens",
     "return_full_text": "echo",
@@ -228,7 +228,7 @@ class AsyncPrompt(Dialect):
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
         body = _relax(body)
-        given, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _OVERRIDDEN)
+        given, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _WINNERS)
         model, adapter = read_served(body, context)
         stream = read_stream(body)
         streams = bool(read_field(given, "stream") if stream is None else stream)

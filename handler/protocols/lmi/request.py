@@ -114,23 +114,22 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_overridden(
-    parameters: Mapping[str, Any], overridden: Mapping[str, str]
+    parameters: Mapping[str, Any], winners: Mapping[str, str]
 ) -> tuple[Mapping[str, Any], list[str]]:
     """Remove the parameters that other given parameters override.
 
     Args:
-        overridden: Maps a parameter's name to the name that overrides it in LMI.
+        winners: Maps a parameter's name to the name that overrides it in LMI.
 
     Returns:
         The other parameters, and the removed names whose values differ from the overriding values.
     """
-    lost = [
-        name for name, by in overridden.items() if parameters.get(name) is not None and parameters.get(by) is not None
-    ]
+    get = parameters.get
+    lost = [name for name, by in winners.items() if get(name) is not None and get(by) is not None]
     if not lost:
         return parameters, []
     kept = {name: value for name, value in parameters.items() if name not in lost}
-    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[overridden[name]]]
+    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[winners[name]]]
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
@@ -230,8 +229,8 @@ _NO_LISTS_SINCE = (0, 30)
 """Before this release, LMI reads a list of one prompt as that prompt, and mixes up clients' answers to longer lists."""
 
 
-_OVERRIDDEN = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
-_OVERRIDDEN_OF_TRTLLM = {"stop_sequences": "stop"}
+_WINNERS = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
+_WINNERS_OF_TRTLLM = {"stop_sequences": "stop"}
 """Maps a parameter's name to the synonym that overrides it in LMI (djl_python/rolling_batch)."""
 
 
@@ -371,9 +370,8 @@ class Lmi(Dialect):
         Raises:
             InvalidParameter, InvalidPayload: If the prompt or a parameter is wrong. The message names it.
         """
-        parameters, overridden = without_overridden(
-            parameters, _OVERRIDDEN_OF_TRTLLM if context.engine == "trtllm" else _OVERRIDDEN
-        )
+        winners = _WINNERS_OF_TRTLLM if context.engine == "trtllm" else _WINNERS
+        parameters, overridden = without_overridden(parameters, winners)
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         engines = context.sampling_defaults if parameters.get("do_sample") else {}
         parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
@@ -447,9 +445,7 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
         "return_generation_logits": sampling.return_generation_logits,
     }
     if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
-        raise InvalidParameter(
-            f"parameters.outputs={show(tensor_names)}: contradicts parameters.return_log_probs=false"
-        )
+        raise InvalidParameter(f"parameters.outputs={show(tensor_names)}: but parameters.return_log_probs=false")
     return select_tensors(tensor_names, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
@@ -559,9 +555,7 @@ class DynamicBatch(Dialect):
         if parsed[0].outputs is not None:
             raise InvalidParameter("parameters.outputs and parameters.return_...: only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
-            raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1: an answer contains one text per prompt"
-            )
+            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: there is one answer per prompt")
         if context.config.enable_streaming:
             return ParsedRequest(requests, BatchStream(requests, self.errors), self.errors, ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)

@@ -345,9 +345,7 @@ class Translations(Transcriptions):
     """The dialect that translates an audio clip into English."""
 
     name, task = "openai_translations", "translate"
-    table = _table(
-        language=Parameter("language", _language), to_language=unsupported("the answer is always in English", "en")
-    )
+    table = _table(language=Parameter("language", _language), to_language=unsupported("the answer is English", "en"))
     description = Transcriptions.description._replace(
         title="OpenAI translation",
         request="OpenAiTranslationRequest",

@@ -297,9 +297,7 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
     """Refuse options that cannot be streamed, and options that contradict `max_tokens=0`."""
     n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
-        raise InvalidParameter(
-            f"best_of={best_of}: must be n={n} when streaming, because the best answer is only known at the end"
-        )
+        raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is only known at the end")
     if stream and scored and n > 1:
         raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
     if prompt_only:
@@ -307,9 +305,7 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
             raise InvalidParameter("max_tokens=0: needs echo=true, because the answer would be empty")
         for name, value in {"n": n, "best_of": best_of}.items():
             if value > 1:
-                raise InvalidParameter(
-                    f"{name}={value}: must be 1 with max_tokens=0, because the answer is only the prompt"
-                )
+                raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is only the prompt")
 
 
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:

@@ -178,7 +178,7 @@ class ItemEvent(_Event):
     item: ResponseItem
 
 
-class CallPlace(TypedDict):
+class CallPlace(_Event):
     item_id: str
     output_index: Count
 
@@ -187,50 +187,50 @@ class TextPlace(CallPlace):
     content_index: Count
 
 
-class PartEvent(_Event, TextPlace):
+class PartEvent(TextPlace):
     type: PartState
     part: Part
 
 
-class TextDelta(_Event, TextPlace):
+class TextDelta(TextPlace):
     type: Literal["response.output_text.delta"]
     delta: str
     logprobs: list[Any]
 
 
-class TextDone(_Event, TextPlace):
+class TextDone(TextPlace):
     type: Literal["response.output_text.done"]
     text: str
     logprobs: list[Any]
 
 
-class ReasoningDelta(_Event, TextPlace):
+class ReasoningDelta(TextPlace):
     type: Literal["response.reasoning_text.delta"]
     delta: str
 
 
-class ReasoningDone(_Event, TextPlace):
+class ReasoningDone(TextPlace):
     type: Literal["response.reasoning_text.done"]
     text: str
 
 
-class CallDelta(_Event, CallPlace):
+class CallDelta(CallPlace):
     type: Literal["response.function_call_arguments.delta"]
     delta: str
 
 
-class CallDone(_Event, CallPlace):
+class CallDone(CallPlace):
     type: Literal["response.function_call_arguments.done"]
     name: str
     arguments: str
 
 
-class CustomCallDelta(_Event, CallPlace):
+class CustomCallDelta(CallPlace):
     type: Literal["response.custom_tool_call_input.delta"]
     delta: str
 
 
-class CustomCallDone(_Event, CallPlace):
+class CustomCallDone(CallPlace):
     type: Literal["response.custom_tool_call_input.done"]
     input: str
 

@@ -556,9 +556,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
         raise previous.refused("must be the id of a response")
     state = context.recalled.state
     if state == "missing":
-        raise NotKept(
-            f"{previous}: no such response is stored: it has expired, was deleted, or was never stored", KEPT[1]
-        )
+        raise NotKept(f"{previous}: no such response is stored: it expired, was deleted, or was never stored", KEPT[1])
     if state == "broken":
         raise NotKept(f"{previous}: an earlier response is no longer stored; {_SEND_ALL}", KEPT[1])
     if state == "in_progress":

@@ -133,29 +133,29 @@ class Items:
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
     def _empty_delta(self, item: ResponseItem) -> Delta:
-        call, text = self._call_place(item), self._text_place(item)
+        call, text = self._call_place(item, 0), self._text_place(item, 0)
         match item["type"]:
             case "message":
-                return {"type": "response.output_text.delta", "sequence_number": 0, **text, "delta": "", "logprobs": []}
+                return {"type": "response.output_text.delta", **text, "delta": "", "logprobs": []}
             case "reasoning":
-                return {"type": "response.reasoning_text.delta", "sequence_number": 0, **text, "delta": ""}
+                return {"type": "response.reasoning_text.delta", **text, "delta": ""}
             case "function_call":
-                return {"type": "response.function_call_arguments.delta", "sequence_number": 0, **call, "delta": ""}
+                return {"type": "response.function_call_arguments.delta", **call, "delta": ""}
             case "custom_tool_call":
-                return {"type": "response.custom_tool_call_input.delta", "sequence_number": 0, **call, "delta": ""}
+                return {"type": "response.custom_tool_call_input.delta", **call, "delta": ""}
 
-    def _call_place(self, item: ResponseItem) -> CallPlace:
-        return {"item_id": item["id"], "output_index": len(self.output) - 1}
+    def _call_place(self, item: ResponseItem, number: int) -> CallPlace:
+        return {"sequence_number": number, "item_id": item["id"], "output_index": len(self.output) - 1}
 
-    def _text_place(self, item: ResponseItem) -> TextPlace:
-        return {**self._call_place(item), "content_index": 0}
+    def _text_place(self, item: ResponseItem, number: int) -> TextPlace:
+        return {**self._call_place(item, number), "content_index": 0}
 
     def _item_event(self, type: ItemState, item: ResponseItem) -> ItemEvent:
         index = len(self.output) - 1
         return {"type": type, "sequence_number": self.number(), "output_index": index, "item": item.copy()}
 
     def _part_event(self, type: PartState, item: ResponseItem, part: Part) -> PartEvent:
-        return {"type": type, "sequence_number": self.number(), **self._text_place(item), "part": part}
+        return {"type": type, **self._text_place(item, self.number()), "part": part}
 
     def _text(self, text: str, found: list[OpenAiResponseEvent]) -> None:
         if self.open is None or self.open["type"] != "message":
@@ -193,46 +193,29 @@ class Items:
 
     def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
         """Put the whole text into an item, and add the events that end its content."""
-        call, place = self._call_place(item), self._text_place(item)
         done: Done
         if item["type"] == "function_call":
             item["arguments"] = text
             if item["status"] == "completed":  # clients execute the call when they get the event
-                done = {
-                    "type": "response.function_call_arguments.done",
-                    "sequence_number": self.number(),
-                    **call,
-                    "name": item["name"],
-                    "arguments": text,
-                }
+                call, name = self._call_place(item, self.number()), item["name"]
+                done = {"type": "response.function_call_arguments.done", **call, "name": name, "arguments": text}
                 found.append(done)
         elif item["type"] == "custom_tool_call":
             text = item["input"] = _custom_input(text)
             if item["status"] == "completed":
                 found.append(self.delta(text, self.number()))
-                number = self.number()
-                done = {
-                    "type": "response.custom_tool_call_input.done",
-                    "sequence_number": number,
-                    **call,
-                    "input": text,
-                }
+                call = self._call_place(item, self.number())
+                done = {"type": "response.custom_tool_call_input.done", **call, "input": text}
                 found.append(done)
         elif item["type"] == "message":
-            part, number = _output_text(text), self.number()
+            part, place = _output_text(text), self._text_place(item, self.number())
             item["content"] = [part]
-            done = {
-                "type": "response.output_text.done",
-                "sequence_number": number,
-                **place,
-                "text": text,
-                "logprobs": [],
-            }
+            done = {"type": "response.output_text.done", **place, "text": text, "logprobs": []}
             found += [done, self._part_event("response.content_part.done", item, part)]
         else:
-            thought, number = _reasoning_text(text), self.number()
+            thought, place = _reasoning_text(text), self._text_place(item, self.number())
             item["content"] = [thought]
-            done = {"type": "response.reasoning_text.done", "sequence_number": number, **place, "text": text}
+            done = {"type": "response.reasoning_text.done", **place, "text": text}
             found += [done, self._part_event("response.content_part.done", item, thought)]
 
     def _message(self) -> MessageItem:

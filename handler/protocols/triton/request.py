@@ -329,9 +329,7 @@ def _samples(given: Mapping[str, Any]) -> bool:
     if beams is None or beams <= 1:
         return temperature is not None or bool(k and k > 1) or bool(p)
     if temperature not in (None, 1) or (k and k > 1) or (p and p < 1):
-        raise InvalidParameter(
-            f"beam_width={beams}: beam search does not sample; leave out temperature, top_k and top_p"
-        )
+        raise InvalidParameter(f"beam_width={beams}: beam search does not sample; omit temperature, top_k and top_p")
     return False
 
 

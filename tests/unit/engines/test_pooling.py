@@ -397,7 +397,7 @@ def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
 
 def test_the_graph_has_to_be_for_the_task(tmp_path: Path) -> None:
     model = write_model(tmp_path, "bert")
-    with pytest.raises(ConfigError, match=r"for option\.task=rerank the graph must return logits; it returns last"):
+    with pytest.raises(ConfigError, match=r"for option\.task=rerank the graph must return logits; it has last"):
         load(model, Task.RERANK)
 
 
