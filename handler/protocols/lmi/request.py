@@ -445,7 +445,9 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
         "return_generation_logits": sampling.return_generation_logits,
     }
     if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
-        raise InvalidParameter(f"parameters.outputs={show(tensor_names)}: but parameters.return_log_probs=false")
+        raise InvalidParameter(
+            f"parameters.outputs={show(tensor_names)}: contradicts parameters.return_log_probs=false"
+        )
     return select_tensors(tensor_names, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
