@@ -11,6 +11,7 @@ from deploy.adopt.live import Source
 from deploy.data import table
 from deploy.errors import Refused, SpecError
 from deploy.resolve.instances import find
+from deploy.resources.resource import merged
 
 _IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
 """The image of each framework of the SDK, for documents that name no image."""
@@ -107,17 +108,8 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
         own = _section(configs[config], file, f"inference_configs.{config}")
         for name in map(str, listed(own.get("component_names"), file, "component_names")):
             component = _section(components.get(name), file, f"inference_config_components.{name}")
-            fields = _over(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
+            fields = merged(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
     return fields
-
-
-def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one object into another: nested objects are merged, and everything else is replaced."""
-    laid = dict(base)
-    for name, value in own.items():
-        before = laid.get(name)
-        laid[name] = _over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return laid
 
 
 def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:

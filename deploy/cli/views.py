@@ -457,14 +457,8 @@ def upload_progress(console: Console) -> Iterator[Callable[[UploadProgress], Non
     if not console.is_terminal:
         yield _plain_upload(console)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console) as bar:
+    name = TextColumn("{task.description}")
+    with Bar(name, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("uploading", total=None)
 
         def report(progress: UploadProgress) -> None:

@@ -157,7 +157,6 @@ class Patience:
         return self.cold if isinstance(error, NoCapacity) else self.busy
 
 
-PATIENT = Patience()
 IMPATIENT = Patience(busy=0, cold=0)
 
 
@@ -268,7 +267,7 @@ class Runtime:
         self.region: str = region or self.session.region_name or ""
         if not self.region:
             raise NotSent("no region is set", "Pass --region (in Python: region=), or set AWS_REGION.")
-        self._patience = connection.get("patience", PATIENT)
+        self._patience = connection.get("patience", Patience())
         self._timeouts = connection.get("timeouts", Timeouts())
         self._report = connection.get("report")
         self._connections = connection.get("connections", 10)

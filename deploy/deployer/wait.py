@@ -146,25 +146,15 @@ def wait_for(
         # A resource in service may still have too few copies, which the phase tells.
         ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
         was_busy = was_busy or not ended
-        if (
-            ended
-            and not gone
-            and not was_busy
-            and elapsed < consistency
-            and _is_previous_version(resource, description)
-        ):
+        may_be_old = ended and not gone and not was_busy and elapsed < consistency
+        if may_be_old and _is_previous_version(resource, description):
             clock.sleep(every)
             continue
         if ended and (not gone or was_going):  # it may have failed before its deletion started
             return _verdict(aws, resource, description)
         if elapsed >= limit:
-            raise _failure(
-                aws,
-                resource,
-                description,
-                f"{progress.status} ({progress.phase}) after {elapsed / 60:.0f} min",
-                progress.hint,
-            )
+            reason = f"{progress.status} ({progress.phase}) after {elapsed / 60:.0f} min"
+            raise _failure(aws, resource, description, reason, progress.hint)
         clock.sleep(min(every, max(limit - elapsed, 0.0)))
 
 

@@ -95,11 +95,10 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
             number, name = _another(port, used), "" if item is None else item.name
             if item is not None:
                 # A component without copies gets no process; requests to it fail for lack of capacity, as on AWS.
-                components[name] = Component(copies=item.copies, container=_address(number) if item.copies else None)
+                url = f"http://127.0.0.1:{number}" if item.copies else None
+                components[name] = Component(copies=item.copies, container=url)
                 for adapter in item.adapters:
-                    components[adapter.name] = Component(
-                        adapter.name, item.copies, components[name].container, base=name
-                    )
+                    components[adapter.name] = Component(adapter.name, item.copies, url, base=name)
                     if item.copies:
                         loaded[adapter.name] = _directory_of_adapter(name, adapter.name, adapters)
                 if not item.copies:
@@ -122,10 +121,6 @@ def _another(port: Callable[[], int], used: set[int]) -> int:
         continue
     used.add(number)
     return number
-
-
-def _address(port: int) -> str:
-    return f"http://127.0.0.1:{port}"
 
 
 def _refuse_without_room(spec: Spec, machine: Machine) -> None:

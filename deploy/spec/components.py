@@ -119,8 +119,7 @@ class Batch(Section):
         None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
     )
     payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None,
-        description="Maximum size of a line in MB; times concurrency, it must be at most 100. Default: 6 or less.",
+        None, description="Maximum size of a line in MB; times concurrency, it must be at most 100. Default: 6 or less."
     )
     timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Timeout for each line, in seconds.")
     retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")

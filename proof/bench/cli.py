@@ -47,11 +47,7 @@ def add_parser(commands: Any) -> None:
         help="closed loop: numbers of concurrent clients (default: 1,8,32)",
     )
     load.add_argument(
-        "--requests",
-        type=count,
-        default=4,
-        metavar="N",
-        help="closed loop: requests per client (default: %(default)s)",
+        "--requests", type=count, default=4, metavar="N", help="closed loop: requests per client (default: %(default)s)"
     )
     load.add_argument(
         "--seconds", type=positive, metavar="S", help="run for S seconds instead (default: 10 in open loop)"
@@ -72,18 +68,10 @@ def add_parser(commands: Any) -> None:
         help="seconds after which a request counts as failed (default: %(default)s)",
     )
     load.add_argument(
-        "--processes",
-        type=count,
-        default=2,
-        metavar="N",
-        help="processes of the load generator (default: %(default)s)",
+        "--processes", type=count, default=2, metavar="N", help="processes of the load generator (default: %(default)s)"
     )
     load.add_argument(
-        "--repeat",
-        type=count,
-        default=3,
-        metavar="N",
-        help="number of repetitions, of which medians are shown (default: %(default)s)",
+        "--repeat", type=count, default=3, metavar="N", help="repetitions, shown by medians (default: %(default)s)"
     )
     load.add_argument(
         "--quiet",

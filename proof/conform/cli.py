@@ -47,10 +47,7 @@ def add_parser(commands: Any) -> None:
         "triton; repeatable (default: sagemaker)",
     )
     parser.add_argument(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="the model in requests (default: the first that the server lists)",
+        "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"
     )
     parser.add_argument(
         "--adapter",

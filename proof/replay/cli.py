@@ -87,9 +87,7 @@ def add_parser(commands: Any) -> None:
         help="maximum difference between log-probabilities that count as nearly equal (default: %(default)s)",
     )
     compare.add_argument(
-        "--greedy",
-        action="store_true",
-        help="treat all requests as decoded greedily, and compare all texts",
+        "--greedy", action="store_true", help="treat all requests as decoded greedily, and compare all texts"
     )
     known = (
         "a known difference, by its name in the report, such as 'value $.system_fingerprint'; it is counted, but does "

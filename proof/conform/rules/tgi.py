@@ -111,9 +111,7 @@ async def no_done(server: Server) -> None:
 
 
 @_rule(
-    "tgi.validation",
-    "A parameter out of range gets 422 with error and the error_type validation.",
-    sources.TGI_ROUTER,
+    "tgi.validation", "A parameter out of range gets 422 with error and the error_type validation.", sources.TGI_ROUTER
 )
 async def validation(server: Server) -> None:
     answer = await server.generate(more={"parameters": {"temperature": -1}})
@@ -122,11 +120,7 @@ async def validation(server: Server) -> None:
     expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", answer)
 
 
-@_rule(
-    "tgi.stream-validation",
-    "In a stream, a parameter out of range gets an error event.",
-    sources.TGI_ROUTER,
-)
+@_rule("tgi.stream-validation", "In a stream, a parameter out of range gets an error event.", sources.TGI_ROUTER)
 async def stream_validation(server: Server) -> None:
     answer = await server.generate(stream=True, more={"parameters": {"temperature": -1}})
     expect(answer.ok and answer.content_type == "text/event-stream", "status 200 and an event stream", answer)
