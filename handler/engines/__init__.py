@@ -1,9 +1,9 @@
-"""Functions that call an engine by its name in `ENGINES`. An engine's package is imported only inside its functions.
+"""Functions that look up an engine in `ENGINES` by name and call it.
 
-The module of an engine is `engine.py` in the folder of the engine's name. It has the functions `check`, `prepare`,
-`capabilities`, `load` and `load_tokenizer`. It also has `fetch` if the engine reads a model's files, `conversion` if it
-converts them, and `structured_output_check` if a client's schema or grammar could harm the engine. The functions below
-call them.
+An engine's module is `engine.py`, in the folder with the engine's name. It imports the engine's package only inside
+functions. The module defines `check`, `prepare`, `capabilities`, `load` and `load_tokenizer`. It also defines `fetch`
+if the engine reads a model's files, `conversion` if the engine converts them, and `structured_output_check` if a
+client's schema or grammar could harm the engine. The functions below call them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 
 
 def fetches(name: str) -> bool:
-    """Return whether the engine reads a model's files. Then models on the hub and on S3 are downloaded at startup."""
+    """Return whether the engine reads a model's files. If so, models on the hub or on S3 are downloaded at startup."""
     return hasattr(module(name), "fetch")
 
 
@@ -60,7 +60,10 @@ def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
 
 
 def conversion(name: str, model_id: str) -> str:
-    """Return a message that says what `prepare` will convert after the download, and what that needs; "" if nothing."""
+    """Return a message that says what `prepare` will convert after the download, and what the conversion requires.
+
+    The message is empty if nothing will be converted.
+    """
     telling = getattr(module(name), "conversion", None)
     return "" if telling is None else cast(str, telling(model_id))
 
@@ -78,7 +81,7 @@ def check_task(name: str, task: Task, option: str) -> None:
     """Raise ConfigError if the engine does not support the task.
 
     Args:
-        task: task given by `option.task`, or by the model if that is auto.
+        task: the model's task: the value of `option.task`, or the task determined from the model if that is auto.
         option: value of `option.task`.
     """
     if task is Task.TRANSCRIPTION and not ENGINES[name].transcribes:
@@ -101,7 +104,7 @@ def check(name: str, model_id: str | None, config: EngineConfig) -> None:
         config: configuration of the engine; its `model` is not used.
 
     Raises:
-        ConfigError: there are problems, all of which the error contains.
+        ConfigError: there are problems; the message lists all of them.
     """
     module(name).check(model_id, config)
 
@@ -116,7 +119,7 @@ def checks_structured_output(name: str) -> bool:
 
 
 def structured_output_check(name: str, config: EngineConfig) -> StructuredOutputCheck:
-    """Load the engine's check of schemas and grammars. Call this only in a sandbox process."""
+    """Load the engine's checker for schemas and grammars. Call this only in a sandbox process."""
     return cast(StructuredOutputCheck, _module(name).structured_output_check(config))
 
 

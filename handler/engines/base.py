@@ -1,4 +1,4 @@
-"""Interface of an engine, which runs in a process or on a thread of its own (`process/engine_process.py`)."""
+"""The engine interface. An engine runs in its own process or thread (`process/engine_process.py`)."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ Alternatives = Sequence[tuple[int, float]]
 
 
 class Output(NamedTuple):
-    """Result of one step for one sequence.
+    """The result of one step for one sequence.
 
     Attributes:
         key: id of the engine request, chosen by the caller.
         ids: new token ids.
         logprobs: log-probability of each of `ids`, or None if the engine does not compute it.
-        finish: reason why the sequence ended, or None if it continues.
+        finish: why the sequence ended, or None if it continues.
         sequence: number of the sequence within its request; only beam search has several.
         prompt_logprobs: log-probability of each prompt token, None for the first; only in the first output, if
             requested.
-        error: reason for `finish` ERROR that clients may see. Another program's message must come from `client_words`.
+        error: why the sequence ended with ERROR, in words that clients may see. If they come from another program,
+            they must have passed through `client_words`.
         tops: most likely alternatives to each of `ids`, if requested.
-        prompt_tops: most likely alternatives to each prompt token, none for the first; if requested.
+        prompt_tops: most likely alternatives to each prompt token, if requested; there are none for the first.
         extras: values that are passed on unchanged.
         refused: whether `error` says what is wrong with the request.
-        detail: text about the error for the log only.
-        retry_after: seconds after which the request may be sent again because the engine is busy; 0 if unknown. None if
-            `error` has another reason.
+        detail: details of the error, for the log only.
+        retry_after: if the engine was too busy, the number of seconds to wait before sending the request again, or 0
+            if that is unknown. None for any other error.
     """
 
     key: int
@@ -75,7 +76,7 @@ class Output(NamedTuple):
 
     @property
     def failure(self) -> ServingError:
-        """The exception for a request that ended with ERROR."""
+        """The exception to raise for a request that ended with ERROR."""
         if self.refused:
             return RefusedByEngine(self.error or "", self.detail)
         if self.retry_after is not None:
@@ -85,12 +86,12 @@ class Output(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the output consists of tokens only, apart from the sequence's end."""
+        """Return whether the output contains only tokens, apart from the end of the sequence."""
         return self.prompt_logprobs is None and self.tops is None and self.extras is None
 
 
 def failed(key: int, error: Exception | str) -> Output:
-    """Return the output that ends a request with an error from an engine.
+    """Return the output that ends a request because of an engine's error.
 
     Args:
         error: an exception, or another program's message.
@@ -100,7 +101,7 @@ def failed(key: int, error: Exception | str) -> Output:
 
 
 def engine_failure(error: Exception | str) -> GenerationFailed:
-    """Return the error of all requests that were in an engine when it failed."""
+    """Return the error for the requests that an engine was processing when it failed."""
     words, detail = _said(error)
     return GenerationFailed(f"engine failure: {words}", detail=detail)
 
@@ -112,7 +113,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return an engine's error message for clients, and a longer one for the log if the two differ."""
+    """Return an engine's error message for clients, and a longer one for the log if there is more to say."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -121,10 +122,11 @@ def _said(error: Exception | str) -> tuple[str, str]:
 
 
 class Step(NamedTuple):
-    """Result of one step for all sequences.
+    """The result of one step for all sequences.
 
-    Most sequences get one token per step and nothing else. These tokens are in three columns, `keys`, `ids` and
-    `logprobs`, which take a tenth of the objects to create, send and read. All other results are in `others`.
+    Most sequences get one token per step and nothing else. Those tokens are stored in three columns: `keys`, `ids` and
+    `logprobs`. Compared with one `Output` per token, this needs a tenth of the objects. All other results are in
+    `others`.
     """
 
     keys: list[int]
@@ -138,12 +140,12 @@ class EngineConfig:
     """Configuration of an engine.
 
     Attributes:
-        options: all options by name; None leaves a value to the engine. `engine_options` contains the engine's own
-            options.
-        model: files to load for `option.model_id`.
-        source: directory from which these files were converted, or None if there is none.
+        options: all options by name; None leaves the choice to the engine. `engine_options` contains the options that
+            only this engine has.
+        model: path of the files to load for `option.model_id`.
+        source: directory from which these files were converted, or None if they were not converted.
         chat_template: template that replaces the model's own.
-        task: what the model computes, according to `option.task` and its files.
+        task: what the model computes, according to `option.task` and the model's files.
     """
 
     options: Config = field(default_factory=Config)
@@ -155,7 +157,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts about a loaded engine. `max_total_tokens` is the limit for prompt and answer together."""
+    """Information about a loaded engine. `max_total_tokens` limits the prompt and the answer together."""
 
     name: str
     version: str
@@ -166,14 +168,14 @@ class EngineInfo:
 
 
 class EngineRequest(NamedTuple):
-    """A request to an engine for one sequence, or for a beam search with several.
+    """A request to an engine for one sequence, or for several if it uses beam search.
 
     Attributes:
         key: id of the request, which outputs refer to.
         ids: token ids of the prompt.
-        parameters: Pooling if the engine was loaded for a pooling task, else Sampling.
-        media: media of the prompt, if the model accepts any.
-        goes_on: whether `ids` end with a part of the answer that has been delivered.
+        parameters: Pooling if the engine was loaded for a pooling task, otherwise Sampling.
+        media: the prompt's media, if the model accepts any.
+        goes_on: whether `ids` end with a part of the answer that has already been delivered.
     """
 
     key: int
@@ -196,10 +198,10 @@ class EngineRequest(NamedTuple):
         return self.parameters
 
     def read_media(self) -> MediaPrompt | None:
-        """Read the media of the prompt. Return None if the model accepts no media.
+        """Read the prompt's media. Return None if the model accepts no media.
 
         Raises:
-            OSError: the owner of the media has freed them.
+            OSError: the process that owns the media has freed them.
         """
         return None if self.media is None else self.media.read()
 
@@ -221,46 +223,46 @@ def unpack(packed: PackedRequest) -> EngineRequest:
 
 
 class Engine(Protocol):
-    """Computes many sequences at once. It is used by one thread, which it may block while it holds the GIL.
+    """Computes many sequences at once. Only one thread uses an engine, which may block it while holding the GIL.
 
-    `add` may raise an exception to refuse a request. An exception from `step` means that the engine is broken. If it
-    had been loaded successfully, it is loaded again. After `cancel`, or after the step in which the sequences of a
-    request ended, no further output has the request's key.
+    `add` may raise an exception to refuse a request. An exception from `step` means that the engine is broken; an
+    engine that breaks after it was loaded is loaded again. After a request is cancelled, or after the step in which
+    its last sequence ended, no further output has the request's key.
     """
 
     info: EngineInfo
 
     def add(self, request: EngineRequest) -> None:
-        """Start a request; its first output comes from a later `step`."""
+        """Start a request. A later `step` returns its first output."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter. Raise an exception if it is broken. Requests may also use adapters that were not loaded."""
+        """Load an adapter. Raise an exception if it is broken. Requests may also use adapters not loaded this way."""
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Free an adapter. Earlier requests may still use it, but later requests will not."""
+        """Free an adapter. Requests added earlier may still be using it, but no later request will."""
 
     def cancel(self, key: int) -> None:
         """End a request without further output. Unknown keys are ignored."""
 
     def step(self) -> Step:
-        """Advance some requests, blocking as long as needed. The result may be empty, as during a long prefill."""
+        """Advance some requests, blocking as long as needed. The result may be empty, e.g. during a long prefill."""
 
     def close(self) -> None:
         """Free the engine's resources."""
 
 
 class Interrupted(Exception):
-    """Raised by a step that ends early because commands may have arrived."""
+    """Raised by `step` when it returns early because commands may have arrived."""
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An engine whose steps wait for another process, and can stop waiting when a request arrives."""
+    """An engine whose steps wait for another process, but can stop waiting when a request arrives."""
 
     def interrupt_on(self, fd: int) -> bool:
         """Make `step` raise Interrupted soon after `fd` becomes readable.
 
-        It may be raised once more after `fd` was read.
+        Interrupted may be raised once more after `fd` has been read.
 
         Returns:
             Whether this engine supports interruptions.
@@ -271,11 +273,11 @@ class EngineStatistics(NamedTuple):
     """Statistics of an engine. A value is None if the engine does not report it.
 
     Attributes:
-        num_waiting: number of requests that wait in the engine, or were suspended because its cache is full.
-        kv_cache_usage: used fraction of the KV cache, 0 to 1.
-        prefix_cache_queries: prompt tokens looked up in the prefix cache since the engine started.
-        prefix_cache_hits: prompt tokens found in the prefix cache since the engine started.
-        num_preemptions: how often a request was suspended to free its cache for others since the engine started.
+        num_waiting: number of requests that are waiting in the engine, or are suspended because its cache is full.
+        kv_cache_usage: fraction of the KV cache in use, from 0 to 1.
+        prefix_cache_queries: number of prompt tokens looked up in the prefix cache since the engine started.
+        prefix_cache_hits: number of prompt tokens found in the prefix cache since the engine started.
+        num_preemptions: how many times, since the engine started, a request was suspended to free cache for others.
     """
 
     num_waiting: int | None = None
@@ -290,16 +292,16 @@ class Reporting(Protocol):
     """An engine that reports statistics."""
 
     def statistics(self) -> EngineStatistics:
-        """Return current statistics. Called about once per second, and whenever the last request has ended."""
+        """Return current statistics. Called about once per second, and whenever the engine runs out of requests."""
 
 
 class Tokenizer(Protocol):
-    """Converts text to token ids, in the host's process and not on the event loop. Must be thread-safe.
+    """Converts text to token ids in the host's process, but not on the event loop. Must be thread-safe.
 
     Attributes:
-        vocabulary: vocabulary of all answers, or None if each prompt has its own.
-        chat_template: text of option.chat_template or of the model's template; "" if there is none.
-        media_tokens: token counters by kind of media, for the kinds that the model accepts.
+        vocabulary: the vocabulary of every answer, or None if each prompt has its own.
+        chat_template: text of option.chat_template, or else of the model's template; "" if there is neither.
+        media_tokens: token counters for the kinds of media that the model accepts, by kind.
     """
 
     vocabulary: Vocabulary | None
@@ -307,17 +309,17 @@ class Tokenizer(Protocol):
     media_tokens: Mapping[str, MediaTokens]
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
+        """Encode a prompt. Special tokens in the text are recognised. Only the model's usual first token is added."""
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode messages with the chat template. Special tokens are recognised. None are added, as the template has
-        them all.
+        """Encode messages with the chat template. Special tokens are recognised, but none are added, as the template
+        already contains them.
 
         Args:
-            messages: objects with `role` and `content`, a string or a list of parts (see `Request`). If the template
-                supports tools, an assistant's message may have `tool_calls` in OpenAI's form, with `arguments` as
-                objects, and the role may be `tool`.
-            tools: tools in OpenAI's form; only if the template supports tools.
+            messages: objects with `role` and `content`; the latter is a string or a list of parts (see `Request`). If
+                the template supports tools, the role may be `tool`, and an assistant's message may have `tool_calls` in
+                OpenAI's format, but with objects as `arguments`.
+            tools: tools in OpenAI's format; empty unless the template supports tools.
 
         Raises:
             InvalidPayload: the model has no chat template, or its template refuses these messages.
@@ -325,16 +327,16 @@ class Tokenizer(Protocol):
 
 
 class StructuredOutputCheck(Protocol):
-    """Compiles a schema or grammar as the engine would, in a sandbox process (`process/sandbox.py`).
+    """Compiles schemas and grammars as the engine would, but in a sandbox process (`process/sandbox.py`).
 
-    If it has a method `prepare` without arguments, that is called before the limits for schemas and grammars apply.
+    An optional method `prepare`, without arguments, is called before the limits for schemas and grammars apply.
     """
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
-        """Compile a schema or grammar. If the engine cannot follow it, raise any exception whose text says why.
+        """Compile a schema or grammar. If the engine cannot enforce it, raise any exception whose message says why.
 
         Returns:
-            Number of bytes that the engine would never free again; None if it frees everything.
+            Number of bytes that the engine would never free; None if it frees everything.
         """
 
 
@@ -346,15 +348,14 @@ class Capabilities:
     """The parts of a request that an engine supports.
 
     Attributes:
-        supports: fields of Sampling that the engine implements, without those that the handler implements.
-        reasons: Sampling field -> reason why values other than the neutral one are refused; also for fields in
-            `supports`.
+        supports: Sampling fields that the engine implements, not counting those that the handler implements.
+        reasons: Sampling field -> why values other than the neutral one are refused. May include fields in `supports`.
         limits: Sampling field -> largest value.
-        no_adapters: reason why the engine does not support LoRA adapters; "" if it does.
-        no_media: kind of media -> reason why the engine does not accept it; "" if it does. The default is NO_MEDIA.
+        no_adapters: why the engine does not support LoRA adapters; "" if it does.
+        no_media: kind of media -> why the engine does not accept it; "" if it does. The default is NO_MEDIA.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
-        structural_tags: argument styles that the engine supports in xgrammar's structural tags; empty if it has no such
-            tags.
+        structural_tags: argument styles that the engine supports in xgrammar's structural tags; empty if it does not
+            support such tags.
     """
 
     supports: Collection[str] = frozenset()
@@ -367,7 +368,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Sampling field -> why it is refused, for every field that has a reason or that the engine lacks."""
+        """Sampling field -> why it is refused, for every field in `reasons` or missing from `supports`."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -376,7 +377,7 @@ _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
 
 
 def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQUEST) -> None:
-    """Run a request with the prompt `ids`, so that no client's request has to wait for compilation and allocation.
+    """Run a request with the prompt `ids`, so that no client's request has to wait for compilation or allocation.
 
     Raises:
         RuntimeError: the request failed. `add` and `step` may raise other exceptions.
@@ -398,11 +399,11 @@ Rule = str | Callable[..., Mapping[str, Any]]
 
 
 def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict[str, Any]:
-    """Return the engine's arguments for a Sampling.
+    """Return the engine's arguments that correspond to a Sampling object.
 
     Args:
-        table: field of Sampling -> rule. A function that occurs several times is called once.
-        more: further arguments of the functions, after `sampling`.
+        table: Sampling field -> rule. A function that occurs more than once is called only once.
+        more: arguments to pass to the functions after `sampling`.
     """
     made: dict[str, Any] = {}
     for name, rule in table.items():
@@ -418,8 +419,8 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
     """Return a rule that passes a field on only if its value is not the default.
 
     Args:
-        name: name of the engine's argument, by default the field's name.
-        make: converts the field's value to the argument's value.
+        name: name of the engine's argument; defaults to the field's name.
+        make: function that converts the field's value to the argument's value.
     """
     neutral = Sampling._field_defaults[field]
 
@@ -431,10 +432,10 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
 
 
 def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
-    """Return the arguments top_k and top_p.
+    """Return a rule for the arguments top_k and top_p.
 
     Args:
-        no_top_k: value of top_k with which the engine chooses among all tokens.
+        no_top_k: value of top_k that makes the engine choose among all tokens.
     """
     if sampling.top_p == 0:  # the smallest nucleus is one token
         return {"top_k": 1, "top_p": 1.0}
@@ -450,7 +451,7 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
 
     Args:
         greedy: arguments for greedy decoding.
-        drawn: table of the fields that only matter when sampling. Their arguments replace those in `greedy`.
+        drawn: rules for the fields that matter only when sampling. Their arguments then replace those in `greedy`.
     """
 
     def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:
@@ -473,7 +474,7 @@ _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
 def regex_of(choices: str) -> str:
-    """Return a regular expression that matches the texts in a JSON list."""
+    """Return a regular expression that matches any of the strings in a JSON list."""
     return "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in json.loads(choices))
 
 
@@ -484,7 +485,7 @@ def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], li
     """Return the log-probability of each of `ids`, and the `num_tops` most likely alternatives to each, best first.
 
     Args:
-        rows: logits before each id, a numpy array [ids, vocabulary] of float32.
+        rows: the logits that predict each id, as a float32 numpy array of shape [ids, vocabulary].
     """
     import numpy
 
@@ -511,9 +512,9 @@ _STANDSTILL = 2.0  # seconds between two calls of `look`; usually at most 1
 
 
 class Silence:
-    """Measures how long another process has been silent. Code that waits calls `look` at least once a second if it can.
+    """Measures how long another process has been silent. Waiting code should call `look` at least once per second.
 
-    If a container or virtual machine is paused, neither that code nor the engine runs. Such a pause does not count.
+    While a container or virtual machine is paused, neither that code nor the engine runs, so pauses do not count.
     """
 
     def __init__(self) -> None:
@@ -527,10 +528,10 @@ class Silence:
         return time.monotonic() - self._began
 
     def look(self, waited: float = 0.0) -> float:
-        """Return the seconds of silence so far.
+        """Return how long the process has been silent, in seconds.
 
         Args:
-            waited: seconds that the caller may have waited on purpose since the last call.
+            waited: maximum number of seconds that the caller has deliberately waited since the last call.
         """
         now = time.monotonic()
         if now - self._looked > waited + _STANDSTILL:
