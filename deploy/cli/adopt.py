@@ -41,7 +41,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--model", help="model ID on the hub or s3://PREFIX/ (default: the endpoint's model)")
     parser.add_argument("--token-secret", metavar="ARN", help="ARN of the secret with the Hugging Face token")
     parser.add_argument(
-        "--container", choices=list(KINDS), help="the endpoint's server, if the image's name does not show it"
+        "--container",
+        choices=list(KINDS),
+        help="the endpoint's server, if the image's name does not show it (ours: lmi-handler)",
     )
     parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
     parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and exit")

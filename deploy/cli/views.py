@@ -207,9 +207,10 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
 def summary(plan: Plan) -> str:
     """Return a sentence with the number of actions of each kind."""
     verbs = [action.verb for action in plan.actions]
+    replaced = verbs.count(Verb.REPLACE)
     counts = {
         "to create": verbs.count(Verb.CREATE),
-        "new versions": verbs.count(Verb.REPLACE),
+        "new version" if replaced == 1 else "new versions": replaced,
         "to change": verbs.count(Verb.UPDATE) + verbs.count(Verb.TAG),
         "to delete": verbs.count(Verb.DELETE),
         "unchanged": verbs.count(Verb.UNCHANGED),

@@ -103,7 +103,7 @@ def _hub(context: Context, model_id: str) -> Check:
     try:
         status, _ = context.fetch("HEAD", f"{endpoint()}/{repository}/resolve/main/{file}", {})
     except OSError:
-        return ok("model", f"{model_id} (the hub cannot be reached from this machine)")
+        return warning("model", f"not checked: {model_id}, as the hub cannot be reached from this machine")
     if status in (401, 403):
         if context.spec.model.token_secret is not None:
             return ok("model", f"{model_id} is gated; the container uses the token in model.token_secret")

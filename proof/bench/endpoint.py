@@ -301,7 +301,7 @@ def add(commands: Any) -> None:
         "--requests",
         type=int,
         metavar="N",
-        help="requests in each measurement (default: 4 per client, at least 8; with --rate 50)",
+        help="requests in each measurement (default: 4 per client and at least 8, or 50 with --rate)",
     )
     parser.add_argument("--words", type=int, default=100, help="words per prompt (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens per response (default: %(default)s)")

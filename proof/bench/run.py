@@ -52,7 +52,8 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
 
 def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
     """Print the results as a table."""
-    print(f"responses of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
+    again = f", {plan.repeat} times" if plan.repeat > 1 else ""
+    print(f"responses of {plan.tokens} tokens, prompts of {plan.prompt_words} words{again}")
     print(report.show(points, found["results"]))
     if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
         print(f"DISTURBED: other processes used more than {plan.quiet:g} cores; see others_cores in the JSON line")

@@ -17,10 +17,11 @@ from botocore.exceptions import (
 
 from deploy.aws import as_deploy_error
 from deploy.cli.up import first_request
+from deploy.cli.views import summary
 from deploy.deployer.apply import leftovers
 from deploy.deployer.calls import CALLS, identity, why_unreachable
 from deploy.deployer.live import Live, LiveResource
-from deploy.deployer.plan import Plan, Verb, plan, removal_of_all
+from deploy.deployer.plan import Action, Plan, Verb, plan, removal_of_all
 from deploy.deployer.preparation import scaled_by_hand
 from deploy.errors import NotAllowed, Refused
 from deploy.resources.resource import TAG_DEPLOYMENT, Kind, Ref, Resource
@@ -315,3 +316,10 @@ BASE: dict[str, Any] = {
 )
 def test_it_names_what_the_endpoint_asks_for(more: dict[str, Any], command: str) -> None:
     assert first_request(Spec.model_validate(BASE | more)) == command
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, ""), (1, ", 1 new version"), (2, ", 2 new versions")])
+def test_the_summary_counts_new_versions(count: int, text: str) -> None:
+    verbs = [Verb.CREATE, *[Verb.REPLACE] * count]
+    actions = tuple(Action(verb, Kind.MODEL, ("", str(number))) for number, verb in enumerate(verbs))
+    assert summary(Plan(NAME, actions)) == f"1 to create{text}."
