@@ -107,8 +107,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 def amounts(spec: Spec) -> tuple[int, int]:
     """Return the maximum number of concurrent requests, and the maximum megabytes per request."""
     batch = settings_of(spec)
-    given = batch.concurrency or (MOST_TOGETHER // batch.payload_mb if batch.payload_mb is not None else MOST_TOGETHER)
-    concurrency = batch.concurrency or max(1, min(given, _sequences(spec)))
+    concurrency = batch.concurrency or max(1, min(MOST_TOGETHER // (batch.payload_mb or 1), _sequences(spec)))
     return concurrency, batch.payload_mb or max(1, min(_PAYLOAD, MOST_TOGETHER // concurrency))
 
 

@@ -313,7 +313,6 @@ class Predictor:
         return AsyncAnswer(self.runtime.submit(request), s3, self.deserializer)
 
     def _request(self, data: Any, initial_args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments for boto3's call."""
         if unknown := options.keys() - _HEADERS.keys():
             raise NotSent(f"unknown options: {', '.join(sorted(unknown))}; supported: {', '.join(_HEADERS)}")
         body = self.serializer.serialize(data)

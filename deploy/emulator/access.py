@@ -92,10 +92,9 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
     Args:
         query: The URL's query parameters, which include the signature.
         region: The required region, or None to accept any region.
-        now: The current time, in UTC.
 
     Raises:
-        ApiError: The signature is expired, not a Signature Version 4, or for another service or region.
+        ApiError: The signature is incomplete, expired, not a Signature Version 4, or for another service or region.
     """
     try:
         made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)

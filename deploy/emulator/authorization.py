@@ -198,7 +198,7 @@ def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where:
 
 
 def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Need]:
-    """Yield one permission for each resource of an action that the request names.
+    """Yield a permission for each resource that the request names, or for `*` if the action supports no resources.
 
     Args:
         context: Values of the request's condition keys.

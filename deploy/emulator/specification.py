@@ -137,10 +137,7 @@ def _refuse_without_room(spec: Spec, machine: Machine) -> None:
 
 
 def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
-    """Return the environment variable that assigns GPUs to each component; empty if the machine has no GPU.
-
-    Like SageMaker, this assigns each GPU to one component only.
-    """
+    """Return the variable that assigns GPUs to each component, each GPU to one only, as SageMaker does."""
     left = list(machine.gpus)
     places: dict[str, dict[str, str]] = {}
     for server in servers(spec):

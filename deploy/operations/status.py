@@ -25,7 +25,6 @@ class Variant:
 
     Attributes:
         instances: Current number of instances.
-        desired: Desired number of instances.
         type: Instance types of the variant, or None if they are not known.
         image: URI of the image that runs, with its digest if known.
     """
@@ -44,7 +43,6 @@ class Component:
     Attributes:
         status: AWS's InferenceComponentStatus.
         copies: Current number of copies.
-        desired: Desired number of copies.
         base: Name of the base component if this is an adapter, or None.
         reason: AWS's FailureReason, or empty.
         model: Name of the model in SageMaker, or the image's URI.
@@ -67,8 +65,6 @@ class Scaling:
 
     Attributes:
         target: ResourceId of the scalable target.
-        min: Minimum number of instances or copies.
-        max: Maximum number of instances or copies.
         policies: Names of the scaling policies.
         activities: Descriptions of the most recent scaling activities, newest first.
     """

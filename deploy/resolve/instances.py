@@ -181,7 +181,6 @@ def num_engines(spec: Spec, gpus: int, degree: int) -> int:
 
 
 def _takes_all(spec: Spec) -> bool:
-    """Return whether the engines use all GPUs."""
     return spec.options.get("tensor_parallel_degree") == "max"
 
 

@@ -509,7 +509,6 @@ def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> in
 
 
 def _engine_gpus(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int:
-    """Return the number of GPUs of one engine."""
     return (_degree(spec, chosen, instance) or 1) * _others(spec)
 
 

@@ -80,7 +80,6 @@ def endpoint_config(
     Args:
         models: A model for each of `decision.pools` in the same order, or one model without pools. Ignored with
             components.
-        tags: The deployment's tags.
         shadow: The shadow variant's model, or None.
     """
     content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}

@@ -181,7 +181,6 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
     """Return the tags of a deployment's resources, as SageMaker's API expects them.
 
     Args:
-        deployment: Name of the deployment in tags.
         spec: Digest of the specification.
         user_tags: Tags from the specification.
     """

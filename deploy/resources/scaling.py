@@ -20,12 +20,7 @@ _QUEUE_COOLDOWN = 900
 
 
 def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterator[Resource]:
-    """Build the scalable target, the target tracking policy, and the policy and alarm that scale from zero.
-
-    Args:
-        scaled: The endpoint or component to scale.
-        tags: The deployment's tags.
-    """
+    """Build the scalable target, the target tracking policy, and the policy and alarm that scale from zero."""
     if spec.scaling is None:
         return
     component = scaled.kind is Kind.COMPONENT
@@ -169,14 +164,7 @@ _SUM = {"Statistic": "Sum"}
 
 
 class _Watch(NamedTuple):
-    """A metric, and the threshold for its alarm.
-
-    Attributes:
-        suffix: Suffix of the alarm's name.
-        metric: CloudWatch's name of the metric.
-        threshold: Value from which the alarm is raised, in the metric's unit.
-        statistic: PutMetricAlarm's field for the statistic.
-    """
+    """A metric, and the threshold for its alarm in the metric's unit. `statistic` has PutMetricAlarm's field for it."""
 
     suffix: str
     metric: str

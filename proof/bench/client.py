@@ -65,12 +65,7 @@ class Closed:
     seconds: float | None = None
 
     def numbers(self, client: int, begin: float) -> Iterator[int]:
-        """Yield the numbers of one client's requests.
-
-        Args:
-            client: number of the client.
-            begin: when the load begins, on the monotonic clock.
-        """
+        """Yield the numbers of one client's requests. `begin` is when the load begins, on the monotonic clock."""
         for turn in itertools.count():
             if turn >= self.requests if self.seconds is None else time.monotonic() >= begin + self.seconds:
                 return
@@ -124,7 +119,6 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
     """Send each request when it is due.
 
     Args:
-        ask: sends a request.
         arrivals: numbers of requests, each with the seconds after `begin` at which it is due, in order.
         begin: when the load begins, on the monotonic clock.
     """
@@ -472,7 +466,6 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
 
     Args:
         make: returns the connection's protocol.
-        where: the server's address.
         timeout: seconds until the connection must be accepted, or None for the system's limit.
 
     Raises:

@@ -224,8 +224,6 @@ def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]
     """Measure an endpoint, and return one `summary` per level.
 
     Args:
-        plan: the levels.
-        send: sends a measured request.
         warm_up: sends the first request, which is not measured. It wakes an endpoint that is scaled to zero.
         report: receives a line of text at the beginning of each level.
 

@@ -394,7 +394,6 @@ def _lines(text: str, width: int, most: int) -> list[str]:
 
 
 def _hide_overlaps(figure: Any, axes: Any) -> None:
-    """Hide labels that overlap other labels."""
     figure.draw_without_rendering()
     kept: list[Any] = []
     for text in axes.texts:

@@ -184,8 +184,6 @@ def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], 
     """Run a load, and return the results of all requests.
 
     Args:
-        target: the server and its requests.
-        load: the load.
         processes: maximum number of processes that generate the load.
         began: called after the warm-up and before the load begins.
 

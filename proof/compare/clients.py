@@ -164,8 +164,6 @@ class Clients(Generic[T]):
     """A group of clients in several processes.
 
     Args:
-        kind: the clients' class.
-        url: the server's URL.
         request: the HTTP request that each client sends.
         number: number of clients.
         heads: number of events before a response's first token.
