@@ -231,6 +231,7 @@ REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float
 """Metrics that are exported for each replica if there are several."""
 
 OUTCOMES = ("ok", "refused", "overloaded", "unavailable", "failed", "cancelled")
+_NOT_ADMITTED = ("refused", "overloaded", "unavailable")
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ class Metrics:
         )
         self.duration = Histogram(
             "lmi_request_duration_seconds",
-            "Seconds from a request's acceptance to its last token",
+            "Seconds from a request's acceptance to its last token, without refused requests",
             _SECONDS,
             registry,
         )
@@ -386,12 +387,17 @@ class Metrics:
     def count(self, request: RequestRecord, num_sequences: int, adapters: Iterable[str] = ()) -> None:
         """Count a request that has ended, and pass it to the recorders.
 
+        Like the durations of vLLM, TGI and DJL Serving, those here exclude requests that were refused or that needed no
+        engine, such as /tokenize. Their short durations would hide the long ones of an overloaded server.
+
         Args:
             num_sequences: number of sequences that the request asked for.
             adapters: names of the LoRA adapters that the request used.
         """
         self._by_outcome[request.outcome].inc()
-        self.duration.observe(request.total)
+        admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED
+        if admitted:
+            self.duration.observe(request.total)
         self.prompt_tokens.inc(request.num_prompt_tokens)
         num_tokens, after_first = request.num_tokens, request.total - request.first
         if num_tokens > 1:
@@ -400,7 +406,7 @@ class Metrics:
             self._vllm.inter_token.observe(after_first * num_sequences / later, later)
         self._vllm.count(request)
         self._adapters.num_requests.update(adapters)
-        if self._tgi is not None and request.outcome == "ok":
+        if self._tgi is not None and admitted and request.outcome == "ok":
             self._tgi.count_success(request.total)
         for note in self.recorders:
             note(request)

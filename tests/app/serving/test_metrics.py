@@ -269,6 +269,30 @@ def test_requests_in_the_queue_and_in_the_engine() -> None:
         assert [answer.result().status_code for answer in asked] == [200, 200]
 
 
+def test_requests_refused_by_a_full_queue_have_no_duration() -> None:
+    slow = ("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=20", "job_queue_size=1")
+    options = (*slow, "option.tgi_metrics=true")
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 10}}
+    with (
+        serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = [pool.submit(server.post, body)]
+        wait_for(lambda: value(scrape(server), "lmi_active_sequences") == 1, 5, "the first has not started")
+        asked.append(pool.submit(server.post, body))
+        wait_for(lambda: value(scrape(server), "lmi_queued_requests") == 1, 5, "nobody waits")
+        assert [server.post(body).status_code for _ in range(7)] == [503] * 7
+        assert [answer.result().status_code for answer in asked] == [200, 200]
+        assert server.post({"inputs": "a"}, "/tokenize").status_code == 200
+        metrics = scrape(server)
+    counts = [value(metrics, "lmi_requests_total", outcome=outcome) for outcome in ("ok", "overloaded")]
+    assert counts == [3, 7]
+    assert [value(metrics, f"tgi_request_{name}_total") for name in ("count", "success")] == [10, 2]
+    durations = ("lmi_request_duration_seconds", "tgi_request_duration", "vllm:request_queue_time_seconds")
+    assert {name: value(metrics, f"{name}_count") for name in durations} == dict.fromkeys(durations, 2)
+    assert value(metrics, "lmi_request_duration_seconds_bucket", le="0.25") == 0
+
+
 class Reporter(echo.Echo):
     """An echo engine that says of two requests that one waits; each takes a quarter of the cache, and hits 3 of 8."""
 
@@ -334,6 +358,28 @@ def test_a_request_that_the_engine_started_at_once_has_a_queue_time_and_one_that
     made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), 1)
     made.count(RequestRecord("id", {}, "refused", "", "", 0, 0, queue=None, first=0.0, total=0.0), 1)
     assert samples(made.registry)["vllm:request_queue_time_seconds_count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "queue", "counts"),
+    [
+        ("ok", 0.0, 1),
+        ("failed", 0.0, 1),
+        ("cancelled", 0.0, 1),
+        ("overloaded", 0.0, 0),  # by busy servers at option.base_url
+        ("refused", 0.0, 0),
+        ("unavailable", 0.0, 0),
+        ("overloaded", None, 0),
+        ("cancelled", None, 0),
+        ("ok", None, 0),  # /tokenize
+    ],
+)
+def test_only_requests_that_the_engine_took_have_a_duration(outcome: str, queue: float | None, counts: int) -> None:
+    made = metrics()
+    made.count(RequestRecord("id", {}, outcome, "", "", 1, 0, queue=queue, first=0.0, total=2.0), 1)
+    found = samples(made.registry)
+    names = ("lmi_request_duration_seconds_count", "lmi_request_duration_seconds_sum")
+    assert [found[name] for name in names] == [counts, 2.0 * counts]
 
 
 def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
