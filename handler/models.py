@@ -42,6 +42,7 @@ def add_parser(commands: Any) -> None:
         "models",
         help="list, fetch and remove the models on this machine",
         usage="lmi models [-h] [get MODEL | rm MODEL ...]",
+        description="List the models on this machine. With get or rm, fetch or remove models instead.",
     )
     models.set_defaults(run=_list)
     models.meant = {

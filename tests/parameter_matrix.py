@@ -203,7 +203,7 @@ def table(heading: str = PARAMETERS) -> dict[str, dict[str, str]]:
 @cache
 def notes() -> dict[str, str]:
     """The number of a note -> the condition on which an engine accepts the parameter."""
-    return dict(_NOTE.findall(section(PARAMETERS)))
+    return dict(_NOTE.findall(section(PARAMETERS) + section(TENSORS)))
 
 
 def refusing(heading: str, name: str) -> dict[str, str]:

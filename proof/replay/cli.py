@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         "--concurrency",
         type=_count,
         metavar="N",
-        help="maximum requests in flight (default: 1; with --recorded-pace 256)",
+        help="maximum requests in flight (default: 1, or 256 with --recorded-pace)",
     )
     pace.add_argument(
         "--recorded-pace",

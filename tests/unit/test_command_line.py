@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_help_says_alike_what_is_repeatable_and_what_is_the_default() -> None:
         assert str(action.metavar).rpartition("=")[::2] != ("NAME", "VALUE"), action.dest
 
 
-@pytest.mark.parametrize("command", ["", "launch", "completion", "conform"])
+@pytest.mark.parametrize("command", ["", "launch", "completion", "conform", "replay"])
 def test_help_fits_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -118,6 +119,20 @@ def test_help_fits_the_terminal(
         main([*command.split(), "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80 and not line.startswith("usage:")] == []
+
+
+@pytest.mark.parametrize("command", ["launch", "conform", "replay"])
+def test_a_descriptions_paragraphs_are_filled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    description = capsys.readouterr().out.partition("\n\n")[2].partition("\n\npositional arguments:")[0]
+    lines = description.splitlines()
+    filled = [(line, below) for line, below in itertools.pairwise(lines) if line.strip() and below[:1].strip()]
+    assert len(filled) > 2
+    assert [line for line, below in filled if len(f"{line} {below.split()[0]}") <= 78] == []
 
 
 def options_of(*words: str) -> list[str]:
