@@ -32,17 +32,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--shadow", action="store_true", help="remove only the shadow of `up --shadow`")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--logs", action="store_true", help="also delete the deployment's log groups")
-    parser.add_argument(
-        "--data", action="store_true", help="also delete the model data that up uploaded (needs the file)"
-    )
+    parser.add_argument("--data", action="store_true", help="also delete the model data that up uploaded (needs FILE)")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if (file := arguments.spec) is not None and not file.suffix and not file.exists():
-        raise SpecError(
-            f"{file}: no such file", f"To delete the deployment of this name: lmi deploy down --name {file}"
-        )
+        raise SpecError(f"{file}: no such file", f"To delete that deployment: lmi deploy down --name {file}")
     spec = read_spec(file) if file is not None else None
     if spec is None and arguments.name is None:
         raise SpecError("pass the specification's file or --name")

@@ -51,9 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"--check checks a whole policy, not the part {arguments.who}", f"Pass --who {_party(arguments.who)}."
         )
     if arguments.who == "trust":
-        raise Refused(
-            "--check does not support --who trust: IAM simulates what a principal may do, not who may assume a role", ""
-        )
+        raise Refused("--who trust cannot be checked: IAM simulates what a principal may do, not who may assume a role")
     status = 0
     for who in [arguments.who] if arguments.who else ["execution-role", "deployer"]:
         principal = arguments.principal or (spec.role if who == "execution-role" else caller(aws))

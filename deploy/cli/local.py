@@ -155,9 +155,7 @@ def add(commands: Any) -> None:
 def _add_container(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("container")
     group.add_argument("--container", metavar="URL", help="URL of a running container, such as http://127.0.0.1:8080")
-    group.add_argument(
-        "--container-port", type=port, metavar="PORT", help="port of the container (default: a free one)"
-    )
+    group.add_argument("--container-port", type=port, metavar="PORT", help="the container's port (default: a free one)")
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
         "-o",

@@ -82,9 +82,7 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
     """
     endpoint = live.endpoint
     if endpoint is None:
-        raise NotThere(
-            f"there is no endpoint {spec.name} to add a shadow to", "Without --shadow, `lmi deploy up` creates it."
-        )
+        raise NotThere(f"there is no endpoint {spec.name} to add a shadow to", "Plain `lmi deploy up` creates it.")
     _refuse(spec, endpoint, live)
     served = live.config
     assert served is not None
@@ -150,9 +148,7 @@ def plan_end(live: Live) -> Plan:
     """
     endpoint, config = live.endpoint, _shadow_config(live)
     if endpoint is not None and endpoint.failed:
-        raise Refused(
-            f"endpoint/{endpoint.name} is {endpoint.status}: AWS can only delete it", "Its owner has to delete it."
-        )
+        raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}: AWS can only delete it", "Its owner must do so.")
     if endpoint is not None and endpoint.is_of(live.deployment):
         raise Refused(
             f"endpoint/{endpoint.name} belongs to this deployment, so `up --shadow` cannot have added a shadow",

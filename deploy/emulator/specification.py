@@ -108,9 +108,7 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
     if not commands:
         raise SpecError("components[].copies: all components have 0 copies, so there is nothing to start")
     if unknown := adapters.keys() - {one.name for item in spec.components for one in item.adapters}:
-        raise SpecError(
-            f"--adapter {sorted(unknown)[0]}: the specification has no such adapter (components[].adapters)"
-        )
+        raise SpecError(f"--adapter {sorted(unknown)[0]}: there is no such adapter (components[].adapters)")
     order = {item.name: components[item.name] for item in spec.components}
     return Started(commands, {**order, **components}, loaded, tuple(_notes(spec)))
 

@@ -523,7 +523,7 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ..
         )
     if spec.encryption.volume_key is not None:
         warnings.append(
-            f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which has its own encryption."
+            f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
         )
     return tuple(warnings)
 

@@ -136,9 +136,7 @@ def _check_limits(variables: dict[str, str]) -> dict[str, str]:
         raise SpecError(f"environment: {len(variables)} variables, but SageMaker accepts at most {_ENTRIES}", _TOO_LONG)
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
-            raise SpecError(
-                f"{name}: a variable's name must consist of letters, digits and _, and not start with a digit"
-            )
+            raise SpecError(f"{name}: a variable's name must consist of letters, digits and _, without a leading digit")
         for what, text in ("name", name), ("value", value):
             if (length := len(text.encode())) > _LENGTH:
                 raise SpecError(f"{name}: the {what} has {length} bytes, but the maximum is {_LENGTH}", _TOO_LONG)

@@ -89,9 +89,7 @@ def list_directory(directory: Path) -> Listing:
         Refused: The path is not a directory.
     """
     if not directory.is_dir():
-        raise Refused(
-            f"{directory} is not a directory", "model.path is the directory that contains config.json and weights."
-        )
+        raise Refused(f"{directory} is not a directory", "model.path is the directory with config.json and weights.")
     files: list[Entry] = []
     findings: list[Finding] = []
 
@@ -191,9 +189,7 @@ def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
             if len(part.encode()) > _LONGEST:
                 yield Finding(Level.ERROR, entry.name, f"a name of more than {_LONGEST} bytes", "Rename it.")
         if entry.name.endswith(_ARCHIVES):
-            yield Finding(
-                Level.WARNING, entry.name, "an archive, which is not unpacked", "Replace it with its contents."
-            )
+            yield Finding(Level.WARNING, entry.name, "an archive, which is not unpacked", "Unpack it.")
 
 
 def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) -> Iterator[Finding]:

@@ -49,9 +49,7 @@ def add_parser(commands: Any) -> None:
     load.add_argument(
         "--requests", type=count, default=4, metavar="N", help="closed loop: requests per client (default: %(default)s)"
     )
-    load.add_argument(
-        "--seconds", type=positive, metavar="S", help="run for S seconds instead (default: 10 in open loop)"
-    )
+    load.add_argument("--seconds", type=positive, metavar="S", help="run for S seconds (default: 10 in open loop)")
     arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="use an open loop: requests per second")
     load.add_argument("--constant", action="store_true", help="open loop: even intervals instead of random times")
     load.add_argument(

@@ -110,9 +110,7 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
 
 async def _begin(server: Server, seconds: float) -> None:
     if server.lifetime is not None and server.lifetime.ours and (await server.get("/ping")).status:
-        raise ConfigError(
-            f"lmi conform: a server already answers at {server.asking.url}; stop it, or leave out --command"
-        )
+        raise ConfigError(f"lmi conform: a server already answers at {server.asking.url}; stop it, or omit --command")
     await watch_start(server, seconds)
 
 

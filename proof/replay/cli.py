@@ -86,9 +86,7 @@ def add_parser(commands: Any) -> None:
         metavar="LOGPROB",
         help="maximum difference between log-probabilities that count as nearly equal (default: %(default)s)",
     )
-    compare.add_argument(
-        "--greedy", action="store_true", help="treat all requests as decoded greedily, and compare all texts"
-    )
+    compare.add_argument("--greedy", action="store_true", help="treat all requests as greedy, and compare all texts")
     known = (
         "a known difference, by its name in the report, such as 'value $.system_fingerprint'; it is counted, but does "
         "not affect the class"
