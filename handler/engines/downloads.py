@@ -1,4 +1,4 @@
-"""Download of a model's files in a separate process, and an on-disk cache of converted models."""
+"""Downloads a model's files in a separate process, and caches converted models on disk."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 
 
 def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
-    """Call `download(name, *arguments)` in another process, and return the directory or file that it has downloaded.
+    """Call `download(name, *arguments)` in another process, and return the path of the downloaded directory or file.
 
     Args:
         download: a module's function, which may raise ConfigError.
         arguments: values that can be encoded as JSON.
 
     Raises:
-        ConfigError: `download` has raised it, or the process died.
+        ConfigError: raised by `download`, or the process died.
     """
     call = json.dumps([download.__module__, download.__name__, name, *arguments])
     command = child_processes.python(f"{__name__}:run_call", call)
@@ -69,7 +69,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Delete the partial files, which can be found only on Linux, and end the process at once."""
+    """Delete partially downloaded files and end the process at once. These files can be found only on Linux."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):
@@ -98,11 +98,11 @@ class UnknownLayout(ConfigError):
 
 
 def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()) -> str:
-    """Return a name that changes with the size or modification time of one of the files.
+    """Return a name that changes when the size or modification time of any of the files changes.
 
     Args:
         recipe: identifies how the files are converted.
-        read: names of files whose content changes the name too.
+        read: names of files whose content also affects the name.
     """
     digest = sha256(recipe)
     for path in files:
@@ -113,7 +113,7 @@ def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()
 
 
 def make_once(target: Path, make: Callable[[Path, int], None]) -> Path:
-    """Return the directory `target`. If it does not exist, `make(directory, lock)` writes it first.
+    """Return the directory `target`. If it does not exist, call `make(directory, lock)` to write it first.
 
     Raises:
         ConfigError: the disk is full.
@@ -150,8 +150,8 @@ def run_converter(
     """Convert a model in a separate process, whose memory is freed when it ends.
 
     Args:
-        script: Python code that gets the paths of source and target as arguments.
-        lock: descriptor of the lock, which the process shares in case it outlives this one.
+        script: Python code that receives the paths of the source and the target as arguments.
+        lock: file descriptor of the lock. The new process also holds the lock, as it may outlive this one.
         needed: files that the converter must have written.
         form: name of the target format, for messages.
 

@@ -1,1 +1,1 @@
-"""The engine without a model."""
+"""An engine that works without a model."""

@@ -1,14 +1,15 @@
-"""Engine without a model, which repeats the words of the prompt. Each word is a token.
+"""An engine without a model that repeats the words of the prompt. Each word is a token.
 
-It is deterministic and fast, and serves for tests, for trying out clients and for measuring the host. The next word has
-probability 1, so parameters that only shape a distribution have no effect. With an adapter, it skips as many words as
-the adapter's id. An image is the word `<image>`, and an audio clip is the word `<audio>`.
+The engine is deterministic and fast. It is meant for tests, for trying out clients and for measuring the host. The next
+word always has probability 1, so parameters that only shape a distribution have no effect. With an adapter, the number
+of words skipped is the adapter's id. An image becomes the word `<image>`, and an audio clip the word `<audio>`.
 
 Options:
-    echo_tokens_per_second: steps per second, each with one token for every request. 0, the default, means no limit.
-    echo_tokenizer: Hugging Face directory with a tokenizer to use instead of words.
-    echo_cues: if true, the words `<raise>`, `<hang>` and `<die>` in a prompt make the engine raise, hang or die when it
-        repeats them, and `<refuse>` makes it refuse the request. Off by default, as a prompt must not stop a server.
+    echo_tokens_per_second: steps per second, each of which produces one token for every request. 0, the default, means
+        no limit.
+    echo_tokenizer: Hugging Face directory whose tokenizer replaces the division into words.
+    echo_cues: if true, the engine refuses a prompt that contains `<refuse>`. When it repeats the word `<raise>`,
+        `<hang>` or `<die>`, it raises an exception, hangs or dies. Off by default, as a prompt must not stop a server.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ class OneWord:
 
 
 class EchoTokenizer:
-    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary.
+    """Numbers the words of a prompt in order of first appearance, so each prompt has its own vocabulary.
 
     Args:
-        context: context length of the engine, for error messages. Longer prompts are also read, as they may be
-            truncated.
+        context: the engine's context length, for error messages. Longer prompts are accepted, as they may be truncated
+            later.
     """
 
     vocabulary: Vocabulary | None = None
@@ -114,7 +115,7 @@ class EchoTokenizer:
         return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
-        """Encode the words of one or two texts. The id of a word is its hash, so it is the same in every text."""
+        """Encode the words of one or two texts. A word's id is its hash, so a word has the same id in every text."""
         words = [text.split() for text in texts]
         lengths = [len(one) for one in words]
         if most is not None and sum(lengths) > most:
@@ -130,7 +131,7 @@ class EchoTokenizer:
         return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode a line `role: content` for each message, and a last line `assistant:`."""
+        """Encode one line `role: content` per message, followed by a line `assistant:`."""
         lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
         if options.add_generation_prompt:
             lines.append("assistant:")
@@ -159,7 +160,7 @@ _LABELS = 2
 
 
 class EchoPooling:
-    """Computes vectors from a text's words. Equal texts have equal vectors, and the order of the words matters."""
+    """Computes vectors from a text's words. Equal texts have equal vectors, and word order matters."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
@@ -299,7 +300,7 @@ class Echo:
             self.cancel(key)
 
     def _wait(self) -> None:
-        """Wait until the next step is due. Its time does not depend on how long the last step took."""
+        """Wait until the next step is due. Steps are due at regular intervals, however long each of them takes."""
         now = time.monotonic()
         due = self._next + self._pause
         self._next = due if due > now - 2 * self._pause else now  # missed steps are not made up for
@@ -319,7 +320,7 @@ def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check option.echo_tokenizer, which cannot be combined with option.echo_cues."""
+    """Check option.echo_tokenizer and that it is not combined with option.echo_cues."""
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return

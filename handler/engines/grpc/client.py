@@ -1,4 +1,4 @@
-"""gRPC client of one server, based on grpc.aio."""
+"""A gRPC client for a single server, based on grpc.aio."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
     """Return the error for a gRPC status.
 
     Args:
-        connected: whether the connection is still open.
+        connected: whether the connection was still open.
         constraint_failed: whether the server sent the trailer `_CONSTRAINT_FAILED`.
     """
     words = details[:_MOST_WORDS] or "no message"
@@ -61,9 +61,10 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
 
 
 class Client:
-    """Client of a server with one connection. It must be created and used on one event loop.
+    """A client with one connection to a server. Create and use a client on the same event loop.
 
-    gRPC reconnects by itself for the next request, perhaps to another server. Check `connected` before each request.
+    gRPC reconnects automatically for the next request, perhaps to a different server. Check `connected` before each
+    request.
     """
 
     def __init__(self, url: str, contract: Contract, connect_timeout: float) -> None:
@@ -85,8 +86,8 @@ class Client:
         """Ask the server for its model, and check that the server is healthy.
 
         Args:
-            generates: whether the model has to generate text. Otherwise it has to compute embeddings, which is tried
-                out.
+            generates: whether the model must generate text. Otherwise it must compute embeddings, which is tested with
+                a request.
 
         Raises:
             Failed: the server does not respond, is unhealthy, or has a model for another task.
@@ -117,7 +118,7 @@ class Client:
         return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
     async def loads(self) -> Sequence[Any]:
-        """Return the load of each rank; empty if the server does not report it."""
+        """Return the load of each rank, or an empty result if the server does not report it."""
         request = self._contract.messages.GetLoadsRequest(include=["core"])
         with contextlib.suppress(Failed):
             loads = (await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads
@@ -126,14 +127,14 @@ class Client:
         return ()
 
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:
-        """Send a request, and yield the messages of its answer as they arrive; None for a message that cannot be
-        decoded.
+        """Send a request, and yield the messages of the response as they arrive.
 
-        If the generator is closed early, the request is aborted on the server.
+        A message that cannot be decoded is yielded as None. If the generator is closed early, the request is aborted on
+        the server.
 
         Raises:
             Refused: the server refuses the request.
-            Failed: the server fails, perhaps in the middle of the answer.
+            Failed: the server fails, perhaps in the middle of the response.
         """
         call, ended = self._stub.Generate(message), False
         try:
@@ -161,7 +162,7 @@ class Client:
             await self._stub.Abort(self._contract.abort(id), timeout=_ABORT_TIMEOUT)
 
     async def _ask(self, call: Any) -> Any:
-        """Await a call that no client has caused. If the server refuses it, the server has failed."""
+        """Await a call that does not serve a client's request. A refusal counts as a failure of the server."""
         try:
             return await self._answer(call)
         except Refused as error:
@@ -194,7 +195,7 @@ def _vector(answer: Any) -> Sequence[float]:
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
-    """Open a channel of grpc or grpc.aio. grpcs:// trusts this machine's certificate authorities, or SSL_CERT_FILE."""
+    """Open a grpc or grpc.aio channel. For grpcs://, trust the machine's certificate authorities, or SSL_CERT_FILE."""
     import grpc
 
     parts = urlsplit(url)
@@ -217,10 +218,10 @@ def _channel(api: Any, url: str, connect_timeout: float) -> Any:
 
 @functools.lru_cache
 def find_contract(urls: tuple[str, ...]) -> str:
-    """Ask all servers for their contract. This blocks for up to 5 s per server.
+    """Find out the contract that all servers use. This blocks for up to 5 s per server.
 
     Raises:
-        ConfigError: no server responds, a server has no known contract, or the servers have different contracts.
+        ConfigError: no server responds, a server uses an unknown contract, or the servers use different contracts.
     """
     found: dict[str, str] = {}
     reasons: list[str] = []

@@ -1,6 +1,6 @@
-"""Base class of the gRPC contracts. A contract is the protocol of one kind of server, published in smg-grpc-proto.
+"""The base class of the gRPC contracts. A contract is the protocol of one kind of server, published in smg-grpc-proto.
 
-Most messages are the same in two of the three contracts; this module contains these shared parts.
+Most messages are the same in two of the three contracts. This module contains what the contracts share.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Model(NamedTuple):
     """A server's description of its model.
 
     Attributes:
-        max_tokens: limit for prompt and answer together; None if not reported.
-        vocabulary: number of the model's token ids; None if not reported.
+        max_tokens: maximum number of tokens in the prompt and the answer together; None if not reported.
+        vocabulary: number of token ids in the model's vocabulary; None if not reported.
         eos: ids that end an answer; empty if not reported.
-        num_pieces: number of the tokenizer's ids without added tokens; None if not reported.
+        num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if not reported.
         generates: whether the model generates text; otherwise it computes embeddings.
-        dimensions: length of an embedding's vector.
-        normalizes: whether embeddings have length 1.
+        dimensions: number of dimensions of an embedding.
+        normalizes: whether embeddings are normalized to length 1.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens of an answer, from one message."""
+    """The tokens in one message of an answer."""
 
     ids: Sequence[int] = ()
     logprobs: Sequence[float | None] = ()
@@ -75,15 +75,15 @@ class Contract:
         service: name of the service in that module.
         table: rules for the fields of SamplingParams.
         reasons, limits, supports: as in `Capabilities`.
-        no_adapters: reason why requests cannot use a LoRA adapter.
-        no_media: reason why requests cannot contain images or audio.
-        no_embeddings: reason why the server cannot compute embeddings; "" if it can.
+        no_adapters: why requests cannot use a LoRA adapter.
+        no_media: why requests cannot contain images or audio.
+        no_embeddings: why the server cannot compute embeddings; "" if it can.
         pools: pooling modes that the server supports, named as in a model's files.
         reports_load: whether the server implements GetLoads.
-        command: words that start a server, after `python -m` and before the model.
-        context_flag: the server's flag for the limit of prompt and answer together.
+        command: part of the command that starts a server: the words after `python -m` and before the model.
+        context_flag: the server's flag that limits the number of tokens in the prompt and the answer together.
         trust_flag: the server's flag that allows code from the model's directory to run.
-        dtype_flag: the server's flag for the precision; None if there is none.
+        dtype_flag: the server's flag for the precision; None if it has no such flag.
     """
 
     name: str
@@ -122,10 +122,10 @@ class Contract:
         return getattr(module, f"{self.service}Stub")(channel)
 
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
-        """Return a Generate message. Neutral values are also set, as the server may have other defaults.
+        """Return a Generate message. It also contains neutral values, as the server may have other defaults.
 
         Raises:
-            ValueError: the server does not support a value in `sampling`; the message says why.
+            ValueError: the server does not support a value in `sampling`; the exception says why.
         """
         return self.messages.GenerateRequest(
             request_id=id,
@@ -144,7 +144,7 @@ class Contract:
         return self.messages.EmbedRequest(request_id=id, tokenized=self.messages.TokenizedInput(input_ids=ids))
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
-        """Return the flags of a server that computes embeddings.
+        """Return the flags for a server that computes embeddings.
 
         Args:
             mode: pooling mode, named as in the model's files.
@@ -171,7 +171,7 @@ class Contract:
         return "" if health.healthy else health.message or "it gives no reason"
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
-        """Read a message of an answer, except for the last message, which repeats ids."""
+        """Read any message of an answer except the last one, which repeats ids."""
         chunk = response.chunk
         scores, prompt = chunk.output_logprobs, chunk.input_logprobs
         return Chunk(
@@ -189,7 +189,7 @@ def _tops(found: Any, count: int) -> list[Alternatives]:
 
 
 def statistics(loads: Sequence[Any]) -> EngineStatistics:
-    """Combine the loads of all ranks, from the servers' responses to GetLoads."""
+    """Combine the loads of all ranks, as reported by the servers in response to GetLoads."""
     usage = [min(max(one.token_usage, 0.0), 1.0) for one in loads if math.isfinite(one.token_usage)]
     if not usage:
         return EngineStatistics()
@@ -199,20 +199,20 @@ def statistics(loads: Sequence[Any]) -> EngineStatistics:
 def ranked(pairs: Any, count: int) -> Alternatives:
     """Return the `count` most likely of several ids with their log-probabilities.
 
-    Servers add the chosen token to the most likely ones, so there may be one more than asked for.
+    Servers add the chosen token to the most likely ones, so they may return one token more than requested.
     """
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
 class GrpcCall(Answer):
-    """One request to a server, with the state that is needed to read its answer.
+    """A request to a server, with the state needed to read the answer.
 
     Args:
-        most_id: limit of token ids; all ids are smaller.
+        most_id: upper limit for token ids; all ids are smaller.
         eos: ids that end an answer.
 
     Attributes:
-        message: the Generate message; its id changes with each attempt.
+        message: the Generate message; each attempt has a new request id.
 
     Raises:
         ValueError: the server does not support the request.
@@ -232,7 +232,7 @@ class GrpcCall(Answer):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Return whether the last token has probably arrived, so that the answer's last message follows at once."""
+        """Return whether the last token has probably arrived. If so, the answer's final message follows at once."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:

@@ -1,6 +1,6 @@
-"""Engine that uses servers of vLLM, SGLang or TensorRT-LLM through the gRPC contracts that they publish.
+"""An engine that uses vLLM, SGLang or TensorRT-LLM servers through the gRPC contracts that they publish.
 
-Text, stop strings, chat templates and errors are still processed by this handler.
+This handler still processes text, stop strings, chat templates and errors itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_SILENT = 3  # failures in a row, the last one a timeout, after which the o
 
 
 class GrpcSetting(Setting):
-    """Options of the servers: those at option.base_url, or a server that option.engine_python starts."""
+    """Options for the servers at option.base_url, or for a server that is started with option.engine_python."""
 
     def check(self, model_id: str | None, config: EngineConfig) -> None:
         problems = Problems()
@@ -112,11 +112,12 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 
 
 class OwnFiles(NamedTuple):
-    """Facts from the local model files, for comparison with a server's model.
+    """Information from the local model files, for comparison with a server's model.
 
     Attributes:
-        vocabulary: number of the model's token ids; None if config.json does not contain it.
-        num_pieces: number of the tokenizer's ids without added tokens; None if tokenizer.json does not contain it.
+        vocabulary: number of token ids in the model's vocabulary; None if config.json does not specify it.
+        num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if tokenizer.json does not
+            specify it.
         eos: ids that end an answer.
     """
 
@@ -151,10 +152,10 @@ class OwnFiles(NamedTuple):
 class OwnServer:
     """A server that the engine starts on a free loopback port, and that ends together with the engine.
 
-    If the server ends by itself, the engine's process ends too, and the supervisor of the engine restarts both.
+    If the server ends by itself, the engine's process ends too, and the engine's supervisor restarts both.
 
     Args:
-        name: name of the server for the log, as its flags may contain secrets.
+        name: name of the server in the log. The command is not logged, as its flags may contain secrets.
         command: command that starts the server, without the port.
     """
 
@@ -170,7 +171,7 @@ class OwnServer:
         """Start the server.
 
         Raises:
-            OSError: the program of option.engine_python cannot be run.
+            OSError: the program specified by option.engine_python cannot be run.
         """
         end_with_this_process()
         environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
@@ -180,11 +181,12 @@ class OwnServer:
         self._stop_watch = end_with_process(self._process.pid, self._name)
 
     def check_port(self) -> None:
-        """Check that no other process listens on the port, as gRPC servers can share a port. To be called before each
-        connection.
+        """Check that no other process listens on the port, as gRPC servers can share a port.
+
+        This must be called before each connection.
 
         Raises:
-            Failed: another process listens, or the server does not listen yet.
+            Failed: another process listens on the port, or the server does not listen yet.
         """
         if self._process is None or not _TCP[0].exists():  # not on Linux
             return
@@ -207,7 +209,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Have children that are started within this context end on the signals that this process ignores."""
+    """Within this context, start child processes that end on the signals that this process ignores."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -217,7 +219,7 @@ def _default_signals() -> Iterator[None]:
 
 
 def _listeners(port: int) -> set[str]:
-    """Return the sockets that listen on a port, named as in /proc/PID/fd on Linux."""
+    """Return the sockets that listen on a port, named as in Linux's /proc/PID/fd."""
     rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
     return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
 
@@ -234,10 +236,10 @@ def _opened(pids: Iterable[int]) -> set[str]:
 
 
 def command(contract: Contract, model: Path, config: Config, flags: Sequence[str] = ()) -> list[str]:
-    """Return the command that starts the server of option.engine_python.
+    """Return the command that starts a server with option.engine_python.
 
     Args:
-        flags: flags for the model's task. They are followed by `option.engine_flags`, which override them.
+        flags: flags for the model's task. `option.engine_flags` come after these flags and override them.
     """
     options = config.engine_options
     python = options["engine_python"]
@@ -255,7 +257,7 @@ class ContractEngine(RemoteEngine[C]):
     """Base class of engines that use servers with a gRPC contract.
 
     Args:
-        flags: returns the flags for the model's task, for a server that the engine starts.
+        flags: function that returns the flags for the model's task, used for a server that the engine starts.
     """
 
     generates = True
@@ -297,7 +299,7 @@ class ContractEngine(RemoteEngine[C]):
         self._clients = {url: Client(url, self._contract, timeout) for url in urls}
 
     def _fit(self, model: Model, first: Model | None) -> Model:
-        """Return a server's model. Raise Failed if it does not match the local files and the first server's model."""
+        """Return a server's model. Raise Failed unless it matches the local files and the first server's model."""
         self._files.compare(model)
         if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
             raise Failed("serves another model", f"it serves {model.name!r}")
@@ -320,12 +322,12 @@ class ContractEngine(RemoteEngine[C]):
         await super().ask(server, again=again)
 
     async def check(self, server: Server) -> None:
-        """Check that a server serves the model, and accepts as many tokens as this engine."""
+        """Check that a server serves the model and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
     def leave_out(self, server: Server, error: Failed) -> None:
-        """Send a server no requests for a while. If the engine started the server and it will not recover, end the
-        engine.
+        """Send no requests to a server for a while. If the engine started the server and the server will not recover,
+        end the engine.
 
         The engine's supervisor then restarts both.
         """
@@ -340,7 +342,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Return the servers' last statistics and request new ones. When the engine is idle, wait for the new ones."""
+        """Request statistics from the servers, and return the latest. If the engine is idle, wait for the responses."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
@@ -401,7 +403,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
 
 
 class EmbedCall(NamedTuple):
-    """A text to embed. Its result arrives in a single message."""
+    """A text to embed. The embedding arrives in a single message."""
 
     ids: Sequence[int]
     pooling: Pooling
@@ -411,7 +413,7 @@ class EmbedCall(NamedTuple):
 class GrpcPooling(ContractEngine[EmbedCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
-    The server pools. The engine truncates vectors to `dimensions` and normalizes them.
+    The server pools the vectors. The engine truncates them to `dimensions` and normalizes them.
     """
 
     generates = False
@@ -447,10 +449,10 @@ class GrpcPooling(ContractEngine[EmbedCall]):
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the contract's capabilities. With `auto`, the servers are asked for their contract.
+    """Return the contract's capabilities. With `auto`, find out the servers' contract first.
 
     Raises:
-        ConfigError: the servers do not respond, or have no known contract.
+        ConfigError: the servers do not respond, or do not use a known contract.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return CONTRACTS[find_contract(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

@@ -125,5 +125,5 @@ class TrtLlm(Contract):
 
 
 def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
-    """Return a token's log-probability, or None if the server does not have it and has written 0."""
+    """Return a token's log-probability, or None if the server wrote 0 because it does not know the value."""
     return logprob if not best or any(id == one for one, _ in best) else None

@@ -21,7 +21,7 @@ def _seed(sampling: Sampling) -> dict[str, Any]:
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
-    """Request one more alternative than asked for, because vLLM replaces the least likely one by the chosen token."""
+    """Request one more alternative than the client did, as vLLM replaces the least likely one with the chosen token."""
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
     return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: only for the chosen token

@@ -1,4 +1,4 @@
-"""Files of a Hugging Face model: checks, downloads from the hub, conversion, and reading of tensors."""
+"""Checks, downloads and converts the files of Hugging Face models, and reads their tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ConfigError if the directory has no tokenizer, or a JSON file that belongs to it is not an object."""
+    """Raise ConfigError if the directory has no tokenizer, or if one of the tokenizer's JSON files is not an object."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     found = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
@@ -58,7 +58,7 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def check_checkpoint(directory: Path) -> None:
-    """Raise ConfigError if a file is missing, truncated or of a wrong format."""
+    """Raise ConfigError if a file is missing, truncated or in the wrong format."""
     check_tokenizer(directory)
     for path in weight_files(directory):
         if not path.is_file():
@@ -71,7 +71,7 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files of weights that transformers reads: `model.safetensors`, or else those that the index lists."""
+    """Return the weight files that transformers reads: `model.safetensors`, or else those listed in the index."""
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
     named = model_files.read_json(directory / _INDEX).get("weight_map")
@@ -99,10 +99,10 @@ def check_safetensors(path: Path) -> None:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the entries of a safetensors file's header by name of tensor, and the offset in bytes of the tensors'
-    data.
+    """Return the header of a safetensors file, by tensor name, and the offset of the tensors' data in bytes.
 
-    Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
+    The file contains the header's length in 8 bytes, the header as JSON, and the tensors
+    (github.com/huggingface/safetensors).
 
     Raises:
         ConfigError: the file is truncated, or has no valid header.
@@ -154,7 +154,7 @@ _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOK
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old ones), not to a path."""
+    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old ones) and not to a path."""
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
@@ -173,7 +173,7 @@ def is_fetched(model_id: str | None) -> bool:
 
 
 def gguf_file(model_id: str | None) -> tuple[str, str] | None:
-    """Return the model and the file in `owner/model/file.gguf`, or None for other names and local paths."""
+    """Split `owner/model/file.gguf` into the model and the file. Return None for other names and for local paths."""
     if model_id is None or Path(model_id).exists():
         return None
     # It may also be a local path whose file is missing.
@@ -182,12 +182,12 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
 
 
 def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name refers to a model on the hub (`owner/model`) or a file of one (`owner/model/file.gguf`)."""
+    """Return whether a name refers to a hub model (`owner/model`) or one of its files (`owner/model/file.gguf`)."""
     return is_hub_name(model_id) or gguf_file(model_id) is not None
 
 
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
-    """Download a checkpoint. PyTorch weights are included only if there are no safetensors and `torch` is true."""
+    """Download a checkpoint. PyTorch weights are included only if `torch` is true and there are no safetensors."""
     directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
     return download(name, revision) if torch and not model_files.visible(directory, "*.safetensors") else directory
 
@@ -200,12 +200,12 @@ def download_descriptions(name: str, revision: str | None) -> Path:
 def download(
     name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
 ) -> Path:
-    """Download the files of a hub's model that are not in the cache of huggingface_hub, and return its directory.
+    """Download the files of a model on the hub that huggingface_hub has not cached yet, and return their directory.
 
     Args:
-        revision: branch, tag or commit; None is the main branch.
-        only: patterns of the files to download; None: all files.
-        without: patterns of files to leave out.
+        revision: branch, tag or commit; None means the main branch.
+        only: patterns for the files to download; None means all files.
+        without: patterns for the files to leave out.
 
     Raises:
         ConfigError: the hub does not have the model, or cannot be reached.
@@ -240,7 +240,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return the models in the cache of huggingface_hub, as its `CachedRepoInfo`; none if it is not installed."""
+    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache; none if the package is not installed."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -253,7 +253,7 @@ def cached() -> list[Any]:
 
 
 def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
-    """Return the HTTP library's connection error behind `error`, or None if a server's response caused it."""
+    """Return the HTTP library's connection error that caused `error`, or None if the cause was a server's response."""
     while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):
         error = error.__cause__ or error.__context__
     return error
@@ -287,15 +287,16 @@ def fetch(
     download: Download = download_checkpoint,
     is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
 ) -> str | None:
-    """Download a model from the hub or S3; see `engines.fetch`. From S3 it downloads the same files as `download` from
-    the hub.
+    """Download a model from the hub or S3; see `engines.fetch`.
+
+    The files downloaded from S3 are those that `download` would download from the hub.
 
     Args:
-        download: downloads a model from the hub unless it is cached.
-        is_name: returns whether a name refers to a model on the hub.
+        download: function that downloads a model from the hub unless it is cached.
+        is_name: function that returns whether a name refers to a model on the hub.
 
     Raises:
-        ConfigError: `download` raised it, or the download process died.
+        ConfigError: raised by `download`, or the download process died.
     """
     if s3.is_url(model_id):
         only = DESCRIPTIONS if download is download_descriptions else ()
@@ -355,7 +356,7 @@ _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {mo
 
 
 def prepare_checkpoint(model_id: str | None) -> Path:
-    """Return the directory of `option.model_id`. The demo model is converted first, once.
+    """Return the directory of `option.model_id`. If that is the demo model, convert it unless this was done before.
 
     Raises:
         ConfigError: the model does not exist, or is not a directory in Hugging Face's format.
@@ -388,10 +389,10 @@ def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[
     """Check the model's directory and the engine's arguments.
 
     Args:
-        arguments: makes the engine's arguments, and raises ConfigError if an option is wrong.
+        arguments: function that returns the engine's arguments, and raises ConfigError if an option is invalid.
 
     Raises:
-        ConfigError: the directory or an option is wrong; the message contains the problems of both.
+        ConfigError: the directory or an option is invalid; the message lists the problems of both.
     """
     problems, model = Problems(), None
     with problems:
@@ -423,7 +424,7 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(config: EngineConfig) -> frozenset[int]:
-    """Return the ids that end an answer: those in generation_config.json, else config.json, and the tokenizer's EOS."""
+    """Return the ids that end an answer: those in generation_config.json, or else config.json, and the tokenizer's."""
     assert config.model is not None
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
@@ -435,7 +436,7 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
 
 
 def tokenizer_eos_id(model: Path) -> int | None:
-    """Return the id of the EOS in tokenizer_config.json, special_tokens_map.json or tekken.json; None if unknown."""
+    """Return the EOS id from tokenizer_config.json, special_tokens_map.json or tekken.json; None if unknown."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = model_files.read_json(model / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -456,7 +457,7 @@ TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 
 class Tensor(NamedTuple):
-    """Location of a tensor. `start` and `end` are offsets in its file, in bytes."""
+    """The location of a tensor. `start` and `end` are offsets within the file, in bytes."""
 
     path: Path
     kind: str
@@ -469,7 +470,7 @@ class Tensors:
     """The tensors that transformers reads from a directory. Without an index, these are the tensors of all files.
 
     Raises:
-        ConfigError: a file has no header, or the position, type and shape of a tensor contradict each other.
+        ConfigError: a file has no header, or a tensor's position, type and shape contradict each other.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -489,7 +490,7 @@ class Tensors:
         """Return the location of a tensor.
 
         Raises:
-            ConfigError: there is no tensor of this name.
+            ConfigError: there is no tensor with this name.
         """
         if name not in self._places:
             raise ConfigError(f"{self.directory}: its safetensors files have no tensor {name}")
@@ -499,7 +500,7 @@ class Tensors:
         """Return the location of a weight.
 
         Raises:
-            ConfigError: there is no tensor of this name, or its type is not supported.
+            ConfigError: there is no tensor with this name, or its type is not supported.
         """
         place = self.place(name)
         if place.kind not in TYPES:
@@ -507,7 +508,7 @@ class Tensors:
         return place
 
     def raw(self, name: str) -> Any:
-        """Map a weight into memory as it is stored. BF16 numbers appear as their 16 bits. See `weight` for errors."""
+        """Map a weight into memory as it is stored; BF16 numbers appear as 16-bit integers. See `weight` for errors."""
         import numpy
 
         place = self.weight(name)

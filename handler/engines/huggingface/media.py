@@ -1,4 +1,4 @@
-"""Media in prompts of Hugging Face models: the number of tokens of an image or audio clip, and their positions."""
+"""Media in prompts for Hugging Face models: how many tokens an image or audio clip needs, and where they are placed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ None if the type of model is unknown.
 
 
 def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str]) -> MediaTokens | str:
-    """Return how a model counts the tokens of media of a kind, or the reason why it accepts none.
+    """Return the model's token counter for media of one kind, or the reason why the model does not accept such media.
 
     Args:
         model: a Hugging Face directory, or a directory converted from one.
         kind: a key of `MEDIA`.
-        read: reads the configuration of the model types that are supported.
-        parts: fields of config.json that exist in models with such media.
+        read: function that reads the configuration of supported model types.
+        parts: fields that config.json contains if the model accepts such media.
     """
     if model is None or not model.is_dir():
         return NO_MEDIA
@@ -47,12 +47,12 @@ _MAX_RATIO = 200  # of an image's sides; Qwen2-VL's limit
 
 @dataclass(frozen=True)
 class LlavaTokens:
-    """Counts the tokens of LLaVA's images, all of which are resized to the same square.
+    """Counts image tokens for LLaVA, which resizes all images to the same square.
 
     Attributes:
         placeholder: id of an image's placeholder.
         text: text of the placeholder.
-        number: number of tokens of each image.
+        number: number of tokens per image.
     """
 
     placeholder: int
@@ -65,13 +65,13 @@ class LlavaTokens:
 
 @dataclass(frozen=True)
 class QwenTokens:
-    """Counts the tokens of images for Qwen2-VL and Qwen2.5-VL. Their number grows with the pixels, within two limits.
+    """Counts image tokens for Qwen2-VL and Qwen2.5-VL. The count grows with the number of pixels, within two limits.
 
     Attributes:
         placeholder: id of an image's placeholder.
-        text: text of the placeholder, with the marks around it.
-        side: width and height in pixels of the area that becomes one token.
-        least, most: minimum and maximum number of pixels to which an image is resized.
+        text: text of the placeholder, including the tokens around it.
+        side: width and height, in pixels, of the square that becomes one token.
+        least, most: minimum and maximum number of pixels of a resized image.
     """
 
     placeholder: int
@@ -98,7 +98,7 @@ class QwenTokens:
 
 
 def read_image_tokens(model: Path | None) -> MediaTokens | str:
-    """Return how a model counts the tokens of images, or the reason why it accepts none.
+    """Return the model's counter for image tokens, or the reason why the model does not accept images.
 
     Args:
         model: a Hugging Face directory, or a directory converted from one.
@@ -107,7 +107,7 @@ def read_image_tokens(model: Path | None) -> MediaTokens | str:
 
 
 def no_images(model: Path | None) -> str:
-    """Return the reason why a model accepts no images; "" if it does."""
+    """Return the reason why a model does not accept images; "" if it does."""
     found = read_image_tokens(model)
     return found if isinstance(found, str) else ""
 
@@ -157,11 +157,11 @@ _AUDIO_CONFIGS = ("audio_config", "audio_encoder", "audio_processor", "speech_co
 
 @dataclass(frozen=True)
 class QwenAudioTokens:
-    """Counts the tokens of audio clips for Qwen2-Audio, which needs one token for every 40 ms.
+    """Counts audio tokens for Qwen2-Audio, which needs one token for every 40 ms.
 
     Attributes:
         placeholder: id of a clip's placeholder.
-        text: text of the placeholder, with the marks around it.
+        text: text of the placeholder, including the tokens around it.
     """
 
     placeholder: int
@@ -178,7 +178,7 @@ class QwenAudioTokens:
 
 
 def read_audio_tokens(model: Path | None) -> MediaTokens | str:
-    """Return how a model counts the tokens of audio clips, or the reason why it accepts none.
+    """Return the model's counter for audio tokens, or the reason why the model does not accept audio clips.
 
     Args:
         model: a Hugging Face directory, or a directory converted from one.
@@ -200,7 +200,7 @@ _READERS: dict[str, Callable[[Path | None], MediaTokens | str]] = {
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
-    """Return how a model counts the tokens of media, by kind, for the kinds that it accepts.
+    """Return the model's token counters for the kinds of media that it accepts, by kind.
 
     Args:
         model: a Hugging Face directory, or a directory converted from one.
@@ -210,7 +210,7 @@ def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
 
 
 def no_media(model: Path | None) -> dict[str, str]:
-    """Return the reason why a model does not accept media, by kind; "" for the kinds that it accepts."""
+    """Return, for each kind of media, the reason why a model does not accept it; "" if it does."""
     found = {kind: read(model) for kind, read in _READERS.items()}
     reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
     text_only = all(reason == NO_MEDIA for reason in reasons.values())
@@ -224,7 +224,7 @@ def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapp
     """Repeat each placeholder as many times as its medium has tokens.
 
     Args:
-        counts: numbers of tokens of the media, by kind.
+        counts: number of tokens of each medium, by kind.
 
     Raises:
         ValueError: the number of placeholders of a kind differs from the number of media.
@@ -241,10 +241,10 @@ def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapp
 
 
 def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> list[int]:
-    """Reduce the repeated placeholders of each medium to one, which is the inverse of `expand`.
+    """Reduce each medium's repeated placeholders to a single one. This is the inverse of `expand`.
 
     Raises:
-        ValueError: a placeholder is not repeated for all tokens of its medium.
+        ValueError: a medium does not have as many placeholders as tokens.
     """
     for kind, one in tokens.items():
         counts = [one.count(medium.size) for medium in media if medium.kind == kind]
@@ -271,16 +271,16 @@ def _collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int], word:
 def prompt_text(
     ids: Sequence[int], text: str, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
 ) -> str:
-    """Return a prompt's text for an engine that accepts no ids.
+    """Return a prompt's text, for an engine that does not accept ids.
 
-    If the ids continue after `text`, for example with a thought, the text of these ids is added.
+    If `text` covers only some of the ids, for example because a thought follows, the text of the other ids is appended.
 
     Args:
         text: text of the prompt or of its beginning; may be empty.
-        encode, decode: functions of the engine. Special tokens in the text are kept, and none are added.
+        encode, decode: the engine's functions. They keep the special tokens in the text, and add none.
 
     Raises:
-        ValueError: the engine would compute other ids from the text.
+        ValueError: the engine would encode the text as different ids.
     """
     known = encode(text) if text else []
     if list(ids[: len(known)]) == known:

@@ -1,6 +1,6 @@
-"""Pooling models: reading of their files, tokenization, and conversion of their output to embeddings and scores.
+"""Pooling models: reads their files, tokenizes texts, and converts the models' output to embeddings and scores.
 
-The files are `modules.json` and those named there, as in github.com/huggingface/sentence-transformers.
+The files are `modules.json` and those that it names, as in github.com/huggingface/sentence-transformers.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PoolingFiles(NamedTuple):
     """How a model pools, according to its files.
 
     Attributes:
-        mode: how the tokens' vectors become an embedding: the first (cls), last, mean or maximum (max).
-        normalize: whether an embedding has length 1 unless a request says otherwise.
-        most_tokens: maximum number of tokens in a text, including special tokens; None: no limit.
+        mode: how the tokens' vectors are reduced to an embedding: to the first (cls), last, mean or maximum (max).
+        normalize: whether embeddings are normalized to length 1 unless a request says otherwise.
+        most_tokens: maximum number of tokens in a text, including special tokens; None means no limit.
         exclusive: whether exactly one of several labels applies.
     """
 
@@ -54,7 +54,7 @@ class PoolingFiles(NamedTuple):
         """Convert the model's output for a text to what the request asks for.
 
         Args:
-            values: the pooled vector, or a logit for each label, as a numpy array of float32.
+            values: the pooled vector, or a logit for each label, as a float32 numpy array.
         """
         import numpy
 
@@ -75,7 +75,7 @@ class PoolingFiles(NamedTuple):
 
 
 def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
-    """Read from a model's files how it pools.
+    """Find out from a model's files how the model pools.
 
     Args:
         given: value of option.pooling, which overrides the files unless it is auto.
@@ -129,7 +129,7 @@ def _mode(file: Path) -> str:
 
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
-    """Return the smallest of the limits of the model, its tokenizer and sentence-transformers' configuration."""
+    """Return the smallest limit set by the model, its tokenizer and its sentence-transformers configuration."""
     given = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
@@ -143,18 +143,18 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
 
 
 class PoolingTokenizer(Tokenizer, Protocol):
-    """The tokenizer of an engine that was loaded for embeddings, scores or classification."""
+    """The tokenizer of an engine that was loaded for embedding, scoring or classification."""
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """Encode a text, or two texts as a pair, with the special tokens that the model expects.
 
         Args:
-            most: maximum number of tokens in total, including special tokens; None: no limit.
-            side: side where tokens are cut off, left or right, first from the longer text; None: texts are not
-                truncated.
+            most: maximum total number of tokens, including special tokens; None means no limit.
+            side: side from which tokens are removed, left or right, starting with the longer text. None means that
+                texts are not truncated.
 
         Returns:
-            The prompt, and the index of the second text's first token if the model needs it, else None.
+            The prompt, and the index of the second text's first token if the model needs that index, otherwise None.
 
         Raises:
             PromptTooLong: there are more than `most` tokens, and `side` is None.
@@ -164,7 +164,7 @@ class PoolingTokenizer(Tokenizer, Protocol):
 def encode_pooled(
     request: Request, tokenizer: Tokenizer, info: EngineInfo | None = None, max_input_len: int | None = None
 ) -> tuple[Request, Prompt]:
-    """Tokenize a request with Pooling. Its limit is the smallest of the engine's, `option.max_input_len` and its own.
+    """Tokenize a Pooling request. The smallest limit applies: the engine's, `option.max_input_len` or the request's.
 
     Raises:
         PromptTooLong: the text has too many tokens.
@@ -195,7 +195,7 @@ def encode_pooled(
 
 
 def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Prompt:
-    """Truncate a prompt that a client sent as token ids, which include its special tokens."""
+    """Truncate a prompt that a client sent as token ids, which already include the special tokens."""
     if most is None or len(prompt.ids) <= most:
         return prompt
     if side is None:
@@ -204,7 +204,7 @@ def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Promp
 
 
 class HfPoolingTokenizer:
-    """Tokenizer based on the package `tokenizers`, which releases the GIL; see `PoolingTokenizer`.
+    """A tokenizer based on the package `tokenizers`, which releases the GIL. See `PoolingTokenizer`.
 
     Args:
         model: a Hugging Face directory.
@@ -259,10 +259,10 @@ class HfPoolingTokenizer:
 
 
 def _has_types(model: Path) -> bool:
-    """Return whether the model needs token_type_ids: its tokenizer lists them as input, and the model has more than one
-    type.
+    """Return whether the model needs token_type_ids.
 
-    A tokenizer.json may give the second text a type of its own even if the model was trained without types.
+    It does if the tokenizer lists them as input and the model has more than one type. A tokenizer.json alone does not
+    tell, as it may give the second text a type of its own even if the model was trained without types.
     """
     inputs = read_json(model / "tokenizer_config.json").get("model_input_names")
     if isinstance(inputs, list) and "token_type_ids" not in inputs:
@@ -271,7 +271,7 @@ def _has_types(model: Path) -> bool:
 
 
 def fit(lengths: Sequence[int], most: int) -> list[int]:
-    """Return how many tokens are kept of each of one or two texts. The longer text is truncated first."""
+    """Return how many tokens to keep from each of one or two texts. The longer text is truncated first."""
     if len(lengths) == 1:
         return [min(lengths[0], most)]
     first, second = lengths

@@ -22,12 +22,12 @@ _PROBE = "lmi handler probe"
 
 
 class ContentForms(NamedTuple):
-    """Forms of message content that a chat template can render.
+    """The types of message content that a chat template can render.
 
     Attributes:
         text: whether the content may be a string.
         parts: whether the content may be a list of parts.
-        placeholders: kind of media -> text that represents a medium if the content must be a string.
+        placeholders: kind of media -> text that represents such a medium if the content must be a string.
     """
 
     text: bool
@@ -35,9 +35,9 @@ class ContentForms(NamedTuple):
     placeholders: Mapping[str, str]
 
     def adapt(self, messages: Objects) -> Messages:
-        """Return the messages in a form that the template can render.
+        """Convert messages so that the template can render them.
 
-        If the content must be a string, each medium becomes a line with its placeholder before the text, as in vLLM.
+        If the content must be a string, a line with a placeholder for each medium precedes the text, as in vLLM.
         """
         return [{**message, "content": self._content(message["content"])} for message in messages]
 
@@ -53,12 +53,12 @@ class ContentForms(NamedTuple):
 def find_forms(
     render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens], content_format: str = "auto"
 ) -> ContentForms:
-    """Find out which forms of content a template can render, by rendering a message in each form.
+    """Find out which types of content a template can render, by rendering a message with each type.
 
     Args:
-        render: applies the template, and raises an exception if the template fails.
-        tokens: token counters by kind of media, for the kinds that the model accepts.
-        content_format: string or openai to set the form; auto to find it out.
+        render: function that applies the template, and raises an exception if the template fails.
+        tokens: token counters for the kinds of media that the model accepts, by kind.
+        content_format: `string` or `openai` to choose a type; `auto` to find out which types work.
     """
     placeholders = {kind: one.text for kind, one in tokens.items()}
     if content_format != "auto":
@@ -70,7 +70,7 @@ def find_forms(
 
 
 def last_text(message: Mapping[str, Any]) -> str:
-    """Return a message's text, or its last part that is text."""
+    """Return a message's text, or the text of its last text part."""
     content = message["content"]
     if isinstance(content, list):
         return next((str(part["text"]) for part in reversed(content) if part["type"] == "text"), "")
@@ -92,7 +92,7 @@ _SPACE = "▁"  # SentencePiece's space
 
 
 class HfTokenizer:
-    """Tokenizer based on transformers; see `engines.base.Tokenizer`. `encode` runs in Rust, on several threads at once.
+    """A tokenizer based on transformers. See `engines.base.Tokenizer`. `encode` runs in Rust and can run concurrently.
 
     Args:
         model: a directory with tokenizer.json, or with files that transformers can convert to it.
@@ -101,7 +101,7 @@ class HfTokenizer:
         content_format: value of option.chat_template_content_format.
 
     Raises:
-        ConfigError: the vocabulary cannot be converted to bytes, or there is no tokenizer.json and none can be made.
+        ConfigError: the vocabulary cannot be converted to bytes, or tokenizer.json is missing and cannot be created.
     """
 
     def __init__(
@@ -166,19 +166,19 @@ class HfTokenizer:
         return Prompt(text, self.ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode a text as a batch of one, because `encode` would hold the GIL, for 0.2 s with 50,000 tokens."""
+        """Encode a text as a batch of one, because `encode` would hold the GIL, e.g. for 0.2 s for 50,000 tokens."""
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an error in a template, such as one from `raise_exception`, with its line."""
+    """Return the message of a template's exception, e.g. from `raise_exception`, with the line of the template."""
     return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
 def template_line(error: BaseException) -> str:
-    """Return the line of a chat template in which an error was raised, as words for a message; "" if unknown."""
+    """Return words that say which line of a chat template raised an error; "" if unknown."""
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file
@@ -188,13 +188,13 @@ def template_line(error: BaseException) -> str:
 
 
 def _chat_template(tokenizer: Any) -> str:
-    """Return the chat template, or all if there are several; transformers uses the one named `tool_use` for tools."""
+    """Return the chat template, or all if there are several. For tools, transformers uses the one named `tool_use`."""
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return the bytes of every id. Raise ConfigError if they do not agree with the tokenizer's own decoding.
+    """Return the bytes that each id stands for. Raise ConfigError if they do not match the tokenizer's own decoding.
 
     Byte-level BPE writes a letter for each byte. SentencePiece marks spaces and writes single bytes as `<0x0A>`. In
     both, an added token represents its own text.
@@ -231,7 +231,9 @@ def sentence_piece(piece: str) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """Return GPT-2's letters for bytes. A printable Latin-1 byte is its own letter; others are letters from 256 on."""
+    """Return GPT-2's characters for bytes. Printable Latin-1 bytes stand for themselves, others become characters from
+    256 on.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -249,7 +251,7 @@ _CALL_ID = 9  # characters; mistral_common requires this length, and vLLM keeps 
 
 
 def tokenizer_file(model: Path) -> Path | None:
-    """Return the file of Mistral's own tokenizer, or None if the directory has none."""
+    """Return the file of a tokenizer in Mistral's own format, or None if the directory has none."""
     found = (path for pattern in _FILES for path in reversed(model_files.visible(model, pattern)))
     return next(found, None)
 
@@ -264,12 +266,12 @@ def mistral_eos_id(model: Path) -> int | None:
 
 
 class MistralTokenizer:
-    """Tokenizer based on mistral_common; see `engines.base.Tokenizer`.
+    """A tokenizer based on mistral_common. See `engines.base.Tokenizer`.
 
     As in vLLM, special tokens in a client's text are encoded as plain text.
 
     Args:
-        model: a directory with a tokenizer of Mistral's own.
+        model: a directory with a tokenizer in Mistral's own format.
 
     Raises:
         ConfigError: the directory has no such tokenizer, or mistral_common is missing.
@@ -311,7 +313,7 @@ class MistralTokenizer:
         """Encode the messages with mistral_common.
 
         Raises:
-            InvalidPayload: mistral_common refuses the messages, or one of them contains more than text.
+            InvalidPayload: mistral_common refuses the messages, or a message contains anything but text.
         """
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -333,7 +335,7 @@ class MistralTokenizer:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a message to mistral_common's form: text only, short call ids, arguments as JSON."""
+    """Convert a message to mistral_common's format: text only, short call ids, and arguments as JSON."""
     made = dict(message)
     if isinstance(parts := made.get("content"), list):
         if any(part["type"] != "text" for part in parts):

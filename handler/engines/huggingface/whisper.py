@@ -1,4 +1,4 @@
-"""Whisper support for all engines: the tokens of a prompt, timestamps, and the division of audio clips into pieces."""
+"""Whisper support for all engines: prompt tokens, timestamps, and the division of audio clips into pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GENERATION = "generation_config.json"
 
 
 class StartToken(NamedTuple):
-    """Counts an audio clip as one token, the one that starts the transcript."""
+    """Counts an audio clip as a single token: the one that starts the transcript."""
 
     placeholder: int
     text: str = "<|startoftranscript|>"
@@ -37,12 +37,12 @@ class StartToken(NamedTuple):
 
 
 class WhisperIds(NamedTuple):
-    """Ids of special tokens. `languages` and `tasks` are empty if the model supports only English.
+    """The ids of special tokens. `languages` and `tasks` are empty if the model supports only English.
 
     Attributes:
         languages: ids by language code.
         suppressed: ids that must not occur in a transcript.
-        most: limit for the prompt and the transcript of a piece together.
+        most: maximum number of tokens in the prompt and a piece's transcript together.
     """
 
     start: int
@@ -59,7 +59,7 @@ class WhisperIds(NamedTuple):
         return self.most // 2 - 1
 
     def of_time(self, seconds: float) -> int:
-        """Return the id of the timestamp for a position in a piece, given in seconds."""
+        """Return the id of the timestamp token for a position in a piece, in seconds."""
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
 
     def language_of(self, ids: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ class WhisperIds(NamedTuple):
 
 
 def whisper_ids(model: Path) -> WhisperIds:
-    """Read the ids of special tokens from generation_config.json.
+    """Read the special tokens' ids from generation_config.json.
 
     Raises:
         ConfigError: a required id is missing.
@@ -104,7 +104,7 @@ def whisper_ids(model: Path) -> WhisperIds:
 
 
 def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
-    """Return the samples of a request's audio clip, as an array of float32, and the clip itself.
+    """Return the samples of a request's audio clip, as a float32 array, and the clip itself.
 
     Raises:
         ValueError: the request does not have exactly one audio clip.
@@ -119,7 +119,7 @@ def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
 
 
 def cut(samples: Any) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each piece of a clip, in samples. A piece has at most `WINDOW` seconds.
+    """Yield the start and end of each piece of a clip, in samples. A piece is at most `WINDOW` seconds long.
 
     A piece ends at the quietest part of the last second of its window, as in vLLM's server.
 
@@ -137,7 +137,7 @@ def cut(samples: Any) -> Iterator[tuple[int, int]]:
 
 
 def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
-    """Return the vocabulary with timestamps as special tokens, which some tokenizers do not contain."""
+    """Return the vocabulary with timestamps as special tokens. Some tokenizers do not contain these."""
     first, last = ids.of_time(0), ids.of_time(WINDOW)
     pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
     pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]
@@ -145,7 +145,7 @@ def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
 
 
 class NoAdapters:
-    """Methods of a Whisper engine that refuse LoRA adapters."""
+    """The methods with which a Whisper engine refuses LoRA adapters."""
 
     def load_adapter(self, adapter: Adapter) -> None:
         raise ValueError("LoRA adapters are not supported with Whisper models")
@@ -155,12 +155,12 @@ class NoAdapters:
 
 
 class WhisperTokenizer:
-    """Tokenizer of a Whisper model; see `engines.base.Tokenizer`.
+    """The tokenizer of a Whisper model. See `engines.base.Tokenizer`.
 
-    Chat messages contain only an audio clip. The arguments in TemplateOptions specify language, task and prompt.
+    Chat messages contain only an audio clip. The arguments in TemplateOptions specify the language, task and prompt.
 
     Args:
-        encode: returns the ids of a text without special tokens.
+        encode: function that returns the ids of a text, without adding special tokens.
     """
 
     chat_template = ""
