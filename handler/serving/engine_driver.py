@@ -46,11 +46,9 @@ class EngineDriver:
     Two rules leave the event loop time for other work:
 
     * After a long step, the driver rests for twice the step's duration, at most 100 ms. In the meantime, the loop
-    handles
-      new connections, requests and `/ping`.
+      handles new connections, requests and `/ping`.
     * If requests have started since the last wake-up, the step is delayed until the loop's next iteration, at most
-    until
-      50 ms after the last step. All requests of a burst therefore start sooner.
+      until 50 ms after the last step. All requests of a burst therefore start sooner.
 
     Engine steps that arrive in the meantime are joined, so a token costs less on a busy host.
 
