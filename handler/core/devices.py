@@ -114,15 +114,11 @@ def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path
     if library is not None:
         return DriverCheck(f"{line}; using its compatibility library in {library}", str(library))
     if driver.cuda[0] < image[0]:
+        ami = f"InferenceAmiVersion={_AMI[image[0]]}" if image[0] in _AMI else "a newer driver"
         raise ConfigError(
-            f"{line}: the driver is too old for it. Deploy with {_ami(image[0])}, or use an image with CUDA "
-            f"{driver.cuda[0]}"
+            f"{line}: the driver is too old for it. Deploy with {ami}, or use an image with CUDA {driver.cuda[0]}"
         )
     return DriverCheck(f"{line}, which works through CUDA's minor version compatibility")
-
-
-def _ami(cuda: int) -> str:
-    return f"InferenceAmiVersion={_AMI[cuda]}" if cuda in _AMI else "a newer driver"
 
 
 def _describe(driver: Driver, environ: Mapping[str, str]) -> str:

@@ -248,8 +248,7 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     names = given if isinstance(given, list) else [given] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
-            "'adapters' must be one name, or a list with a name for each prompt "
-            f"(names: {len(names)}, prompts: {num_prompts})"
+            f"'adapters' must be one name, or a list of one per prompt (names: {len(names)}, prompts: {num_prompts})"
         )
     return [merge_adapters(context.adapter, _adapter(name, context), "the body") for name in names]
 

@@ -161,8 +161,7 @@ def check_weights(model: Path, decoder: Decoder) -> None:
     unused = [name for name in tensors if name not in allowed and not name.endswith(".rotary_emb.inv_freq")]
     if unused:
         raise ConfigError(
-            f"{model}: a {decoder.model_type} model with this config.json does not use the tensors "
-            f"{', '.join(sorted(unused)[:3])}"
+            f"{model}: a {decoder.model_type} model with this config.json does not use {', '.join(sorted(unused)[:3])}"
         )
 
 
