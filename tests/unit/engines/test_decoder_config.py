@@ -135,10 +135,7 @@ def test_tensors_are_checked_before_they_are_read(tmp_path: Path) -> None:
     )
     assert told(**{name: None}) == f"{tmp_path}: its safetensors files have no tensor {name}"
     bias = "model.layers.0.self_attn.q_proj.bias"
-    assert (
-        told(**{bias: tensors[name][0]})
-        == f"{tmp_path}: a llama model with this config.json does not use {bias}"
-    )
+    assert told(**{bias: tensors[name][0]}) == f"{tmp_path}: a llama model with this config.json does not use {bias}"
     write_safetensors(file, {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": tensors[name][0]})
     check_weights(tmp_path, decoder)  # of old versions
 
