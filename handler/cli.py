@@ -30,7 +30,7 @@ _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
   lmi serve [MODEL]                       serve a model over HTTP (default: the demo model)
-  lmi serve [MODEL] --check               check the configuration and list every problem, without starting a server
+  lmi serve [MODEL] --check               list every problem of the configuration, start nothing
   lmi options [NAME|WORD]                 list all options, describe one, or search for a word
   lmi models [get MODEL | rm MODEL ...]   list, fetch and remove the models on this machine
   lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
@@ -125,9 +125,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     option = "an option as in serving.properties; overrides all other sources"
     add_repeatable(serve, "-o", "options", "KEY=VALUE", option)
-    serve.add_argument(
-        "--check", action="store_true", help="check the configuration and list every problem, without starting a server"
-    )
+    serve.add_argument("--check", action="store_true", help="list every problem of the configuration, start nothing")
     _add_access(serve)
     if flags:
         from handler.config.options.command_line import add_flags

@@ -58,9 +58,7 @@ def add_parser(commands: Any) -> None:
         help="a name on the Hugging Face hub (owner/model), s3://BUCKET/PREFIX/, a local file, or demo",
     )
     get.add_argument(
-        "--engine",
-        choices=LLM_ENGINES[1:],
-        help="the engine that will serve the model (default: the one that lmi serve would choose)",
+        "--engine", choices=LLM_ENGINES[1:], help="the engine that will serve the model (default: as for lmi serve)"
     )
     add_repeatable(get, "-o", "options", "KEY=VALUE", "set an option, as lmi serve -o does")
     get.set_defaults(run=_get)

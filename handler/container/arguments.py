@@ -65,9 +65,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     parser.add_argument("--engine", help="option.llm_engine")
     parser.add_argument("--port", help=f"port to listen on (default: {_BIND}, or {_PORT} if it is not set)")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument(
-        "--check", action="store_true", help="check the configuration and list every problem, without starting a server"
-    )
+    parser.add_argument("--check", action="store_true", help="list every problem of the configuration, start nothing")
     parser.add_argument("-m", "--models", nargs="+", default=[], help="DJL Serving's flag; must be the model directory")
     parser.add_argument("-s", "--model-store", help="DJL Serving's flag; must be the model directory")
     for short, name in _OF_DJL_SERVING.items():

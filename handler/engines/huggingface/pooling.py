@@ -122,7 +122,8 @@ def _mode(file: Path) -> str:
         modes = [MODES.get(flag, flag) for flag in flags] or ["mean"]
     if len(modes) != 1 or modes[0] not in MODES.values():
         raise ConfigError(
-            f"{file}: pooling by {' and '.join(map(str, modes))} is not one of {', '.join(MODES.values())}"
+            f"{file}: pooling by {' and '.join(map(str, modes))} is not supported; must be one of "
+            f"{', '.join(MODES.values())}"
         )
     return str(modes[0])
 

@@ -130,9 +130,7 @@ _THREADS = (2, 2, 1)
 _NICE = (2, 5, 8)
 
 _MAX_KNOWN = 1024  # verdicts that are remembered, each for a schema or grammar of at most 16,384 characters
-_MAX_SECONDS = (
-    30.0  # total CPU time of the remembered grammars that were accepted, as they may reach the engine at once
-)
+_MAX_SECONDS = 30.0  # total CPU time of the remembered texts that were accepted, as they may reach the engine at once
 
 _RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon as it is idle
 _MAX_BYTES = 1 << 30  # if an engine keeps more, it gets no new schemas and grammars

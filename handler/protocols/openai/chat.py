@@ -478,9 +478,7 @@ class OpenAiChat(OpenAiDialect):
     ) -> tuple[ParsedParameters, Tools]:
         """Read the parameters. Combine the requested structured output with the grammar for tool calls."""
         rule, table = tools.structured_output, self.table
-        if (
-            rule is not None and not rule.allows_text
-        ):  # every answer is a tool call, so a format for texts has no effect
+        if rule is not None and not rule.allows_text:  # answers are tool calls, so a format for texts has no effect
             others = {name: Parameter("", one.read) for name, one in table.parameters.items() if name in _ANSWER_RULES}
             ruled = Parameter("structured_output", lambda value: rule)
             table = Table({**table.parameters, **others, "tool_choice": ruled})
