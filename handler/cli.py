@@ -187,7 +187,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals.install()  # before the slow imports
     with loop.importing():
         from handler.config.loader import read_server_config
-        from handler.config.user_files import describe_model_py, requirements_file
+        from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
         from handler.core.values import Role
         from handler.http.custom import missing_of
         from handler.http.security import OPEN, read_access
@@ -216,16 +216,20 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not arguments.check:
         with log.captured(as_json):
             return serve(config, arguments.host, arguments.port, signals, access, problems)
-    problems.check()
     for warning in config.warnings:
         print(warning)
-    for key, url in downloads_of(config, reading.engine).items() if reading.engine else ():
+    path = model_py(model_py_directory(config))
+    downloads = downloads_of(config, reading.engine) if reading.engine else {}
+    if path is not None or not downloads:  # a model on S3 may have its own model.py
+        problems.extend(missing_formatters(path, config))
+    problems.check()
+    for key, url in downloads.items():
         print(f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)")
     if reading.engine and (note := hub_note(config, reading.engine)):
-        print(f"{note}; not checked")
+        print(note)
     if (file := requirements_file(model_py_directory(config), wanted=config.install_requirements)) is not None:
         print(f"{file}: not checked; its packages are installed at startup (option.install_requirements)")
-    if (path := model_py(model_py_directory(config))) is not None:
+    if path is not None:
         print(describe_model_py(path, config))
     for told in missing_of(config):
         print(told)

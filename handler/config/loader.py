@@ -417,7 +417,9 @@ def read_config(
     environ, settings = os.environ if environ is None else environ, list(settings)
     places = _places(properties, overrides, environ, settings)
     written = {item.key: item.value.strip() for item in [*chain(*places), *settings] if isinstance(item, Setting)}
-    found = [item for place in places for item in joined(place)]
+    each = list(map(joined, places))
+    found = [*chain(*each)]
+    *environment, file, _ = ([item for item in place if isinstance(item, Setting)] for place in each)
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
     is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
@@ -434,6 +436,7 @@ def read_config(
     warnings = (
         *notes,
         *_of_unknown(unknown, environ, problems),
+        *_overridden(chain(*environment), file, chosen, engine),
         *(_without(f"{chosen[key].setting.key} ({chosen[key].setting.origin})", why) for key, why in idle.items()),
         *_without_effect(chosen.values(), engine, problems, java=java),
         *(() if java else _in_the_place_of_javas(given, engine)),
@@ -574,7 +577,30 @@ def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems
         else:
             dropped.append(one.origin if one.key in one.origin else f"{one.key} ({one.origin})")
     if dropped:
-        yield _without(", ".join(dropped), f"unknown names; {_UNKNOWN_OPTIONS}=error refuses them")
+        yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses them")
+
+
+def _overridden(
+    environment: Iterable[Setting], file: Collection[Setting], chosen: Mapping[str, _Chosen], engine: str
+) -> Iterator[str]:
+    """Yield a warning for each environment variable that serving.properties overrides with another value."""
+    for setting in environment:
+        option = find_option(setting.key, engine)
+        if option is None or option.key not in chosen:
+            continue
+        stronger = chosen[option.key].setting
+        if stronger in file and not _is_same(option, setting.value, stronger.value):
+            yield _without(
+                f"{setting.key} ({setting.origin})",
+                f"{stronger.key} ({stronger.origin}) overrides it with another value",
+            )
+
+
+def _is_same(option: Option, one: str, other: str) -> bool:
+    try:
+        return bool(option.parse(one.strip()) == option.parse(other.strip()))
+    except ValueError:
+        return one.strip() == other.strip()
 
 
 def _idle(

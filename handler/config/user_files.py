@@ -19,7 +19,8 @@ from pathlib import Path
 
 from handler.config.config import Config
 from handler.core import child_processes
-from handler.core.errors import ConfigError, log_words
+from handler.core.errors import ConfigError, Problem, log_words
+from handler.core.framing import FRAMINGS
 from handler.core.values import Role
 
 log = logging.getLogger("handler.launch")
@@ -92,6 +93,36 @@ def describe_model_py(path: Path, config: Config) -> str:
             what = f"{kind} {', '.join(names)}"
             found.append(f"{what} (not called, because handle is)" if config.handle_role is Role.ALONE else what)
     return f"{path}: {'; '.join(found) or 'no handle and no formatters'}"
+
+
+def missing_formatters(path: Path | None, config: Config) -> Iterator[Problem]:
+    """Yield a problem for each option that names a formatter whose name does not occur in model.py.
+
+    No code runs. A start also finds names that occur in the file but are not those of formatters.
+    """
+    tree = ast.Module([], []) if path is None else _parsed(path)
+    bound = set() if tree is None else _bound(tree)
+    if tree is None or "*" in bound:
+        return
+    for kind, name in (("input", config.input_formatter), ("output", config.output_formatter)):
+        key = f"option.{kind}_formatter"
+        if name is not None and name not in FRAMINGS and name not in bound:
+            why = f"must be the name of an @{kind}_formatter function of model.py"
+            lack = "there is no model.py" if path is None else f"it is not in {path}"
+            yield Problem(config.where(key), key, f"{key}={name}: {why}; {lack}")
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Return all names that a file binds in any scope."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
 
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -213,8 +213,9 @@ class AnswerTooLong(TooLong):
     """The sum of `num_prompt` prompt tokens and `wanted` new tokens exceeds the limit `most`."""
 
     def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:
+        tokens = "token" if num_prompt == 1 else "tokens"
         super().__init__(
-            f"{name}={wanted}: with {num_prompt} prompt tokens it must be at most {most - num_prompt}, as the model "
+            f"{name}={wanted}: with {num_prompt} prompt {tokens} it must be at most {most - num_prompt}, as the model "
             f"accepts {most} in total"
         )
         self.num_prompt, self.wanted, self.most = num_prompt, wanted, most

@@ -265,7 +265,7 @@ class Batcher:
     def check_room(self) -> None:
         """Raise `Overloaded` if the queue is full."""
         if len(self._queue) >= self._max_queued:
-            raise Overloaded(f"the queue is full: {self._max_queued} requests are waiting (job_queue_size)")
+            raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
     def submit(
         self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False

@@ -166,7 +166,7 @@ class _OneByOne:
 
     async def answer(self, item: Call) -> Result:
         if len(self._waiting) >= self._room:
-            raise Overloaded(f"the queue is full: {self._room} requests are waiting (job_queue_size)")
+            raise Overloaded(f"the queue is full (job_queue_size={self._room})")
         waiting = _Waiting(item)
         self._waiting.append(waiting)
         if len(self._waiting) >= self._size:
@@ -266,7 +266,7 @@ class _SideBySide:
 
     async def answer(self, item: Call) -> Result:
         if self._num_open >= self._room:
-            raise Overloaded(f"the queue is full: {self._room} requests are running (job_queue_size)")
+            raise Overloaded(f"the queue is full (job_queue_size={self._room})")
         self._num_open += 1
         try:
             (result,) = await self.call([item])

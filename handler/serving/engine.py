@@ -86,11 +86,11 @@ def hub_note(config: Config, engine: str) -> str:
         return ""
     if "/" not in model:
         return (
-            f"{model}: not a file or directory on this machine, and most names on the hub have the form OWNER/MODEL; "
-            "at startup it is looked up on the hub"
+            f"{model}: not checked; it is not a file or directory on this machine, so it is looked up on the hub at "
+            "startup; most names on the hub have the form OWNER/MODEL"
         )
     rest = engines.conversion(engine, model)
-    return f"{model}: at startup it is downloaded from the hub{rest and '; ' + rest}"
+    return f"{model}: not checked; at startup it is downloaded from the hub{rest and '; ' + rest}"
 
 
 def choose_engine(config: Config) -> str:

@@ -244,7 +244,7 @@ class DynamicBatcher:
     def check_room(self) -> None:
         """Raise `Overloaded` if the queue is full."""
         if len(self._waiting) >= self._max_queued:
-            raise Overloaded(f"the queue is full: {self._max_queued} requests are waiting (job_queue_size)")
+            raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
     async def join(self) -> None:
         """Wait until the request's batch starts. The caller must call `leave` when the request has ended.

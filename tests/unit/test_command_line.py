@@ -180,17 +180,63 @@ def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsy
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("some/model", r"is downloaded from the hub; unless .* it is converted once and cached; .*\[convert\]"),
-        ("OpenVINO/model", "is downloaded from the hub; not checked"),
-        ("some/model/file.gguf", "is downloaded from the hub; not checked"),
-        ("nosuch", "is looked up on the hub; not checked"),
+        ("some/model", r"at startup it is downloaded from the hub; unless .* converted once and cached; .*\[convert\]"),
+        ("OpenVINO/model", "at startup it is downloaded from the hub$"),
+        ("some/model/file.gguf", "at startup it is downloaded from the hub$"),
+        (
+            "nosuch",
+            "it is not a file .* looked up on the hub at startup; most names on the hub have the form OWNER/MODEL$",
+        ),
     ],
 )
 def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[str], model: str, said: str) -> None:
     assert main(["serve", model, "--engine", "openvino", "--check"]) == 0
-    here = "not a file or directory on this machine, and most names on the hub have the form OWNER/MODEL"
-    doubt = "" if "/" in model else f"{here}; "
-    assert re.match(f"{model}: {doubt}at startup it {said}", capsys.readouterr().out)
+    assert re.match(f"{model}: not checked; {said}", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_check_shows_what_is_ignored_beside_the_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPTION_DANCE", "1")
+    assert main(["serve", "--engine", "echo", "--check", "-o", "option.dtype=int3"]) == 2
+    shown = capsys.readouterr()
+    assert "ignored: option.dance (environment variable OPTION_DANCE)" in shown.out
+    assert "must be one of" in shown.err
+
+
+OWN_FORMATTERS = """
+from elsewhere import imported
+from handler.formatters import input_formatter
+
+@input_formatter
+def own(body):
+    return body
+
+def another(body):
+    return body
+assigned = input_formatter(another)
+"""
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_check_reports_a_formatter_whose_name_is_not_in_model_py(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    def check(name: str) -> str:
+        words = ["--engine", "echo", "--check", "--properties", str(tmp_path / "serving.properties")]
+        code = main(["serve", *words, "-o", f"option.{kind}_formatter={name}"])
+        error = capsys.readouterr().err
+        assert code == (2 if error else 0)
+        return error
+
+    (tmp_path / "serving.properties").touch()
+    wanted = f"option.{kind}_formatter=nosuch: must be the name of an @{kind}_formatter function of model.py; "
+    assert check("nosuch").endswith(f"{wanted}there is no model.py\n")
+    (tmp_path / "model.py").write_text(OWN_FORMATTERS)
+    assert check("nosuch").endswith(f"{wanted}it is not in {tmp_path / 'model.py'}\n")
+    assert [check(name) for name in ("own", "assigned", "imported")] == ["", "", ""]
+    (tmp_path / "model.py").write_text(f"{OWN_FORMATTERS}from elsewhere import *\n")
+    assert check("nosuch") == "", "the name may be imported"
 
 
 @pytest.mark.parametrize("command", ["serve", "options", "bench", "replay", "conform", "completion"])

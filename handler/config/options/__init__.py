@@ -59,7 +59,7 @@ class Foreign(NamedTuple):
         if self.refused:
             return Gone(self.refused, self.unless).answer
         names = [f"`{own}` ({engine})" if engine else f"`{own}`" for engine, own in sorted(self.owns.items())]
-        return f"same: {', '.join(names)}" if names else f"no effect: {self.idle}"
+        return f"same as {', '.join(names)}" if names else f"no effect: {self.idle}"
 
 
 _DATA = json.loads((files("handler.config.options") / "foreign.json").read_text(encoding="utf-8"))

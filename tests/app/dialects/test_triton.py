@@ -101,7 +101,7 @@ def test_unknown_names_are_reported(slow_server: LiveServer) -> None:
         (b'{"text_input":7}', "Unable to parse 'text_input'"),
         (b'{"text_input":"a","arr":[]}', "parameter 'arr' has invalid type"),
         (b'{"text_input":"  "}', "'text_input' has no tokens"),
-        (b'{"text_input":"a","max_tokens":9999999}', "max_tokens=9999999: with 1 prompt tokens it must be at most"),
+        (b'{"text_input":"a","max_tokens":9999999}', "max_tokens=9999999: with 1 prompt token it must be at most"),
         (b"x" * 2001, "the body has 2001 bytes; at most 2000"),
     ],
 )

@@ -60,8 +60,31 @@ def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
     assert found.warnings == (
         "ignored: environment variable SERVING_KITCHEN, option.sing (environment variable OPTION_SING), "
         "adapter_ids (serving.properties, line 1), option.dance (serving.properties, line 2), -o option.xyzzy=2; "
-        "unknown names; LMI_UNKNOWN_OPTIONS=error refuses them",
+        "no option has this name; LMI_UNKNOWN_OPTIONS=error refuses them",
     )
+
+
+def test_a_variable_that_the_file_overrides_with_another_value_gets_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "serving.properties"
+    file.write_text("option.max_model_len=4096\noption.enforce_eager=true\noption.tensor_parallel_size=2\n")
+    same = {"OPTION_MAX_MODEL_LEN": "4096", "OPTION_ENFORCE_EAGER": "True"}
+    other = {"OPTION_MAX_MODEL_LEN": "2048", "TENSOR_PARALLEL_DEGREE": "4"}
+
+    def warnings(environ: dict[str, str], *overrides: str) -> tuple[str, ...]:
+        environ = {"OPTION_LLM_ENGINE": "vllm", **environ}
+        return read_config(properties=file, environ=environ, overrides=overrides).checked().warnings
+
+    assert warnings(same) == ()
+    length, degree = warnings(other)
+    assert length == (
+        "ignored: option.max_model_len (environment variable OPTION_MAX_MODEL_LEN); "
+        "option.max_model_len (serving.properties, line 1) overrides it with another value"
+    )
+    assert degree == (
+        "ignored: option.tensor_parallel_degree (environment variable TENSOR_PARALLEL_DEGREE); "
+        "option.tensor_parallel_size (serving.properties, line 3) overrides it with another value"
+    )
+    assert warnings(other, "option.max_model_len=1024") == (degree,), "an override is there to override"
 
 
 @pytest.mark.parametrize("name", ["option.max_rolling_batchsize", "option.tgi_compt", "tensor_parallel_degree"])

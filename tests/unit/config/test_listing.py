@@ -55,15 +55,15 @@ from handler.core.errors import ConfigError
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),
         ("PIPELINE_PARALLEL_DEGREE", ["  environment: OPTION_PIPELINE_PARALLEL_DEGREE, PIPELINE_PARALLEL_DEGREE"]),
         # foreign variables
-        ("QUANTIZE", ["QUANTIZE", "  same: `OPTION_QUANTIZE`", "  engines:     vllm; refused by other engines"]),
-        ("SM_NUM_GPUS", ["  same: `TENSOR_PARALLEL_DEGREE`", "option.tensor_parallel_degree"]),
+        ("QUANTIZE", ["QUANTIZE", "  same as `OPTION_QUANTIZE`", "  engines:     vllm; refused by other engines"]),
+        ("SM_NUM_GPUS", ["  same as `TENSOR_PARALLEL_DEGREE`", "option.tensor_parallel_degree"]),
         (
             "ENABLE_CUDA_GRAPHS",
-            ["  same: `OPTION_USE_CUDA_GRAPH` (trtllm), `OPTION_ENFORCE_EAGER` (vllm)", "option.enforce_eager"],
+            ["  same as `OPTION_USE_CUDA_GRAPH` (trtllm), `OPTION_ENFORCE_EAGER` (vllm)", "option.enforce_eager"],
         ),
         ("PORT", ["  no effect: `lmi serve --port` and SAGEMAKER_BIND_TO_PORT set it"]),
-        ("HF_TASK", ["  same: `OPTION_TASK`", "option.task"]),
-        ("HF_API_TOKEN", ["  same: `HF_TOKEN`"]),
+        ("HF_TASK", ["  same as `OPTION_TASK`", "option.task"]),
+        ("HF_API_TOKEN", ["  same as `HF_TOKEN`"]),
         ("HF_TOKEN", ["  left alone: huggingface_hub reads it"]),
         (
             "SM_VLLM_MAX_NUM_SEQS",

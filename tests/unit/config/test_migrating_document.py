@@ -24,7 +24,7 @@ ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has 
 NEURON = "refused: AWS Neuron is not supported"
 KINDS = {
     "supported": "Supported",
-    "same": "These also have other names",
+    "same as": "These also have other names",
     "left alone": "Left alone",
     "no effect": "No effect",
     "refused": "Refused",
@@ -201,7 +201,7 @@ def answer(name: str, engine: str) -> str:
         return f"no effect: {option.help}"
     if option.engines and engine not in option.engines:
         return f"no effect: {option.idle}" if option.idle else HAS_NONE
-    return "supported" if option.key == name else f"same: `{option.key}`"
+    return "supported" if option.key == name else f"same as `{option.key}`"
 
 
 @pytest.mark.parametrize("page", ["lmi", "tgi", "aws-vllm"])
