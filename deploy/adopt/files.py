@@ -22,7 +22,7 @@ from deploy.adopt.variables import one_line
 from deploy.errors import Refused, SpecError
 from handler.core.text_files import decode
 
-_MOST = 4 << 20  # maximum bytes of a file
+_MOST = 4 << 20  # maximum size of a file, in bytes
 
 Content = dict[str, Any]
 

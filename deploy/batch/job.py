@@ -186,7 +186,7 @@ def _front(spec: Spec) -> str:
 
 
 _MB = 2**20
-_MOST_READ = 2**30  # maximum bytes of input to check for lines that are too long
+_MOST_READ = 2**30  # maximum size of input to check for lines that are too long, in bytes
 _CHUNK = 2**20
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 

@@ -205,7 +205,7 @@ def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
 
 
 _CONCURRENT = 4  # concurrent asynchronous requests; SageMaker's default of MaxConcurrentInvocationsPerInstance
-_PIECE = 2**16  # maximum bytes of a response body to pass on at once
+_PIECE = 2**16  # maximum size of a response body to pass on at once, in bytes
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 _NOT_PASSED = {"host", "content-length", *_HOP_BY_HOP}
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without the environment's proxies

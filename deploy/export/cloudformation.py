@@ -91,7 +91,7 @@ _UPDATE_PROPERTIES = ("DeploymentConfig", "ExcludeRetainedVariantProperties", "R
 """Arguments of UpdateEndpoint in the API that are properties of the endpoint in a template."""
 
 _MAX_INLINE_TEMPLATE = 51_200
-"""Maximum bytes of CreateStack's TemplateBody (CloudFormation API reference)."""
+"""Maximum size of CreateStack's TemplateBody, in bytes (CloudFormation API reference)."""
 
 _STACK = "endpoint"
 

@@ -125,7 +125,7 @@ def _fault(member: tarfile.TarInfo, place: PurePosixPath) -> str:
 
 _DEEPEST = 2  # maximum number of parts in the path of serving.properties
 _MOST_COMMON = 16  # maximum number of global header fields, which each member copies; git writes one
-_LONGEST = 64 << 10  # maximum bytes of an extended header
+_LONGEST = 64 << 10  # maximum size of an extended header, in bytes
 
 
 class _Member(tarfile.TarInfo):

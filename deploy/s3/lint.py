@@ -27,11 +27,11 @@ Read = Callable[[str], bytes]
 """A function that reads a small file by its name relative to the directory or prefix."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
-_LONGEST = 255  # maximum bytes of a name
+_LONGEST = 255  # maximum size of a name, in bytes
 _SKIPPED_DIRECTORIES = (".git", ".cache", "__pycache__", ".ipynb_checkpoints", ".huggingface", "__MACOSX")
 _SKIPPED_NAMES = (".DS_Store", ".gitattributes", ".gitignore", "Thumbs.db", "desktop.ini")
 _APPLE_DOUBLE = "._"  # prefix of the names of files in which macOS stores its own metadata
-_POINTER = 200  # maximum bytes of a Git LFS pointer
+_POINTER = 200  # maximum size of a Git LFS pointer, in bytes
 _DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # formats that safetensors files replace
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
 """Suffixes of weight files."""

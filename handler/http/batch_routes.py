@@ -35,7 +35,7 @@ from handler.serving.model import ServedModel
 
 _MOST_WAITING = 64  # maximum number of calls that wait for the store
 _PART = 1 << 18  # bytes of a file to send at once
-_FORM = 1 << 16  # maximum bytes of a form besides its file
+_FORM = 1 << 16  # maximum size of a form besides its file, in bytes
 _UPLOAD_SECONDS = 1800.0
 _MOST_FILES = 10_000  # maximum number of files in a list
 

@@ -62,7 +62,7 @@ _FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 10_000
 _WITHOUT_BODY = (204, 304)
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_MOST_HELD = 1 << 24  # maximum bytes of a response to buffer
+_MOST_HELD = 1 << 24  # maximum size of a response to buffer, in bytes
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 

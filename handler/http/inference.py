@@ -80,7 +80,7 @@ async def read_body(
     """Return the request's body, or None if the client has disconnected.
 
     Args:
-        limit: maximum bytes of the body.
+        limit: maximum size of the body, in bytes.
         model: model that the request is for. When it is stopped, it does not wait for the body.
         memory: share of the memory quota that grows as the body is received. If it is None, the share ends with this
             call, since the caller needs the body only for a short time.

@@ -204,7 +204,7 @@ LINGER_SECONDS = 2.0
 """Seconds for which unwanted bytes are read and discarded: the rest of a refused body, and bytes after the last
 response. An immediate close would reset the connection, and the client might lose a response that it has not read yet.
 """
-_MAX_HEAD = 1 << 16  # maximum bytes of request line, headers and trailers; SageMaker sends a few hundred
+_MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in bytes; SageMaker sends a few hundred
 MOST_PIPELINED = 128
 """Maximum number of pipelined requests that wait on a connection. A request of 18 bytes needs kilobytes of memory."""
 

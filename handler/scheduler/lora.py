@@ -48,7 +48,7 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Weight files that PEFT's `save_pretrained` writes next to adapter_config.json."""
 
 _OF_MACOS = "__MACOSX"  # directory that macOS adds to archives
-_MAX_CONFIG = 1 << 20  # maximum bytes of an adapter_config.json; PEFT writes about one thousand
+_MAX_CONFIG = 1 << 20  # maximum size of an adapter_config.json, in bytes; PEFT writes about one thousand
 
 
 def check_name(name: str) -> None:

@@ -147,7 +147,7 @@ class Admission:
         """Load the media of a request, tokenize its prompt, and check its structured output.
 
         Args:
-            size: bytes of the request's body.
+            size: size of the request's body, in bytes.
 
         Raises:
             ServingError: the prompt is too long, a medium cannot be loaded, or the engine does not support the
@@ -165,7 +165,7 @@ class Admission:
         """Tokenize a prompt of any length, and call `take` with it on the same thread.
 
         Args:
-            size: bytes of the request's body.
+            size: size of the request's body, in bytes.
 
         Raises:
             Overloaded: too many requests are being tokenized.
@@ -196,7 +196,7 @@ class Admission:
         """Call `use` with the request: inline, on a thread, or on a thread for long prompts.
 
         Args:
-            size: bytes of the request's body.
+            size: size of the request's body, in bytes.
         """
         if size < self._tokenize_inline and not media:
             return use(request, media)

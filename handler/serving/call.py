@@ -404,7 +404,7 @@ def _for_adapter(request: Request, adapter: Adapter) -> Request:
 
 
 _MOST_PARTS = 64  # maximum number of parts; OpenAI's routes have about ten
-_MOST_TEXT = 1 << 20  # maximum bytes of a part that is not a file
+_MOST_TEXT = 1 << 20  # maximum size of a part that is not a file, in bytes
 _MOST_BOUNDARY = 70  # maximum characters (RFC 2046, section 5.1.1)
 
 

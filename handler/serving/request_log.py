@@ -27,7 +27,7 @@ log = logging.getLogger("handler")
 
 MIB = 1 << 20
 
-_MOST_WAITING = 64 * MIB  # maximum bytes of bodies and responses that wait to be written
+_MOST_WAITING = 64 * MIB  # maximum size of bodies and responses that wait to be written, in bytes
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
 _PERIOD = 60.0  # minimum seconds between two warnings about dropped requests
 _NAME = "requests-*.jsonl"
@@ -70,8 +70,8 @@ class RequestLog:
     Args:
         directory: directory of the files.
         percent: percentage of requests to write, chosen at random.
-        file_bytes: maximum bytes of a file.
-        total_bytes: maximum bytes of all files.
+        file_bytes: maximum size of a file, in bytes.
+        total_bytes: maximum size of all files, in bytes.
 
     Attributes:
         num_written: number of requests written so far.

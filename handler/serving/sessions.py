@@ -44,7 +44,7 @@ _HOW = "option.enable_stateful_sessions=true enables them"
 _MEMORY, _FOLDER = Path("/dev/shm"), "sagemaker_sessions"
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,256}")  # ids that SageMaker's API allows; messages show them without quotes
-_LONGEST_CALL = 1 << 16  # maximum bytes of a body that is searched for `requestType`
+_LONGEST_CALL = 1 << 16  # maximum size of a body that is searched for `requestType`, in bytes
 _PERIOD = 10.0  # seconds between two searches for expired sessions
 _END_SECONDS = 5.0  # maximum seconds for removing sessions at the end
 

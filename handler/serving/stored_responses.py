@@ -111,9 +111,9 @@ class ResponseDatabase:
         directory: directory of the database file, or None for memory.
         lifetime: seconds from the last use of a response to its expiry.
         most: maximum number of responses of an owner.
-        most_bytes: maximum bytes of an owner's responses.
-        total_bytes: maximum bytes of all owners' responses.
-        most_recalled: maximum bytes of a conversation that a request continues.
+        most_bytes: maximum size of an owner's responses, in bytes.
+        total_bytes: maximum size of all owners' responses, in bytes.
+        most_recalled: maximum size of a conversation that a request continues, in bytes.
         clock: returns the time in seconds since 1970.
 
     Raises:

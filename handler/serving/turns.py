@@ -405,7 +405,7 @@ _MEMORY = 256 << 20  # memory limit of the process, in bytes,
 _MEMORY_FACTOR = 12  # plus this many for each byte of the body
 _NICE = 2
 _THREADS, _SLOW_THREADS = 3, 2  # bodies that are decoded concurrently: in total, and those that may take long
-_QUICK_BODY = 1 << 22  # maximum bytes of a body that is decoded quickly
+_QUICK_BODY = 1 << 22  # maximum size of a body that is decoded quickly, in bytes
 MAX_WAITING = 16  # maximum number of bodies that wait or are being decoded; the same number of quick ones in addition
 
 LONG = 1 << 18  # minimum characters or ids of a long prompt
@@ -432,7 +432,7 @@ class LargeBodies:
         """Call a function on one of the threads. Calls for small bodies go first.
 
         Args:
-            size: bytes of the body.
+            size: size of the body, in bytes.
             function: function to call with `arguments`.
 
         Raises:

@@ -146,7 +146,7 @@ C = TypeVar("C", bound=asyncio.Protocol)
 
 
 MAX_HEAD = 1 << 18
-"""Maximum bytes of a response outside its body: headers, trailers and informational responses."""
+"""Maximum size of a response outside its body, in bytes: headers, trailers and informational responses."""
 
 _CUT = "connection cut"
 """The error of a request whose connection was closed by the server before the end of the response."""

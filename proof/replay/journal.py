@@ -23,7 +23,7 @@ SIDES = ("reference", "target")
 TIMES = ("first", "gap", "total")
 _MAX_NAMES = 500
 _MAX_UNREADABLE = 20
-_MAX_EXAMPLE = 64 * 1024  # maximum bytes of a request and its two answers in an example
+_MAX_EXAMPLE = 64 * 1024  # maximum size of a request and its two answers in an example, in bytes
 
 
 class Outcome(NamedTuple):

@@ -79,7 +79,7 @@ class Input:
     Args:
         path: path of the file.
         endpoint: endpoint that all requests must name.
-        most_bytes: maximum bytes of a line. A longer line gets an error.
+        most_bytes: maximum size of a line, in bytes. A longer line gets an error.
         most_requests: maximum number of requests. The number of blank lines has the same limit, as they cost time too.
         decode_large: decodes a large line on the calling thread.
     """

@@ -21,7 +21,7 @@ class FileRules(NamedTuple):
     """Limits for media files of one kind.
 
     Attributes:
-        max_bytes: maximum bytes of a file.
+        max_bytes: maximum size of a file, in bytes.
         max_units: maximum number of pixels in an image, or of samples in an audio clip.
         seconds: maximum seconds for downloading a file.
     """
