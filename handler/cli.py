@@ -167,7 +167,9 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         "LMI_API_KEY=KEY,... in the environment)"
     )
     add_repeatable(access, "--api-key", "keys", "KEY", key)
-    access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
+    access.add_argument(
+        "--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain (PEM)"
+    )
     access.add_argument(
         "--ssl-keyfile", type=Path, metavar="FILE", help="the certificate's private key, if it is in a separate file"
     )

@@ -320,7 +320,7 @@ def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
     """Wait until a server is ready, and return the URL that its log contains.
 
     Args:
-        log: A descriptor of the log, as another launch may have replaced the file.
+        log: The log's file descriptor, not its path, because another launch may have replaced the file.
     """
     while server.poll() is None:
         found = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)

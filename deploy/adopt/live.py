@@ -82,7 +82,7 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
         )
     if (package := container.get("ModelPackageName")) is not None and not container.get("Image"):
         raise Refused(
-            f"{whose} is the model package {package}, whose container and weights are in the package",
+            f"{whose} refers to the model package {package}, which defines its container and weights",
             "Save the output of `aws sagemaker describe-model-package` to a file, and pass it with --file.",
         )
     return dict(container)

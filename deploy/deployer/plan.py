@@ -69,7 +69,7 @@ def differences(before: Json, after: Json) -> tuple[Difference, ...]:
 
 
 def desired_fields(resource: Resource) -> dict[str, Any]:
-    """Return the fields of a request to compare with `as_request`, without tags and settings of the update itself."""
+    """Return the request's fields for comparison with `as_request`, omitting tags and settings of the update itself."""
     request = resource.request
     if resource.kind is Kind.COMPONENT and resource.update:
         request = resource.update

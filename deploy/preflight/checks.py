@@ -168,7 +168,7 @@ def _role(context: Context) -> Check:
     arn = context.spec.role
     account = context.decision.account or context.aws.account()
     if arn.split(":")[4] != account:
-        return error("role", f"{arn} does not belong to the account {account}", "Set role to a role of this account.")
+        return error("role", f"{arn} does not belong to the account {account}", "Set role to a role in this account.")
     iam = context.aws.client("iam")
     try:
         result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
@@ -232,7 +232,9 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
     value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
     if value is None:
-        return warning("quota", f"there is no quota named {name!r}", "Look it up in Service Quotas, Amazon SageMaker.")
+        return warning(
+            "quota", f"there is no quota named {name!r}", "See the type's quotas in Service Quotas, Amazon SageMaker."
+        )
     advice = f"Request a quota of {needed} for `{name}` in Service Quotas (Amazon SageMaker), or change {setting}."
     if value < at_first:
         return error("quota", f"{name}: {value:g}, but {at_first} are needed", advice)

@@ -48,9 +48,9 @@ def _beside(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `capture`, `shadow` or `reservation`."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
     for given, place, there in (
-        (spec.capture, f"{_CONFIG}.DataCaptureConfig: is set by capture", "DataCaptureConfig" in config),
-        (spec.shadow, f"{_CONFIG}.ShadowProductionVariants: is set by shadow", "ShadowProductionVariants" in config),
-        (spec.reservation, f"{_VARIANT}.CapacityReservationConfig: is set by reservation",
+        (spec.capture, f"{_CONFIG}.DataCaptureConfig: cannot be combined with capture, which sets it", "DataCaptureConfig" in config),
+        (spec.shadow, f"{_CONFIG}.ShadowProductionVariants: cannot be combined with shadow, which sets it", "ShadowProductionVariants" in config),
+        (spec.reservation, f"{_VARIANT}.CapacityReservationConfig: cannot be combined with reservation, which sets it",
          "CapacityReservationConfig" in variant),
     ):  # fmt: skip
         if given is not None and there:

@@ -108,10 +108,10 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
 
 
 class WorkerWatch:
-    """Detector of the loss of DJL Serving's Python worker.
+    """Detects when DJL Serving's Python worker is lost.
 
     In rolling and dynamic batching, Java does not replace a worker that has died. Each request then gets 400 "Backend
-    Python process is stopped.", and /ping stays 200. The same happens if Java has given up a model
+    Python process is stopped.", and /ping stays 200. The same happens if Java has given up on a model
     (`retry_threshold`).
 
     Args:

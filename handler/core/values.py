@@ -200,7 +200,7 @@ class Task(str, Enum):
 
 
 POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
-"""Tasks whose result consists of numbers for a whole text."""
+"""Tasks that return a vector or scores for a whole text."""
 
 
 class Pooling(NamedTuple):
@@ -362,7 +362,7 @@ class Extras(NamedTuple):
     heard: Heard | None = None
 
     def over(self, earlier: Extras) -> Extras:
-        """Return these values, completed by the values of an earlier step."""
+        """Return these values, with missing ones filled in from an earlier step."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 

@@ -147,7 +147,7 @@ class Reader:
         self._after_form = False  # whether the last message may have more contents than its count says
 
     def read(self, inputs: Input, conn: Any) -> None:
-        """Read a call from the connection into an Input, in place of the method `read` of the Input.
+        """Read a call from the connection into an Input. This replaces `Input.read`.
 
         Raises:
             ValueError: If the connection was closed or the data is not a call. djl_python then ends the worker.

@@ -81,9 +81,9 @@ async def read_body(
 
     Args:
         limit: maximum size of the body, in bytes.
-        model: model that the request is for. When it is stopped, it does not wait for the body.
-        memory: share of the memory quota that grows as the body is received. If it is None, the share ends with this
-            call, since the caller needs the body only for a short time.
+        model: model that the request is for. Stopping it does not wait for the body.
+        memory: share of the memory quota that grows as the body is received. If it is None, the memory is released
+            when this call returns, because the caller needs the body only for a short time.
 
     Raises:
         TooLarge: the body is larger than `limit`.
@@ -234,7 +234,7 @@ class StreamChannel(ClientChannel, Protocol):
 
     @property
     def wake(self) -> Callable[[], object]:
-        """Return a function that wakes the task that waits for the end of the stream, so that it checks the writer."""
+        """Function that wakes the task awaiting the end of the stream, so that the task checks the writer's state."""
 
     def resume(self) -> None: ...
 

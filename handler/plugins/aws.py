@@ -80,7 +80,7 @@ def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], C
 
 def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        log.warning("@%s has no effect in a user's script: it is only for servers", name)
+        log.warning("@%s has no effect in your script: only server implementations use it", name)
         return function
 
     return decorate

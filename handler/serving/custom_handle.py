@@ -1,4 +1,4 @@
-"""Calls of the function `handle` of a user's model.py, as in LMI, on separate threads, as it may block."""
+"""Calls the function `handle` of a user's model.py, as LMI does, but on separate threads, because it may block."""
 
 from __future__ import annotations
 

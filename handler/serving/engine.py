@@ -203,7 +203,7 @@ def _cores() -> list[int]:
 
 
 def _devices(spec: Spec) -> list[str]:
-    """Return the ids of the GPUs, or an empty list for an engine that runs on the processor."""
+    """Return the ids of the GPUs, or an empty list if the engine cannot spread a model over GPUs."""
     return visible_gpus(read_driver(), os.environ) if ENGINES[spec.engine].spreads else []
 
 

@@ -78,7 +78,7 @@ class EngineDriver:
         return self._batcher.num_tokens
 
     def watch(self, fd: int | None) -> None:
-        """Watch a file descriptor, and wake up when it is readable. The engine passes None before it closes it."""
+        """Watch a file descriptor, and wake up when it is readable. The engine passes None before closing it."""
         if self.fd is not None:
             self.loop.remove_reader(self.fd)
         if self._rest is not None:

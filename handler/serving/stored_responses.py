@@ -54,7 +54,7 @@ SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
 """
-"""Queries that fail in a database of another program, and changes of indexes since earlier releases."""
+"""Queries that fail in another program's database, and index changes since earlier releases."""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (

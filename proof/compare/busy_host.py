@@ -267,7 +267,7 @@ T = TypeVar("T")
 def _in_turns(
     front_ends: dict[str, FrontEnd], repeat: int, title: str, measure: Callable[[FrontEnd], T]
 ) -> dict[str, list[T]]:
-    """Measure the front ends in turns, `repeat` times each, and return the results by name."""
+    """Measure each front end in turn, `repeat` times, and return the results by name."""
     found: dict[str, list[T]] = {name: [] for name in front_ends}
     for _ in range(repeat):
         for name, front_end in front_ends.items():

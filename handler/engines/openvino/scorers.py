@@ -39,7 +39,7 @@ class _Prompt(NamedTuple):
 
 
 class LogitScorer:
-    """A scorer that processes one prompt after another, and a part of a prompt in each step.
+    """Scores one prompt at a time, and a part of the prompt in each step.
 
     Args:
         model: an OpenVINO directory.

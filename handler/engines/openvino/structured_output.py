@@ -292,7 +292,9 @@ class OpenVinoCheck:
         if too_slow:
             raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
         if len(seconds) == _MAX_STEPS and forecast(seconds, _ANSWER) > MASK_SECONDS:
-            raise ValueError(f"after {_ANSWER} tokens, each one takes the engine more than {MASK_SECONDS:g} s")
+            raise ValueError(
+                f"after {_ANSWER} tokens, each further token takes the engine more than {MASK_SECONDS:g} s"
+            )
 
     def _blank_pipeline(self) -> Any:
         if self._pipeline is None:

@@ -67,8 +67,9 @@ class Router:
 
     1. A session stays on its replica.
     2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
-       longest such prompt, whose KV cache may contain that. It moves if that replica has more sequences than the least
-       busy one, by over a fourth of the slots. Texts to embed or to compare have no next turn.
+       longest such prompt, whose KV cache may still contain that prompt. It goes elsewhere if that replica has more
+       sequences than the least busy one, by more than a quarter of the slots. Embedding and scoring requests never
+       count as turns.
     3. Any other request goes to the replica with the fewest tokens to compute, and among equals to the one that was
        chosen longest ago.
 

@@ -301,7 +301,7 @@ class RemoteEngine(ABC, Generic[C]):
     # -- servers -------------------------------------------------------------------------------------------------
 
     def _choose(self, tries: Counter[Server], busy: Mapping[Server, Failed]) -> Server:
-        """Choose a server for a request. Meanwhile, servers whose pause is over are asked for their model.
+        """Choose a server for a request. Servers whose pause is over are asked whether they serve the model.
 
         Args:
             busy: servers that were too busy for this request.

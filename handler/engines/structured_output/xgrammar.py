@@ -50,7 +50,7 @@ def has_own_rules(kind: str, text: str) -> bool:
 
 
 def said(error: Exception) -> str:
-    """Return xgrammar's message without the line of its source. The message of a bare assertion is replaced."""
+    """Return xgrammar's message without its timestamp and source location, or a general one if nothing is left."""
     text = _FAILED.sub("", _PLACE.sub("", str(error).strip()))
     if "Check failed" in str(error) and not text.strip():
         return "xgrammar cannot compile the schema or grammar"
@@ -251,7 +251,9 @@ class Walker:
             if not goes_on:
                 return
         if free == _MAX_STEPS and forecast(times, _ANSWER) > 5 * STEP_SECONDS:
-            raise ValueError(f"after {_ANSWER} tokens, each one takes the engine more than {5 * STEP_SECONDS:g} s")
+            raise ValueError(
+                f"after {_ANSWER} tokens, each further token takes the engine more than {5 * STEP_SECONDS:g} s"
+            )
 
 
 def forecast(seconds: Sequence[float], number: int) -> float:

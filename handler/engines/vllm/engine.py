@@ -436,7 +436,8 @@ class BeamSearch:
     """One beam search. Each call of `advance` extends all running beams by one token.
 
     Args:
-        sampling: parameters: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are used.
+        sampling: of its parameters, num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are
+            used.
         eos: ids that end a beam with Finish.EOS.
         beams: running beams.
         ended: beams that have ended.

@@ -113,10 +113,10 @@ NO_EFFECT = frozenset(
 """Fields that Anthropic's clients send and that have no effect here. They are reported as ignored, but not refused."""
 
 ACCEPTED = frozenset({"anthropic_version", "cache_control"})
-"""Fields that have no effect and are not reported as ignored: the version of Bedrock's bodies, and caching hints."""
+"""Fields that have no effect and are not reported as ignored: Bedrock's API version, and caching hints."""
 
 
-# -- `system` and `messages`, translated to messages of a chat ---------------------------------------------------------
+# -- `system` and `messages`, translated into chat messages ------------------------------------------------------------
 
 
 _ROLES = ("user", "assistant", "system")
@@ -160,7 +160,7 @@ MESSAGES: Mapping[str, Shape] = {
 
 
 class MessagesReader(TurnsReader):
-    """The reader of one request's messages, which translates them to messages of a chat.
+    """Reads the messages of one request, and translates them into chat messages.
 
     Attributes:
         continues: True if the answer continues the last message.
@@ -374,7 +374,7 @@ def read_thinking(value: Any) -> Thinking:
         return Thinking()
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in _ENABLED or value.keys() - _THINKING_FIELDS.keys():
-        raise given.refused("must be an object with a 'type' that is enabled, adaptive or disabled")
+        raise given.refused("must be an object whose 'type' is enabled, adaptive or disabled")
     budget = value.get("budget_tokens")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
         raise given.refused("'budget_tokens' must be an integer of at least 1")

@@ -70,7 +70,9 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         raise thread.refused("must be an object with a 'type' that is create or continue")
     names = {"type"} if value["type"] == "create" else {"type", "previous_message_id"}
     if value.keys() != names or not isinstance(value.get("previous_message_id", ""), str):
-        raise thread.refused("continue requires 'previous_message_id' as a string; create allows no other field")
+        raise thread.refused(
+            "continue requires a string 'previous_message_id' and no other field; create allows only 'type'"
+        )
     if value["type"] == "create":
         return body
     previous, state = Named("thread.previous_message_id", value["previous_message_id"]), context.recalled.state

@@ -196,7 +196,7 @@ class Reply(ABC):
 
     @abstractmethod
     def feed(self, index: int, delta: Delta) -> bytes:
-        """Return the bytes for the next delta of request number `index`. Only a stream accepts an error."""
+        """Return the bytes for the next delta of request number `index`. Only a stream's delta may contain an error."""
 
     def takes_long(self, delta: Delta) -> bool:
         """Return whether `feed` takes so long with this delta that it should run on a thread."""

@@ -374,7 +374,7 @@ def _never(why: str) -> Parameter:
 
 
 def plain_or_tensor(name: str) -> Parameter:
-    """Return LMI's parameter `name`, which then also accepts a tensor with a single element."""
+    """Return a variant of LMI's parameter `name` that also accepts a single-element tensor."""
     field, read, informed = PARAMETERS[name]
     assert not informed, "single() passes only the value to its reader"
     return Parameter(field, single(read))

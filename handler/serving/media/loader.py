@@ -114,7 +114,9 @@ class Reservation(Share):
             InvalidPayload: the request needs more than the total memory for media.
         """
         if self.size + amount > (most := self._quota.most):
-            raise InvalidPayload(f"the request's {self._media} have more than {most} bytes of files and decoded data")
+            raise InvalidPayload(
+                f"the request's {self._media} need more than {most} bytes, including their decoded data"
+            )
         super().take(amount)
 
 

@@ -90,7 +90,7 @@ def handlers(pace: float) -> dict[str, Handler]:
 
 
 def worker_python() -> Path:
-    """Return the Python for all workers, which finds upstream's packages first and then those of this environment."""
+    """Return the workers' Python interpreter, which searches upstream's packages before this environment's."""
     python = toolchains.python("djl", _HERE)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

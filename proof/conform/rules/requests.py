@@ -308,9 +308,9 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
     while (running := await _running(server) or 0.0) > idle:
         if time.monotonic() > until:
             raise Failed(
-                f"that the request ends within {until - gone:.1f} s of its client's disconnect",
+                f"the end of the request within {until - gone:.1f} s of its client's disconnection",
                 asked=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
-                got=f"{running - idle:g} more running requests than before, by the gauge in {server.asking.metrics}",
+                got=f"{running - idle:g} more running requests than before, according to {server.asking.metrics}",
             )
         await asyncio.sleep(0.02)
 

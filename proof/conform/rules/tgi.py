@@ -120,7 +120,7 @@ async def validation(server: Server) -> None:
     expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", answer)
 
 
-@_rule("tgi.stream-validation", "In a stream, a parameter out of range gets an error event.", sources.TGI_ROUTER)
+@_rule("tgi.stream-validation", "In a stream, an out-of-range parameter results in an error event.", sources.TGI_ROUTER)
 async def stream_validation(server: Server) -> None:
     answer = await server.generate(stream=True, more={"parameters": {"temperature": -1}})
     expect(answer.ok and answer.content_type == "text/event-stream", "status 200 and an event stream", answer)

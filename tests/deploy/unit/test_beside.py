@@ -44,7 +44,7 @@ COMPONENTS = {"components": [{"name": "chat"}]}
             {"capture": CAPTURE, "sagemaker": {"endpoint_config": {"DataCaptureConfig": {
                 "InitialSamplingPercentage": 1, "DestinationS3Uri": "s3://b/x",
                 "CaptureOptions": [{"CaptureMode": "Input"}]}}}},
-            "sagemaker.endpoint_config.DataCaptureConfig: is set by capture",
+            "sagemaker.endpoint_config.DataCaptureConfig: cannot be combined with capture, which sets it",
         ),
         ({"shadow": {"percent": 10}}, "shadow: is the same as the serving variant; set image, model, options, "
                                       "environment or type"),
@@ -67,14 +67,14 @@ COMPONENTS = {"components": [{"name": "chat"}]}
         ),
         (
             {"shadow": SHADOW, "sagemaker": {"endpoint_config": {"ShadowProductionVariants": [{"VariantName": "S"}]}}},
-            "sagemaker.endpoint_config.ShadowProductionVariants: is set by shadow",
+            "sagemaker.endpoint_config.ShadowProductionVariants: cannot be combined with shadow, which sets it",
         ),
         ({"reservation": "llama", **NAMED}, "reservation: must be written as arn:aws:sagemaker:"),
         ({"reservation": PLAN, "region": "us-east-1", **NAMED}, "reservation: is in eu-west-1, but the endpoint is"),
         ({"reservation": PLAN}, "reservation: is for a single instance type; set instance.type to that type"),
         (
             {"reservation": PLAN, **NAMED, "sagemaker": {"variant": {"CapacityReservationConfig": {}}}},
-            "sagemaker.variant.CapacityReservationConfig: is set by reservation",
+            "sagemaker.variant.CapacityReservationConfig: cannot be combined with reservation, which sets it",
         ),
     ],
 )  # fmt: skip

@@ -347,7 +347,7 @@ def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
     if not isinstance(value, dict):
         raise ValueError(f"{at}: must be an object")
     if known and (unknown := [key for key in value if key not in known]):
-        raise ValueError(f"{at}.{unknown[0][:64]}: is unknown; the known names are {', '.join(known)}")
+        raise ValueError(f"{at}.{unknown[0][:64]}: unknown name; must be one of {', '.join(known)}")
     return value
 
 

@@ -178,7 +178,7 @@ CALLS = "response_template.fields.tool_calls"
         ({"fields": {"citation": {"open": "a"}}, "start_anchor": "a"}, "template.fields: 'citation' is not one of"),
         ({"fields": {"content": {}, "thinking": {}}, "start_anchor": "a"}, "fields: has 2 fields without 'open'"),
         ({"fields": {"content": {}}}, "response_template: start_anchor or start_anchor_pattern is required"),
-        ({"fields": {"content": {"x-regex": "a"}}, "start_anchor": "a"}, "content.x-regex: is unknown; the known"),
+        ({"fields": {"content": {"x-regex": "a"}}, "start_anchor": "a"}, "content.x-regex: unknown name"),
         ({"fields": {"content": {"open": ""}}, "start_anchor": "a"}, "fields.content.open: must be a string of 1 to"),
         ({"fields": {"content": {"content": "json"}}, "start_anchor": "a"}, "fields.content: must have the content"),
         (broken(content="yaml"), f"{CALLS}.content: 'yaml' is not one of text, int"),

@@ -81,7 +81,7 @@ class JsonCalls(CallParser):
         self._others.clear()
 
     def _object(self, *, listed: bool) -> Steps[None]:
-        """Read an object. In a list, it may be text instead of a call."""
+        """Read an object. In a list, an object that is not a call is kept as text."""
         head = yield from self._head()
         if head:
             yield from self._streamed(head)

@@ -204,7 +204,7 @@ def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
 
 
 class DeepSeekV4(DeepSeekV32):
-    """Parses DeepSeek V4's calls. The model sometimes misspells the first mark (source: vLLM 0.33)."""
+    """Parses DeepSeek V4's calls. The model sometimes misspells the opening tag (source: vLLM 0.33)."""
 
     block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
     begins = (block, "<｜DSML｜toolcalls>", "<｜DSML｜tool>", DeepSeekV32.call)
