@@ -47,14 +47,13 @@ def disagreements(spec: Spec) -> Iterator[str]:
 def _beside(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `capture`, `shadow` or `reservation`."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
-    for given, place, there in (
-        (spec.capture, f"{_CONFIG}.DataCaptureConfig: cannot be combined with capture, which sets it", "DataCaptureConfig" in config),
-        (spec.shadow, f"{_CONFIG}.ShadowProductionVariants: cannot be combined with shadow, which sets it", "ShadowProductionVariants" in config),
-        (spec.reservation, f"{_VARIANT}.CapacityReservationConfig: cannot be combined with reservation, which sets it",
-         "CapacityReservationConfig" in variant),
-    ):  # fmt: skip
-        if given is not None and there:
-            yield place
+    for name, given, place, fields, field in (
+        ("capture", spec.capture, _CONFIG, config, "DataCaptureConfig"),
+        ("shadow", spec.shadow, _CONFIG, config, "ShadowProductionVariants"),
+        ("reservation", spec.reservation, _VARIANT, variant, "CapacityReservationConfig"),
+    ):
+        if given is not None and field in fields:
+            yield f"{place}.{field}: cannot be combined with {name}, which sets it"
     if spec.batch is not None and (own := ", ".join(item.name for item in spec.components if _is_its_own(item))):
         yield f"batch: components have their own settings ({own}), but a job has one model; use a separate file"
     if spec.encryption.capture_key is not None and spec.capture is None:
