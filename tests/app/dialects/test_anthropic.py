@@ -336,9 +336,9 @@ def test_a_directory_survives_a_restart(tmp_path: Path) -> None:
     [
         ({"thread": "x"}, "thread=\"x\": must be an object with a 'type' that is create or continue"),
         ({"thread": {"type": "fork"}}, "must be an object with a 'type'"),
-        ({"thread": {"type": "continue"}}, "continue requires 'previous_message_id'"),
-        ({"thread": {"type": "create", "previous_message_id": "x"}}, "create allows no other field"),
-        (go_on(7), "continue requires 'previous_message_id' as a string"),
+        ({"thread": {"type": "continue"}}, "continue requires a string 'previous_message_id'"),
+        ({"thread": {"type": "create", "previous_message_id": "x"}}, "create allows only 'type'"),
+        (go_on(7), "continue requires a string 'previous_message_id'"),
     ],
 )
 def test_wrong_threads(server: LiveServer, more: dict[str, Any], words: str) -> None:
