@@ -266,7 +266,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
             body(thinking={"type": "adaptive", "display": "all"}),
             "'display' must be summarized, updates or omitted",
         ),
-        (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object with a \'type\''),
+        (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object whose \'type\''),
         (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
         (body(stop=["x"]), 'stop=["x"]: is not supported: use stop_sequences'),
         (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
