@@ -1,1 +1,1 @@
-"""Engine that uses servers of OpenAI's API: vLLM, Dynamo, or this handler on another machine."""
+"""An engine that uses servers with OpenAI's API: vLLM, Dynamo, or this handler on another machine."""

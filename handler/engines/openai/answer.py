@@ -1,4 +1,4 @@
-"""Reader of a response's events: token ids, log-probabilities, the finish reason and errors."""
+"""Reads a response's events: token ids, log-probabilities, the finish reason and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 1 << 22  # bytes of an event
 
 
 class Event(NamedTuple):
-    """A server-sent event. `comment` has its comment lines, in which Dynamo writes an error's message."""
+    """A server-sent event. `comment` contains the comment lines, which Dynamo uses for error messages."""
 
     name: bytes
     data: bytes
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 class EventReader:
-    """Reads events from a stream in pieces of any size. An event that the end of the stream cuts off is dropped."""
+    """Reads events from a stream that arrives in pieces of any size. Drops an event cut off by the stream's end."""
 
     def __init__(self) -> None:
         self._rest = bytearray()  # beginning of a line that later pieces continue
@@ -40,7 +40,7 @@ class EventReader:
         self._mark = _BYTE_ORDER_MARK  # with which the first line may begin
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events that are complete with `data`.
+        """Return the events that `data` completes.
 
         Raises:
             ValueError: an event has more than 4 MiB.
@@ -117,7 +117,7 @@ class EventAnswer(Answer):
         The end of an answer has to be held back until the next event, which may contain the token counts.
 
         Raises:
-            Refused: the event is an error that the request has caused.
+            Refused: the event is an error caused by the request.
             Failed: the event is another error, or cannot be read.
         """
         if part.finish is not None:
@@ -147,7 +147,7 @@ class EventAnswer(Answer):
         return bool(ids) and reason is None
 
     def _count(self, event: Event, part: Part) -> None:
-        """Read how much of the prompt was cached. Errors are ignored, as the answer itself is complete."""
+        """Read how much of the prompt was cached. Ignore errors, as the answer itself is complete."""
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
             count = orjson.loads(event.data)["usage"]["prompt_tokens_details"]["cached_tokens"]
             if type(count) is int and count > 0 and self._num_prompt:
@@ -183,7 +183,7 @@ def _token_id(name: str) -> int:
 
 
 def message(data: bytes) -> str:
-    """Return the message in the body of an error, whatever its form, or else the beginning of the body."""
+    """Return the message from an error's body, whatever the body's format, or else the beginning of the body."""
     try:
         value: Any = orjson.loads(data)
     except ValueError:
@@ -195,12 +195,12 @@ def message(data: bytes) -> str:
 
 
 def _event_error(data: bytes) -> Refused | Failed:
-    """Return the error that an event of a 200 response contains, with the status that the event names."""
+    """Return the error contained in an event of a 200 response, with the status that the event specifies."""
     return status_error(status_in(data, 500), data)
 
 
 def status_in(data: bytes, default: int) -> int:
-    """Return the HTTP status that is named in the JSON of an error, or `default`."""
+    """Return the HTTP status specified in an error's JSON, or `default`."""
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         value = orjson.loads(data)
         error = value.get("error") or value
@@ -212,7 +212,7 @@ def status_in(data: bytes, default: int) -> int:
 
 
 def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Refused | Failed:
-    """Return the error for the status, body and headers of a response."""
+    """Return the error that corresponds to a response's status, body and headers."""
     words = message(data) or "no message"
     if status in _OF_THE_REQUEST:
         return Refused(status, words)
@@ -227,10 +227,10 @@ def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingP
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the value of a Retry-After header (RFC 9110, 10.2.3) in seconds, at most `_MOST_WAIT`; 0 if missing or
-    invalid.
+    """Return the value of a Retry-After header (RFC 9110, 10.2.3) in seconds, at most `_MOST_WAIT`.
 
-    A date is compared with the response's own date, as the server's clock may differ from this one.
+    The result is 0 if the header is missing or invalid. A date in the header is compared with the response's own date,
+    as the server's clock may differ from this machine's.
     """
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdecimal():
@@ -242,7 +242,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _date(value: str) -> float | None:
-    """Return an HTTP date in any of its three forms as seconds since the epoch, or None if it is invalid."""
+    """Convert an HTTP date in any of the three formats to seconds since the epoch. Return None if it is invalid."""
     try:
         date: datetime = parsedate_to_datetime(value[:_MOST_HEADER])
         return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()

@@ -1,4 +1,4 @@
-"""HTTP client of the servers, based on aiohttp: one connection pool, and no redirects, proxies or cookies."""
+"""An HTTP client for the servers, based on aiohttp: one connection pool, and no redirects, proxies or cookies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = ("", "identity")
 
 
 class Model(NamedTuple):
-    """A model of a server. `max_tokens` is the limit for prompt and answer together, or None if it is not reported."""
+    """A server's model. `max_tokens` limits the prompt and the answer together; None if not reported."""
 
     name: str
     owner: str
@@ -38,12 +38,12 @@ class Model(NamedTuple):
 
 
 class Client:
-    """HTTP client that must be created and used on one event loop.
+    """An HTTP client. Create and use it on the same event loop.
 
     Args:
-        connect_timeout: maximum seconds to open a connection.
-        tls: whether a server's address begins with https. Certificate authorities are then loaded, which takes 20 ms or
-            more.
+        connect_timeout: maximum time to open a connection, in seconds.
+        tls: whether a server's address begins with https. If so, certificate authorities are loaded, which takes 20 ms
+            or more.
     """
 
     def __init__(self, connect_timeout: float, *, tls: bool) -> None:
@@ -69,7 +69,7 @@ class Client:
         await self._session.close()
 
     async def models(self, url: str) -> list[Model]:
-        """Return the server's models, without its adapters.
+        """Return the server's models, but not its adapters.
 
         Raises:
             Failed: the server does not report its models.
@@ -108,7 +108,7 @@ class Client:
                 yield _read(response.content)
 
     async def _post(self, url: str, data: bytes) -> Any:
-        """Send a body. If the server closes an idle connection at that moment, try another connection."""
+        """Send a request body. If the server is just closing the idle connection, try another connection."""
         for _ in range(_MOST_STALE):
             connection: dict[str, bool] = {}
             try:
@@ -148,7 +148,7 @@ def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Mod
 
 
 def _noting_reuse() -> Any:
-    """Return a trace that records in a request's context whether its connection is reused."""
+    """Return a trace that records, in a request's context, whether the request reuses a connection."""
     import aiohttp
 
     async def note(session: object, context: Any, params: object) -> None:
@@ -177,7 +177,7 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
-    """Raise Failed if a response is compressed, which was not requested: a small one may expand to a very large one."""
+    """Raise Failed if a response is compressed, which was not requested, as it could expand to an enormous size."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
         raise Failed("sent a compressed answer", f"Content-Encoding: {encoding[:100]}")
@@ -211,7 +211,7 @@ def _headers() -> dict[str, str]:
 
 @functools.lru_cache
 def find_kind(urls: tuple[str, ...]) -> str:
-    """Find out the kind of all servers from the `owned_by` of their models. This blocks for up to 5 s.
+    """Find out the kind of the servers from their models' `owned_by` values. This blocks for up to 5 s.
 
     Raises:
         ConfigError: no server responds, a server's kind is unknown, or the kinds differ.

@@ -1,6 +1,6 @@
-"""Engine that uses servers of OpenAI's API. Token ids are sent to /v1/completions, and token ids are returned.
+"""An engine that uses servers with OpenAI's API. It sends token ids to /v1/completions, which returns token ids.
 
-Text, stop strings, chat templates and errors are still processed by this handler.
+This handler still processes text, stop strings, chat templates and errors itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request)
 
     async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
-        """Read a response to its end, including the token counts after the finish_reason, and free the connection.
+        """Read a response to the end, including the token counts after the finish_reason, and release the connection.
 
         Raises:
             Refused: the server refuses the request.
@@ -76,7 +76,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             raise
 
     async def check(self, server: Server) -> None:
-        """Check that a server serves the model, and accepts as many tokens as this engine."""
+        """Check that a server serves the model and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._client.models(server.url)).max_tokens)
 
     async def disconnect(self) -> None:
@@ -88,7 +88,7 @@ async def _new_client(connect_timeout: float, tls: bool) -> Client:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the capabilities of the servers. With `auto`, they are asked for their kind.
+    """Return the servers' capabilities. With `auto`, find out the kind of the servers first.
 
     Raises:
         ConfigError: a server does not respond, or its kind is unknown.

@@ -1,4 +1,4 @@
-"""Kinds of servers: the parameters that each supports, and the body of a request to it.
+"""The kinds of servers: which parameters each kind supports, and what a request's body contains.
 
 Sources: vLLM's `CompletionRequest` (vllm/entrypoints/openai/completion/protocol.py, 0.33); Dynamo's
 `NvCreateCompletionRequest` (lib/llm/src/protocols/openai, 1.6), and observations of its front end.
@@ -41,11 +41,11 @@ class Kind(NamedTuple):
     """One kind of server.
 
     Attributes:
-        owner: beginning of `owned_by` in its models; vLLM's Rust front end writes `vllm-frontend-rs`.
-        reasons: field of Sampling -> reason why the server does not support it.
+        owner: prefix of `owned_by` in the server's models; vLLM's Rust front end writes `vllm-frontend-rs`.
+        reasons: Sampling field -> why the server does not support it.
         limits: as in `Capabilities`.
-        ask: fields of a request with which the server returns token ids.
-        ranked: whether its log-probabilities name tokens by their ids.
+        ask: request fields that make the server return token ids.
+        ranked: whether the server's log-probabilities identify tokens by id.
     """
 
     owner: str
@@ -111,7 +111,7 @@ def _bias(sampling: Sampling, kind: str) -> dict[str, Any]:
 
 
 def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
-    """Return the fields for structured output: `structured_outputs`, or vLLM's older names if the server is Dynamo."""
+    """Return the fields for structured output: `structured_outputs`, or for Dynamo vLLM's older names."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -151,10 +151,10 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
 def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Return the body for /v1/completions. Neutral values are also set, as the server may have other defaults.
+    """Return the body for /v1/completions. It also contains neutral values, as the server may have other defaults.
 
     Raises:
-        ValueError: the server does not support a value in `sampling`; the message says why.
+        ValueError: the server does not support a value in `sampling`; the exception says why.
     """
     beside = {"model": model, "prompt": list(ids), "stream": True, "n": 1}
     counts = {"stream_options": {"include_usage": True}}

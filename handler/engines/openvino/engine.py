@@ -1,4 +1,4 @@
-"""The engine for text generation with OpenVINO GenAI's continuous batching on a CPU, and workarounds for its faults."""
+"""The engine for text generation on CPUs with OpenVINO GenAI's continuous batching, and workarounds for its bugs."""
 
 from __future__ import annotations
 
@@ -207,9 +207,9 @@ class OpenVino:
                 begin()
 
     def statistics(self) -> EngineStatistics:
-        """Report the usage of a KV cache of fixed size; a cache that grows as needed is always nearly full.
+        """Report the KV cache usage if the cache has a fixed size; a cache that grows as needed is always nearly full.
 
-        GenAI reports the usage at its last step, in percent. Without requests there are no steps, so the usage is 0.
+        GenAI reports the usage at its last step, in percent. Without requests there are no steps, so report 0.
         """
         if not self._cache_is_fixed:
             return EngineStatistics()
@@ -268,7 +268,7 @@ class OpenVino:
         return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
 
     def _own_stop(self, running: _Running, ids: Sequence[int]) -> int | None:
-        """Return the index of a stop id that the engine ignored, or None. Ignore stop ids before the minimum length."""
+        """Return the index of a stop id that GenAI missed, or None. Stop ids before the minimum length do not count."""
         if running.own_stops:
             for index, id in enumerate(ids):
                 if id in running.stops and running.num_tokens + index >= running.least:
@@ -479,7 +479,7 @@ def make_pipeline(config: EngineConfig) -> Any:
 
 
 def _check_numbers(pipeline: Any) -> None:
-    """Run a prompt, because in fp16 the CPU plugin may compute NaN, so that every response would be noise.
+    """Run a prompt to check for NaN, which the CPU plugin may compute in fp16. All responses would then be noise.
 
     Raises:
         ConfigError: a log-probability is NaN.
@@ -501,11 +501,11 @@ def _check_numbers(pipeline: Any) -> None:
 
 
 def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
-    """Return the CPU plugin's properties for a dtype; `auto` depends on the model if it was converted from GGUF.
+    """Return the CPU plugin's properties for a dtype. For models converted from GGUF, `auto` depends on the model.
 
-    fp32 needs three properties. With only the precision hint, the KV cache and the activations of compressed weights
-    would still be quantized. With all three, greedy responses are the same as in transformers, and do not depend on
-    other requests.
+    fp32 needs three properties. With only the precision hint, the KV cache and the activations for compressed weights
+    would still be quantized. With all three, greedy responses are the same as those of transformers, and do not depend
+    on other requests.
     """
     if dtype == "auto":
         return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}
@@ -531,11 +531,11 @@ _OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
 
 
 class VisionPrompts:
-    """A converter of prompts from ids and images to the text and images that GenAI's vision models accept.
+    """Converts prompts from ids and images to the text and images that GenAI's vision models accept.
 
     Args:
         tokenizer: the pipeline's tokenizer.
-        tokens: the model's media tokens, by kind of medium.
+        tokens: the model's media tokens, by kind of media.
     """
 
     def __init__(self, tokenizer: Any, tokens: Mapping[str, MediaTokens]) -> None:
@@ -546,7 +546,7 @@ class VisionPrompts:
         """Return the prompt's text, and its images as tensors [1, height, width, 3] of u8.
 
         Raises:
-            ValueError: no text is encoded as these ids, or the text contains one of GenAI's placeholders.
+            ValueError: there is no text that encodes to these ids, or the text contains one of GenAI's placeholders.
         """
         text, images = ("", ()) if media is None else media
         text = prompt_text(collapse(ids, images, self._tokens), text, partial(ids_of, self._tokenizer), self._decode)

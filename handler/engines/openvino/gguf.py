@@ -1,9 +1,10 @@
-"""Conversion of GGUF files to OpenVINO directories, with the files' exact weights.
+"""Converts GGUF files to OpenVINO directories with the files' exact weights.
 
-OpenVINO GenAI rounds the weights of a GGUF file. A weight of a Q4_1 or Q4_K block is `scale * q + minimum`. GenAI
-stores `scale * (q - zero)`, where `zero` is an integer of 4 bits. This raises SmolLM2's perplexity by a quarter. So we
-save GenAI's graph and replace its matrices with the file's. Matrices are matched by value: a sample of their rows may
-differ only by this rounding. So a file or graph with an unknown layout is refused instead of served with wrong weights.
+OpenVINO GenAI rounds the weights of a GGUF file. A weight in a Q4_1 or Q4_K block is `scale * q + minimum`. GenAI
+stores `scale * (q - zero)`, where `zero` is a 4-bit integer. This raises SmolLM2's perplexity by a quarter. So we save
+GenAI's graph and replace its matrices with those of the file. Matrices are matched by value: in a sample of rows, they
+may differ only by this rounding. A file or graph with an unknown layout is thus refused rather than served with wrong
+weights.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
 class _Matrix(NamedTuple):
-    """A matrix in one of three forms. The first dimension of each array stands for the matrix's rows.
+    """A matrix in one of three formats. The first dimension of each array corresponds to the matrix's rows.
 
-    The form `f32` has one array, the weights. `i8` has integers and scales. `u4` has integers, zero points and scales.
-    The weights that share a scale are 32 neighbours or a whole row.
+    The format `f32` has one array, the weights. `i8` has integers and scales. `u4` has integers, zero points and
+    scales. A scale applies to 32 adjacent weights or to a whole row.
     """
 
     form: str
@@ -52,7 +53,7 @@ class _Matrix(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A tensor of the file, the graph's node that it replaces, and the order of the tensor's rows in that node."""
+    """A tensor from the file, the graph's node that it replaces, and the order of the tensor's rows in that node."""
 
     root: Any
     tensor: Any
@@ -65,8 +66,8 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     Args:
         model: OpenVINO GenAI's graph of the file.
         path: the GGUF file.
-        weights: the form of the new weights. `exact` keeps the blocks of the kinds in `KEPT`, and converts other kinds
-            to f32. `blocks` does the same, but converts other kinds to 8 bits in groups of 32. `rows` converts all
+        weights: the format of the new weights. `exact` keeps blocks of the kinds in `KEPT`, and converts other kinds to
+            f32. `blocks` keeps the same blocks, but converts other kinds to 8 bits in groups of 32. `rows` converts all
             weights to 8 bits with one scale per row. `blocks` and `rows` do not replace unquantized weights.
 
     Raises:
@@ -121,7 +122,7 @@ def _check_finite(name: str, *arrays: Any) -> None:
 
 
 def _order(rows: int, heads: int | None) -> Any:
-    """Return the indices of the file's rows, in the order of the graph's rows."""
+    """Return the indices of the file's rows, in the order in which the graph contains these rows."""
     import numpy as np
 
     order = np.arange(rows)
@@ -131,7 +132,7 @@ def _order(rows: int, heads: int | None) -> Any:
 def _nearest(
     tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: int
 ) -> str | None:
-    """Return the name of the file's matrix that is closest to the graph's, or None if none matches.
+    """Return the name of the file's matrix that is closest to the graph's matrix, or None if none matches.
 
     Only some rows are compared, or all rows if several matrices match.
     """
@@ -147,7 +148,7 @@ def _nearest(
 def _compare(
     tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: Any
 ) -> dict[str, float]:
-    """Return the names of the file's matrices that match the graph's in all given rows, with their distances."""
+    """Return the names and distances of the file's matrices that match the graph's matrix in all given rows."""
     import numpy as np
     from gguf.quants import dequantize
 
@@ -161,7 +162,7 @@ def _compare(
 
 
 def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
-    """Return the sum of absolute differences, or infinity if rounding cannot explain one of them."""
+    """Return the sum of the absolute differences, or infinity if any of them cannot be explained by rounding."""
     import numpy as np
 
     with np.errstate(invalid="ignore"):
@@ -245,7 +246,7 @@ def _type(node: Any) -> str:
 
 
 def _whole(constant: Any, rows: Any) -> Any:
-    """Return rows of a constant's integers as f32. Two 4-bit integers share a byte, the first in the lower half."""
+    """Return rows of a constant's integers as f32. Of two 4-bit integers in a byte, the first is in the lower half."""
     import numpy as np
 
     if _type(constant) != "u4":
@@ -257,7 +258,7 @@ def _whole(constant: Any, rows: Any) -> Any:
 
 
 def _form(tensor: Any, weights: Weights) -> str:
-    """Return the form to which `_matrix` converts a tensor."""
+    """Return the format to which `_matrix` converts a tensor."""
     if weights == "rows":
         return "i8"
     return KEPT.get(tensor.tensor_type.name, "f32" if weights == "exact" else "i8")
@@ -294,10 +295,10 @@ def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
 
 
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the form and arrays of a matrix with 4 or 8 bits per weight, or None for other kinds.
+    """Return the format and arrays of a matrix with 4 or 8 bits per weight, or None for other kinds.
 
-    A weight of `u4` is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly
-    as the file's minimums.
+    A `u4` weight is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly as
+    the file's minimums.
     """
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
@@ -332,8 +333,8 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
 
-    Joining saves some microseconds per multiplication, for example of queries, keys and values. Only the matrices of
-    one input are in memory at a time.
+    Joining matrices, e.g. those for queries, keys and values, saves some microseconds per multiplication. Only the
+    matrices for one input are in memory at a time.
     """
     import numpy as np
     from openvino import opset13
@@ -360,7 +361,7 @@ def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
 
 
 def _nodes(matrix: _Matrix) -> Any:
-    """Build a matrix's nodes in patterns that the CPU plugin multiplies without decompressing the weights first."""
+    """Build a matrix's nodes in a pattern that the CPU plugin multiplies without decompressing the weights first."""
     import numpy as np
     from openvino import Tensor, Type, op, opset13
 
@@ -389,7 +390,7 @@ def _interleaved(reader: Any) -> dict[str, int]:
 
 
 def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the rotary frequencies as GenAI's reader computes them, and as llama.cpp scales them.
+    """Return the rotary frequencies that GenAI's reader computes, and the same frequencies as scaled by llama.cpp.
 
     Files of Llama 3.1 and later contain a vector of divisors, which is removed from `vectors`. Other files may contain
     a single divisor.
@@ -432,8 +433,8 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
 
     Args:
         source: the GGUF file.
-        cache: the directory for conversions.
-        weights: the form of the weights, see `replace_weights`.
+        cache: the directory for converted models.
+        weights: the format of the weights; see `replace_weights`.
 
     Raises:
         ConfigError: the file is not a GGUF file, its conversion fails, or the directory beside it is incomplete.
@@ -469,9 +470,9 @@ def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
 
 
 def default_weights(source: Path) -> Weights:
-    """Choose the form of a file's weights for the default precision.
+    """Choose the format of a file's weights for the default precision.
 
-    `rows` are faster on few cores. `blocks` are faster if memory is the limit, as for large models on many cores.
+    `rows` is faster on few cores. `blocks` is faster if memory is the bottleneck, as for large models on many cores.
     """
     if source.stat().st_size > _MAX_ROWS_FILE or _kinds(source) <= FULL:
         return "blocks"

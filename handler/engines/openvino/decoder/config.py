@@ -1,7 +1,7 @@
 """The architecture of Llama, Mistral, Qwen and Gemma models, read from config.json.
 
-The defaults and rules are the same as in transformers' configuration classes. An unsupported value raises
-`UnknownDecoder`, which names it, before any weights are read.
+The defaults and rules are the same as in transformers' configuration classes. For an unsupported value,
+`UnknownDecoder` is raised before any weights are read; the exception names the value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class Rotary(NamedTuple):
-    """A layer's rotary position embedding. `parameters` are from config.json and include `rope_theta`."""
+    """A layer's rotary position embedding. `parameters` come from config.json and include `rope_theta`."""
 
     size: int  # of a head
     parameters: Mapping[str, Any]
@@ -64,7 +64,7 @@ def _yarn(plain: Any, factor: float, original: float, parameters: Mapping[str, A
     size = 2 * len(plain)
 
     def number_with(turns: float) -> float:
-        """Return the index of the frequency that makes this many turns in the original context."""
+        """Return the index of the frequency that completes this many turns within the original context."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low = number_with(float(parameters.get("beta_fast") or 32))
@@ -94,7 +94,7 @@ _MAX_HEAD = 512  # largest head size; the CPU plugin's paged attention was teste
 
 
 class UnknownDecoder(Exception):
-    """The model uses an unsupported feature, which the message names."""
+    """Raised if the model uses an unsupported feature; the message names the feature."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class _Family:
 
     Attributes:
         architecture: name of transformers' class for text generation.
-        defaults: default values of config.json.
-        biases: attention matrices that always have biases, or None if config.json decides.
+        defaults: default values for config.json.
+        biases: attention matrices that always have biases, or None if config.json says which have.
         head_norms: whether queries and keys are normalized.
         is_gemma: whether norms multiply by `1 + weight` and embeddings are scaled.
-        four_norms: whether the outputs of attention and feed-forward network are normalized too.
+        four_norms: whether the outputs of the attention and of the feed-forward network are normalized too.
     """
 
     architecture: str
@@ -181,7 +181,7 @@ class Decoder:
     """The architecture of a language model. Sizes are lengths of vectors.
 
     Attributes:
-        scale: factor of the products of queries and keys.
+        scale: factor by which products of queries and keys are multiplied.
         attention_biases: attention matrices that have biases.
         logit_cap: value at which tanh soft-caps the logits, or None for no cap.
     """
@@ -220,7 +220,7 @@ def read_decoder(model: Path) -> Decoder:
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove null values, except for keys for which null has a meaning."""
+    """Remove null values, except where null has a meaning."""
     null = ("sliding_window", "final_logit_softcapping", "attn_logit_softcapping")
     return {name: value for name, value in given.items() if value is not None or name in null}
 
@@ -304,7 +304,7 @@ class _Reader:
         return [Layer(window if kind == "sliding_attention" else None, rotary[kind]) for kind in kinds]
 
     def _kinds(self, count: int) -> Sequence[str]:
-        """Return the kind of each layer, as transformers names it."""
+        """Return the kind of each layer, under the name that transformers uses."""
         model_type, window = self._values["model_type"], self._values.get("sliding_window")
         if model_type in ("llama", "gemma"):
             return ["full_attention"] * count
@@ -348,7 +348,7 @@ class _Reader:
         return rotary
 
     def _rope_parameters(self, kind: str) -> dict[str, Any]:
-        """Return the rotary parameters for a kind of layer. transformers has used two formats in config.json."""
+        """Return the rotary parameters for a kind of layer, from either of the formats that transformers has used."""
         values, is_gemma3 = self._values, self._values["model_type"] == "gemma3_text"
         slides = is_gemma3 and kind == "sliding_attention"
         given = values.get("rope_parameters") or {}

@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint to an OpenVINO directory, which runs in a separate process."""
+"""Converts a checkpoint to an OpenVINO directory, in a separate process."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LEAST_SCALE = 2.0**-14  # f16's smallest normal number
 
 
 class Quantization(NamedTuple):
-    """Number of bits per weight, and number of weights that share a scale and a zero point (0 for a whole row)."""
+    """The number of bits per weight, and the number of weights that share a scale and a zero point (0: a whole row)."""
 
     bits: int
     group: int
 
 
 class Matrices:
-    """A factory for nodes of matrices. It owns the memory that the nodes use, so it must live as long as the graph.
+    """Creates nodes for matrices. It owns the memory that the nodes use, so it must live as long as the graph.
 
     Args:
         tensors: the checkpoint's tensors.
-        scratch: a directory for the files of quantized matrices.
+        scratch: a directory for files with quantized matrices.
     """
 
     def __init__(self, tensors: Tensors, scratch: Path) -> None:
@@ -47,7 +47,7 @@ class Matrices:
         self._held: list[Any] = []
 
     def stored(self, name: str) -> Any:
-        """Return the node of a matrix with unchanged weights."""
+        """Return a node for a matrix with unchanged weights."""
         import numpy as np
         from openvino import Type, opset13
 
@@ -58,9 +58,9 @@ class Matrices:
         return self._constant(values.astype(np.float32, copy=False), values.shape, Type.f32)
 
     def quantized(self, name: str, how: Quantization) -> Any:
-        """Return the node of a matrix with quantized weights `(whole - zero) * scale`.
+        """Return a node for a matrix with quantized weights `(whole - zero) * scale`.
 
-        The pattern of nodes is one that the CPU plugin recognizes, so that it keeps the weights compressed.
+        The CPU plugin recognizes this pattern of nodes and therefore keeps the weights compressed.
         """
         import numpy as np
         from openvino import Type, opset13
@@ -97,9 +97,10 @@ def _packed(numbers: Any) -> Any:
 
 
 def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
-    """Quantize groups of weights, which are the last dimension, to integers, zero points and scales (float16).
+    """Quantize groups of weights to integers, zero points and scales (float16). The last dimension is a group.
 
-    With 4 bits, a group's range is reduced by a tenth if that reduces the sum of the squared errors, as it often does.
+    With 4 bits, a group's range is reduced by a tenth if this decreases the sum of squared errors, as is often the
+    case.
     """
     import numpy as np
 
@@ -112,7 +113,7 @@ def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
 
 
 def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
-    """Quantize groups of weights. Only the share `part` of each group's range, extended to contain 0, is covered."""
+    """Quantize groups of weights, covering only a fraction `part` of each group's range after extending it to 0."""
     import numpy as np
 
     most = (1 << bits) - 1
@@ -144,10 +145,10 @@ _COPIED = (
 
 
 def check_weights(model: Path, decoder: Decoder) -> None:
-    """Check that a checkpoint contains exactly the tensors that config.json describes, in the right shapes.
+    """Check that a checkpoint contains exactly the tensors that config.json describes, with the right shapes.
 
     Raises:
-        ConfigError: a tensor is missing, is not used, or has the wrong shape or type.
+        ConfigError: a tensor is missing or unused, or has the wrong shape or type.
     """
     tensors, expected = Tensors(model), dict(shapes(decoder))
     for name, shape in expected.items():
@@ -245,7 +246,7 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
 
 
 def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
-    """Choose 8 bits for embeddings, the output matrix, and rows that cannot be divided into groups, else 4 bits."""
+    """Choose 8 bits for embeddings, the output matrix and rows that cannot be divided into groups; otherwise 4 bits."""
     sizes = [size for size in GROUP_SIZES if size <= how.group and columns % size == 0]
     if how.bits == 8 or name in (_EMBEDDINGS, _HEAD) or not sizes:
         return Quantization(8, 0)
@@ -253,7 +254,7 @@ def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
 
 
 def check_windows(model: Any, decoder: Decoder) -> None:
-    """Check that paged attention uses each layer's sliding window, which other versions of OpenVINO might overlook.
+    """Check that paged attention uses each layer's sliding window, which other OpenVINO versions might overlook.
 
     Raises:
         ConfigError: paged attention would use a different window.
@@ -270,7 +271,7 @@ def check_windows(model: Any, decoder: Decoder) -> None:
 
 
 def _window(node: Any) -> int:
-    """Return the integer that a node computes, which is a constant or a product of constants."""
+    """Return the integer that a node computes. The node must be a constant or a product of constants."""
     if node.get_type_name() == "Constant":
         return int(node.data.item())
     values = [_window(value.get_node()) for value in node.input_values()]
@@ -278,7 +279,7 @@ def _window(node: Any) -> int:
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    """Convert the tokenizer and its chat template to OpenVINO's graphs, and write them."""
+    """Convert the tokenizer and its chat template to OpenVINO graphs, and write these to files."""
     import openvino
     import transformers  # openvino_tokenizers checks whether it has been imported
     from openvino_tokenizers import convert_tokenizer

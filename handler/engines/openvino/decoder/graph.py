@@ -1,4 +1,4 @@
-"""Construction of OpenVINO's graph of a language model, without torch.
+"""Builds an OpenVINO graph of a language model, without torch.
 
 The graph computes the same as transformers' models. OpenVINO GenAI recognizes its attention and replaces it with paged
 attention, and the CPU plugin recognizes and fuses its norms and rotary positions (OpenVINO, sdpa_to_paged_attention,
@@ -18,15 +18,15 @@ Load = Callable[[str], Any]
 
 
 def decoder_graph(decoder: Decoder, matrix: Load, vector: Load) -> Any:
-    """Build the graph of a language model, with a cache of keys and values as its state.
+    """Build the graph of a language model. Its state is a cache of keys and values.
 
     Its output is `logits` [texts, tokens, vocabulary]. Its inputs are the same as those of a model exported by
     optimum-intel: input_ids, attention_mask and position_ids [texts, tokens], and beam_idx [texts].
 
     Args:
         decoder: the architecture.
-        matrix: returns the node of a matrix.
-        vector: returns a vector as a numpy array.
+        matrix: function that returns the node for a matrix.
+        vector: function that returns a vector as a numpy array.
     """
     return _Builder(decoder, matrix, vector).build()
 
@@ -173,7 +173,7 @@ class _Builder:
         return values
 
     def _repeat(self, values: Any) -> Any:
-        """Repeat keys or values that several heads share, so that each head has its own."""
+        """Repeat the keys or values that several heads share, so that each head has its own."""
         ops, decoder = self._ops, self._decoder
         if decoder.heads == decoder.key_heads:
             return values
@@ -183,7 +183,7 @@ class _Builder:
         return ops.reshape(wide, self._whole([0, decoder.heads, -1, decoder.head_size]), True)
 
     def _mask(self, window: int | None) -> Any:
-        """Return the mask that is added to products of queries and keys: [texts, 1, tokens, all tokens].
+        """Return the mask to add to products of queries and keys: [texts, 1, tokens, all tokens].
 
         Paged attention is causal and ignores the mask, except that it reads the window's size from this pattern of
         nodes (OpenVINO, state_management_pattern).
