@@ -1,4 +1,4 @@
-"""Checks, downloads and conversions of OpenVINO model directories.
+"""Checks, downloads and converts OpenVINO model directories.
 
 The files are checked before they are loaded, because OpenVINO's errors do not name the file.
 """
@@ -88,7 +88,7 @@ def context_of(directory: Path) -> object:
 
 
 def prefers_f32(directory: Path) -> bool:
-    """Return whether the converter has marked the model as fastest in f32."""
+    """Return whether the converter marked the model as one that runs fastest in f32."""
     return directory.is_dir() and model_files.read_json(directory / "config.json").get(PRECISION) == "f32"
 
 
@@ -108,7 +108,7 @@ def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
 
 
 def _bytes_needed(xml: Path) -> int:
-    """Return the size in bytes that the graph's .bin file must have, which is the end of its last constant."""
+    """Return the required size of the graph's .bin file in bytes: the end of its last constant."""
     kinds: list[str] = []  # one per open element: the type of the layer around it
     needed = 0
 
@@ -183,7 +183,7 @@ _EXPORTS = {
 
 
 def download(model_id: str, revision: str | None) -> Path:
-    """Download a model from the hub. The weights come last, because the other files tell which weights are needed.
+    """Download a model from the hub. Download the weights last, as the other files determine which weights are needed.
 
     Raises:
         ConfigError: the model does not exist, the hub cannot be reached, or no available format can be loaded.

@@ -1,4 +1,4 @@
-"""Model files for OpenVINO: preparation, tokenizer, context length and end tokens."""
+"""Prepares model files for OpenVINO, and reads their tokenizer, context length and end tokens."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _check_pooling(model: model_files.Model, task: Task, pooling: str) -> None:
 
 
 class OpenVinoTokenizer:
-    """A tokenizer of OpenVINO GenAI. See `engines.base.Tokenizer`."""
+    """A tokenizer based on OpenVINO GenAI. See `engines.base.Tokenizer`."""
 
     def __init__(self, model: Path, chat_template: str | None = None) -> None:
         import openvino_genai
@@ -198,7 +198,7 @@ class OpenVinoTokenizer:
         return text
 
     def _check_size(self, num_characters: int, name: str) -> None:
-        """Raise PromptTooLong early for text that cannot fit, as encoding it would keep the GIL for seconds."""
+        """Raise PromptTooLong early for text that cannot fit, as encoding it would hold the GIL for seconds."""
         if num_characters > self._limit * self._longest:
             raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
@@ -261,7 +261,7 @@ def context_length(model: Path) -> int | None:
 
 
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
-    """Return the ids of end tokens that the tokenizer and generation_config.json name."""
+    """Return the ids of the end tokens specified by the tokenizer and generation_config.json."""
     eos = tokenizer.get_eos_token_id()
     more = model_files.file_values(config.options, config.model).get("eos_token_id") or []
     ids = [eos, *(more if isinstance(more, list) else [more])]

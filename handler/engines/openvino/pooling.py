@@ -1,4 +1,4 @@
-"""Pooling models on a CPU with OpenVINO. Batches contain texts of similar length, and the graph pools their vectors."""
+"""The engine for pooling models on CPUs with OpenVINO. Batches contain texts of similar length, and the graph pools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_bert(model: Path) -> bool:
 
 
 def has_bert_config(model: Path) -> bool:
-    """Return whether `bert_graph` supports the architecture in a directory's config.json."""
+    """Return whether `bert_graph` supports the architecture specified in a directory's config.json."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES
@@ -65,7 +65,7 @@ class _Tensors:
 
 
 def _newer(name: str) -> str:
-    """Replace TensorFlow's name of a tensor, which old checkpoints use, with transformers' current name."""
+    """Replace TensorFlow's name for a tensor, which old checkpoints use, with transformers' current name."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -179,7 +179,7 @@ class _Text(NamedTuple):
 
 
 class OpenVinoPooling:
-    """An engine for requests with `Pooling` in place of `Sampling`. See `engines.base.Engine`.
+    """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
     Args:
         properties: properties of OpenVINO's CPU plugin.
@@ -234,7 +234,7 @@ class OpenVinoPooling:
         )
 
     def _next(self) -> list[_Text]:
-        """Choose the oldest text and those closest to it in length, up to the step's token limit."""
+        """Choose the oldest text and the texts closest to it in length, up to the token limit of a step."""
         if not self._waiting:
             return []
         oldest = len(next(iter(self._waiting.values())).ids)

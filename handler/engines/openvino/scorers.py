@@ -1,8 +1,8 @@
-"""Log-probabilities of prompts, computed from the model's logits with OpenVINO itself.
+"""Computes the log-probabilities of prompts from the model's logits, using OpenVINO itself.
 
-GenAI's continuous batching cannot be used (measured with 2026.4). It reports no alternatives. It confuses the logits of
-requests that share a step, and has no logits for tokens in its prefix cache. So a second copy of the model scores
-prompts, one at a time. It is compiled when the first prompt needs it.
+GenAI's continuous batching cannot be used (measured with 2026.4). It reports no alternatives, confuses the logits of
+requests that share a step, and has no logits for tokens in its prefix cache. Instead, a second copy of the model scores
+prompts, one at a time. This copy is compiled when the first prompt needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_logits(model: Path) -> bool:
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of a prompt's tokens (None for the first one), and each token's alternatives if requested."""
+    """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested."""
 
     key: int
     logprobs: Sequence[float | None]
@@ -39,7 +39,7 @@ class _Prompt(NamedTuple):
 
 
 class LogitScorer:
-    """Scores one prompt at a time, and a part of the prompt in each step.
+    """Scores one prompt at a time, in several steps.
 
     Args:
         model: an OpenVINO directory.
@@ -63,7 +63,7 @@ class LogitScorer:
             self._compile()
 
     def add(self, key: int, ids: Sequence[int], num_tops: int) -> None:
-        """Queue a prompt. `check` must have been called before."""
+        """Queue a prompt. Call `check` first."""
         self._waiting.append(_Prompt(key, ids, num_tops))
 
     def cancel(self, key: int) -> None:
@@ -72,7 +72,7 @@ class LogitScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Read a part of the current prompt, and return the prompt's scores if this was the last part."""
+        """Process a part of the current prompt, and return the prompt's scores if this was the last part."""
         if self._current is None:
             if not self._waiting:
                 return None

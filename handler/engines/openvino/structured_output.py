@@ -1,8 +1,8 @@
-"""Structured output in OpenVINO GenAI, which contains xgrammar, and a check of each schema or grammar before its use.
+"""Structured output with OpenVINO GenAI, which contains xgrammar. Each schema or grammar is checked before its use.
 
 GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in
-either fails the whole batch. So each grammar is first tried in a pipeline with a blank model and the real tokenizer.
-GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
+either makes the whole batch fail. Each grammar is therefore tried first in a pipeline with a blank model and the real
+tokenizer. GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
 
     Args:
         num_logits: number of tokens that the model distinguishes.
-        favourite: id of a token that is more likely than all others together, or None.
+        favourite: id of a token that is more likely than all others combined, or None.
     """
     with tempfile.TemporaryDirectory() as directory:
         write_blank_model(Path(directory), num_logits, favourite)
@@ -80,9 +80,9 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
 
 
 def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
-    """Write `openvino_model.xml` and `.bin` of a Llama with one layer, whose weights are all zero.
+    """Write `openvino_model.xml` and `.bin` for a one-layer Llama whose weights are all zero.
 
-    The layer is needed because GenAI looks for an attention layer with a cache, to replace it with paged attention.
+    The layer is needed because GenAI expects an attention layer with a cache, which it replaces with paged attention.
     """
     import numpy as np
     import openvino
@@ -178,7 +178,7 @@ def _own_grammar(tag: Mapping[str, Any]) -> Mapping[str, Any]:
 class OpenVinoCheck:
     """A check that uses a blank model. See `engines.base.StructuredOutputCheck`.
 
-    It starts no threads before the first call, so the process may be forked until then.
+    The check starts no threads before the first call, so the process may be forked until then.
 
     Args:
         config: the engine's configuration, which names the model's files.
@@ -200,12 +200,12 @@ class OpenVinoCheck:
         self._model = blank_model(self._num_logits, marker)  # made now, because it takes longest
 
     def prepare(self) -> None:
-        """Compile a small grammar, which loads shared data in 0.1 s. Ignore errors, because `__call__` reports them."""
+        """Compile a small grammar to load shared data, which takes 0.1 s. Ignore errors: `__call__` reports them."""
         with contextlib.suppress(Exception):
             self.compile(_FIRST)
 
     def __call__(self, structured_output: StructuredOutput) -> int:
-        """Check a grammar, and return how many bytes the engine will keep. GenAI never frees a compiled grammar.
+        """Check a grammar, and return how many bytes the engine will never free, as GenAI keeps compiled grammars.
 
         Raises:
             ValueError: GenAI does not support the grammar, or takes too long to compute a step's allowed tokens.
@@ -231,7 +231,7 @@ class OpenVinoCheck:
         return kept
 
     def _abridged(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-        """Abridge a client's grammar, or the parts of its structural tag, so that short walks reach the costly states.
+        """Abridge a client's grammar, or the parts of its structural tag, so that short walks reach costly states.
 
         Raises:
             ValueError: a rule is cyclic, or the grammar has a syntax error.
@@ -251,7 +251,7 @@ class OpenVinoCheck:
         return [StructuredOutput("grammar", text) for text in rules.abridged()] if by_client else ()
 
     def compile(self, structured_output: StructuredOutput) -> None:
-        """Compile a schema or grammar for all pipelines with this tokenizer. The GIL is released meanwhile.
+        """Compile a schema or grammar for all pipelines with this tokenizer, releasing the GIL meanwhile.
 
         Raises:
             ValueError: GenAI does not support the schema or grammar.
@@ -267,10 +267,10 @@ class OpenVinoCheck:
     def _walk(
         self, structured_output: StructuredOutput, seed: int, steps: int = _STEPS, temperature: float = _EVEN
     ) -> None:
-        """Generate the first tokens of a response, because each state's mask is only computed when it is reached.
+        """Generate the first tokens of a response, because a state's mask is computed only when the state is reached.
 
         Args:
-            steps: number of steps after which the walk ends, unless they become slower and slower.
+            steps: number of steps after which the walk ends, unless the steps are getting slower.
 
         Raises:
             ValueError: a step takes too long, or is predicted to take too long in a long response.
@@ -316,7 +316,7 @@ class OpenVinoCheck:
     def _config(
         self, structured_output: StructuredOutput, seed: int, *, max_new_tokens: int, temperature: float = _EVEN
     ) -> Any:
-        """Return a configuration that samples. All tokens except the marker are equally likely with the blank model."""
+        """Return a configuration for sampling. In the blank model, all tokens except the marker are equally likely."""
         config = self._genai.GenerationConfig(
             max_new_tokens=max_new_tokens, do_sample=True, temperature=temperature, rng_seed=seed
         )
@@ -331,7 +331,7 @@ def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
 
 
 def count_logits(model: Path) -> int | None:
-    """Return the number of logits, which may exceed the vocabulary, or None if the model does not state it."""
+    """Return the number of logits, which may exceed the vocabulary size, or None if the model does not specify it."""
     import openvino
 
     if not model.is_dir():
@@ -341,7 +341,7 @@ def count_logits(model: Path) -> int | None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return xgrammar's message without the line number of its source."""
+    """Return xgrammar's message without its timestamp and source location."""
     text = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip())
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
 
@@ -363,12 +363,12 @@ class _Waiting(NamedTuple):
 class GrammarCompiler:
     """A queue of requests whose schemas or grammars are compiled one at a time. Not thread-safe.
 
-    GenAI locks its compiled grammars while it compiles, and a starting request needs that lock. So no request starts
-    during a compilation, because the whole engine would wait. Between two compilations, all requests start whose
-    grammars have been compiled already.
+    GenAI locks its compiled grammars while it compiles, and a starting request needs that lock. No request is therefore
+    started during a compilation, because the whole engine would have to wait. Between two compilations, all requests
+    whose grammars have already been compiled are started.
 
     Args:
-        compile: compiles a schema or grammar, or raises ValueError. It is called on a separate thread.
+        compile: function that compiles a schema or grammar, or raises ValueError. It is called on a separate thread.
     """
 
     def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
@@ -384,7 +384,7 @@ class GrammarCompiler:
         self._waiting.put(sort(structured_output), _Waiting(key, structured_output))
 
     def cancel(self, key: int) -> None:
-        """Remove a request from the queue. A compilation that has started goes on."""
+        """Remove a request from the queue. If its compilation has started, the compilation continues."""
         self._waiting.drop(lambda waiting: waiting.key == key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:

@@ -1,6 +1,6 @@
 """The engine for transcription with OpenVINO GenAI's WhisperPipeline on a CPU.
 
-A thread transcribes one piece of a clip at a time, and the clips take turns.
+A thread transcribes one piece of a clip at a time, taking the clips in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAIT = 0.5  # seconds that a step waits for the first token
 
 @dataclass
 class _Clip:
-    """A clip, with the start and end of each piece that is still to be transcribed."""
+    """A clip, with the start and end of each piece that has yet to be transcribed."""
 
     key: int
     ids: Sequence[int]
@@ -34,7 +34,7 @@ class _Clip:
 
 
 class OpenVinoWhisper(NoAdapters):
-    """An engine that returns tokens one by one, or with timestamps a whole piece at once. See `engines.base.Engine`.
+    """An engine that returns tokens one by one, or piece by piece with timestamps. See `engines.base.Engine`.
 
     Args:
         properties: properties of OpenVINO's CPU plugin.
@@ -129,7 +129,7 @@ class OpenVinoWhisper(NoAdapters):
         return key in self._wanted
 
     def _timed(self, key: int, chunks: Sequence[Any], heard: Heard) -> Output:
-        """Return a piece's tokens and timestamp tokens. The text is encoded again, because GenAI returns no ids."""
+        """Return a piece's text and timestamp tokens. The text is encoded again, because GenAI returns no ids."""
         ids: list[int] = []
         for chunk in chunks:
             ids.append(self._ids.of_time(chunk.start_ts))
@@ -139,7 +139,7 @@ class OpenVinoWhisper(NoAdapters):
         return Output(key, ids, [None] * len(ids), extras=Extras(heard=heard))
 
     def _generation(self, ids: Sequence[int], sampling: Sampling, most: int | None = None) -> Any:
-        """Return GenAI's configuration for a prompt. `most` limits the number of new tokens, if it is not None."""
+        """Return GenAI's configuration for a prompt. `most` limits the number of new tokens unless it is None."""
         config = self._pipeline.get_generation_config()
         start = list(ids).index(self._ids.start)
         if start:

@@ -1,1 +1,1 @@
-"""Engines in processes of their own, and the host's side, which starts and controls them."""
+"""Engines in their own processes, and the code in the host that starts and controls them."""

@@ -1,7 +1,7 @@
-"""The process of an engine, which receives commands, sends one message per step, and ends with its host.
+"""An engine's process. It receives commands, sends one message per step, and ends when its host ends.
 
-An engine has its own process because it holds the GIL while it steps, and must be killable. An engine that needs little
-time can run on a thread instead. The host's side is `supervisor.py`.
+An engine has its own process because it holds the GIL during steps, and must be killable. An engine that needs little
+time can run on a thread instead. The host's counterpart is `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REPORT_INTERVAL = 1.0  # seconds
 
 
 class ChangeAdapter(NamedTuple):
-    """Command to load or drop an adapter. The reply is an Output without tokens, which has `error` if it failed."""
+    """Command to load or drop an adapter. The reply is an Output without tokens, but with `error` if this failed."""
 
     key: int
     adapter: Adapter
@@ -61,7 +61,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Message that the engine raised an exception while it loaded or stepped. `trace` is empty for a ConfigError."""
+    """Message that the engine raised an exception while loading or stepping. `trace` is empty for a ConfigError."""
 
     reason: str
     trace: str
@@ -147,7 +147,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends an engine's statistics at the start, regularly while it works, and when it has nothing left to do."""
+    """Sends an engine's statistics at the start, regularly while it is working, and when it runs out of work."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None
@@ -167,7 +167,7 @@ class _Reporter:
 
 
 def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | None:
-    """Run a command. Return its answer, or None if outputs will follow."""
+    """Run a command. Return the reply, or None if outputs will follow."""
     try:
         if isinstance(command, EngineRequest):
             engine.add(command)
@@ -183,7 +183,7 @@ def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | N
 
 
 def main(fd: str) -> None:
-    """Read the Spec from the host's socket, then run the loop. Signals to the process group are left to the host."""
+    """Read the Spec from the host's socket, then run the loop. Leave signals to the process group to the host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()

@@ -18,7 +18,7 @@ class ChannelClosed(Exception):
 def wait(channel: socket.socket, *, writable: bool = False, timeout: float | None = None) -> bool:
     """Wait until `channel` is readable or writable. Return False after `timeout` seconds; None means no timeout.
 
-    `select.select` cannot be used because it does not support file descriptors above 1023, which a busy server has.
+    `select.select` cannot be used because it does not support file descriptors above 1023, which a busy server needs.
     """
     poll = select.poll()
     poll.register(channel, select.POLLOUT if writable else select.POLLIN)
@@ -26,7 +26,7 @@ def wait(channel: socket.socket, *, writable: bool = False, timeout: float | Non
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Send a whole message on a blocking or non-blocking socket.
+    """Send a complete message on a blocking or non-blocking socket.
 
     Raises:
         ChannelClosed: the other end is closed.
@@ -65,7 +65,7 @@ def encode(message: Any) -> bytes:
 
 
 class MessageReader:
-    """Assembles messages from bytes that arrive in pieces. A message is dropped if its sender dies while sending it."""
+    """Assembles messages from bytes that arrive in pieces. Drops a message if its sender dies while sending it."""
 
     def __init__(self) -> None:
         # One buffer for all calls: allocating it each time would cost more than everything else here.
@@ -114,7 +114,7 @@ class MessageReader:
 
 
 class Messages:
-    """Reads the messages of a channel one by one. The channel's own timeout limits how long it waits."""
+    """Reads a channel's messages one by one. The channel's own timeout limits each wait."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""Several replicas of an engine, which the batcher uses like one. A failed replica loses only its own requests."""
+"""Several replicas that the batcher uses like a single engine. A failed replica loses only its own requests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _LONGEST_THOUGHT = 64  # maximum characters of a match
 
 
 class Load(NamedTuple):
-    """The work of a replica.
+    """A replica's workload.
 
     Attributes:
         replica: number of the replica.
-        num_sequences: number of sequences that it computes.
-        num_tokens: upper bound of the tokens that it still has to compute, including prompts that it has not begun.
+        num_sequences: number of sequences that the replica is computing.
+        num_tokens: upper bound on the tokens that it has yet to compute, including prompts that it has not begun.
     """
 
     replica: int
@@ -47,7 +47,7 @@ class Load(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """What later turns of a conversation begin with: adapter, digests of images, and text."""
+    """What later turns of a conversation begin with: the adapter, the images' digests, and the text."""
 
     adapter: int
     media: tuple[str, ...]
@@ -70,8 +70,8 @@ class Router:
        longest such prompt, whose KV cache may still contain that prompt. It goes elsewhere if that replica has more
        sequences than the least busy one, by more than a quarter of the slots. Embedding and scoring requests never
        count as turns.
-    3. Any other request goes to the replica with the fewest tokens to compute, and among equals to the one that was
-       chosen longest ago.
+    3. Any other request goes to the replica with the fewest tokens to compute. In case of a tie, it goes to the replica
+       that was chosen longest ago.
 
     Args:
         slots: number of sequences that a replica computes at the same time.
@@ -88,10 +88,10 @@ class Router:
         self._num_chosen = 0
 
     def choose(self, request: Request, prompt: Prompt, loads: Sequence[Load]) -> int:
-        """Return the number of the replica for a request.
+        """Choose a replica for a request, and return its number.
 
         Args:
-            loads: work of the replicas that can accept the request; at least one.
+            loads: workloads of the replicas that can accept the request; at least one.
         """
         start = _beginning(prompt) if self._follows_prompts and request.pooling is None else ""
         key = None  # every prompt begins with an empty text
@@ -139,7 +139,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return what the later turns of a conversation begin with. The ids of a prompt without text become characters."""
+    """Return what later turns of a conversation begin with. If a prompt has no text, use its ids as characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_LONGEST_THOUGHT] + _OPEN_THOUGHT.sub("", text[-_LONGEST_THOUGHT:])
 
@@ -151,10 +151,10 @@ _MAX_SILENCE = 1.0  # seconds without a step after which a replica with requests
 
 
 class ReplicaReport(NamedTuple):
-    """Figures of one replica since the server's start.
+    """Figures for one replica since the server's start.
 
     Attributes:
-        num_active: number of running engine requests, which are sequences and beam searches.
+        num_active: number of running engine requests, i.e. sequences and beam searches.
         statistics: the engine's own statistics, or None until it reports any.
     """
 
@@ -168,11 +168,11 @@ class ReplicaReport(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A sequence that is sent to an engine.
+    """A sequence sent to an engine.
 
     Attributes:
         origin: the client's request and its prompt, or None for a later part of a request.
-        began: number of steps that the engine had made when the sequence was added.
+        began: number of steps that the engine had completed when the sequence was added.
         moved_from: replica that had the sequence before, or None.
     """
 
@@ -184,7 +184,7 @@ class Work(NamedTuple):
     moved_from: Replica | None = None
 
     def to_come(self, num_steps: int) -> int:
-        """Return an upper bound of the tokens still to compute, including the prompt before the first step."""
+        """Return an upper bound on the tokens still to be computed, including the prompt before the first step."""
         done = num_steps - self.began
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
@@ -195,8 +195,8 @@ class Replica:
 
     Attributes:
         work: sequences by key.
-        fresh: keys of the sequences that have no output yet.
-        left: keys of the sequences that moved away while the engine was silent. Their later output is ignored.
+        fresh: keys of the sequences without output so far.
+        left: keys of the sequences that moved away while the engine was silent. Any further output is ignored.
     """
 
     number: int
@@ -227,7 +227,7 @@ class Replica:
         return work
 
     def read(self, step: Step) -> Step:
-        """Record which sequences have output, and return the step without those that moved away."""
+        """Record which sequences have output, and return the step without the sequences that moved away."""
         if self.left and not (
             self.left.isdisjoint(step.keys) and self.left.isdisjoint(output.key for output in step.others)
         ):
@@ -241,7 +241,7 @@ class Replica:
         return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int, slots: int) -> bool:
-        """Return whether the replica has room, and is not silent because of a long step or a hang."""
+        """Return whether the replica has a free slot, and is not silent because of a long step or a hang."""
         has_room = not self.work or len(self.work) + num_sequences <= slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 
@@ -266,7 +266,7 @@ def _without(step: Step, keys: set[int]) -> Step:
 
 @dataclass
 class _Change:
-    """A change of an adapter (load or drop), until all replicas have answered."""
+    """A command to load or drop an adapter that not all replicas have answered yet."""
 
     adapter: Adapter
     drop: bool
@@ -283,15 +283,15 @@ class _Change:
 class ReplicaSet:
     """Several engines with the same model, used by the batcher and the host like one `EngineSupervisor`.
 
-    At first, the set is ready when all engines are; later, as long as one engine is. If an engine cannot be loaded at
-    first, the set is closed. If an engine fails or falls silent later, its sequences without output move to other
-    engines, each sequence at most once. After a failure, the engine's other sequences end with an error.
+    At startup, the set becomes ready when all engines are; later, it is ready as long as any engine is. If an engine
+    cannot be loaded at startup, the set is closed. If an engine fails or falls silent later, its sequences without
+    output move to other engines, each sequence at most once. If it failed, its other sequences end with an error.
 
     Args:
         engines: supervisors of the engines, which have been started.
         slots: number of sequences that each engine computes at the same time.
         follows_prompts: whether a conversation stays on its replica.
-        patience: seconds without a step after which a replica is considered silent.
+        patience: number of seconds without a step after which a replica is considered silent.
     """
 
     statistics = None  # each replica has its own, in `reports`
@@ -334,7 +334,7 @@ class ReplicaSet:
         return self.state is State.READY
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Choose the replica for a request whose sequences `add` will send. Return False if the request has to wait."""
+        """Choose the replica to which `add` will send a request's sequences. Return False if the request must wait."""
         loads = self._loads(request.sampling.num_sequences)
         if not loads or not self.ready or self._moving:
             return False
@@ -439,7 +439,7 @@ class ReplicaSet:
 
     @property
     def reason(self) -> str:
-        """Reason why replicas cannot serve, if known."""
+        """The reason why replicas cannot serve, if known."""
         replicas = [replica for replica in self._replicas if replica.engine.reason]
         return "; ".join(f"replica {replica.number}: {replica.engine.reason}" for replica in replicas)
 
@@ -449,7 +449,7 @@ class ReplicaSet:
 
     @property
     def restarts(self) -> int:
-        """Number of engines that were lost and restarted."""
+        """How many times an engine was lost and restarted."""
         return sum(self.replica_restarts)
 
     @property
@@ -463,7 +463,7 @@ class ReplicaSet:
     # -- one replica ---------------------------------------------------------------------------------------------
 
     def _read(self, replica: Replica, step: Step) -> Step:
-        """Process a step of a replica, and return the part of it that is for the batcher."""
+        """Process a replica's step, and return the part that the batcher needs."""
         step = replica.read(step)
         replica.num_steps += bool(step.keys)
         replica.num_tokens += len(step.keys)
@@ -488,7 +488,7 @@ class ReplicaSet:
         return step._replace(others=others)
 
     def _end_requests(self, replica: Replica, failure: GenerationFailed) -> Iterator[Output]:
-        """Move or end the sequences of a replica that has failed, and no longer wait for it in changes of adapters."""
+        """Move or end the sequences of a failed replica, and stop waiting for its replies about adapters."""
         reason = f"replica {replica.number}: {failure.message}"
         lost = list(replica.work)
         moving = {key for key in lost if key in replica.fresh and replica.work[key].moved_from is None}
@@ -509,7 +509,7 @@ class ReplicaSet:
             yield from self._answer(key, change)
 
     def _relieve(self, replica: Replica) -> None:
-        """Move sequences that a silent replica has not begun to other replicas that have room."""
+        """Move sequences that a silent replica has not begun to other replicas with free slots."""
         for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
             if (other := self._choose(replica.work[key], replica)) is None:
                 return
@@ -520,7 +520,7 @@ class ReplicaSet:
             self._give(work, replica, other)
 
     def _move(self) -> Iterator[Output]:
-        """Give the sequences of failed replicas to replicas that have room. End them if no replica is ready."""
+        """Give the sequences of failed replicas to replicas with free slots. End them if no replica is ready."""
         for key, (work, lost, error) in list(self._moving.items()):
             if not self.ready:
                 del self._moving[key]
@@ -537,10 +537,10 @@ class ReplicaSet:
         replica.add(work.request, work.origin, earlier)
 
     def _choose(self, work: Work, silent: Replica | None = None) -> Replica | None:
-        """Return the replica for a sequence that moves away, or None if no replica has room.
+        """Return the replica for a sequence that moves away, or None if no replica has a free slot.
 
         Args:
-            silent: the sequence's replica, if it is silent. It is not chosen.
+            silent: the sequence's current replica, if that is silent. It is never chosen.
         """
         loads = [load for load in self._loads(1) if silent is None or load.replica != silent.number]
         if not loads:
@@ -553,7 +553,7 @@ class ReplicaSet:
         return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]
 
     def _answer(self, key: int, change: _Change) -> Iterator[Output]:
-        """Answer a change when all replicas have answered it. If one cannot load the adapter, all of them drop it."""
+        """Reply to an adapter command once all replicas have replied. If one cannot load the adapter, all drop it."""
         if change.waiting:
             return
         del self._changes[key]
@@ -573,7 +573,7 @@ class ReplicaSet:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def _changed(self, replica: Replica, state: State) -> None:
-        """Process a change of a replica's state. One that becomes ready has a new engine, and loads all adapters."""
+        """Process a change in a replica's state. If it becomes ready, load all adapters into its new engine."""
         if state is State.READY:
             if replica.engine.restarts:
                 log.info("replica %d is ready again", replica.number)
