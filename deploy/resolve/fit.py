@@ -389,11 +389,32 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
     advice = []
     if small.tokens >= 1024:
         advice.append(f"Set model.context to {small.tokens // 1024 * 1024} or less, or")
-    if others := [other for other in fits if other.fits][:3]:
-        advice.append("use " + ", ".join(f"{other.instance.name} ({other.price.text})" for other in others) + ", or")
+    if others := _three_best(fits):
+        advice.append(f"use {others}, or")
     advice.append("set instance.unchecked: true to use it anyway.")
     text = " ".join(advice)
     return DoesNotFit(f"instance.type: {small.instance.name}: {small.problem}", text[0].upper() + text[1:])
+
+
+def without_gpus(
+    instance: InstanceType, engine: str, fits: Sequence[Fit], built_for: tuple[int, int] | None
+) -> DoesNotFit:
+    """Return the error for a CPU type if the image has the engine for GPUs only.
+
+    Args:
+        fits: The model's memory on GPU types, best first, or () if the model's size is unknown.
+        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+    """
+    return DoesNotFit(
+        f"instance.type: {instance.name} has no GPU, but the image has the engine {engine} for GPUs only",
+        f"Use {_three_best(fits) or able(built_for)}, or set instance.unchecked: true to use it anyway.",
+    )
+
+
+def _three_best(fits: Sequence[Fit]) -> str:
+    """Return the first three types of a ranking on which the model fits, with their prices, as text."""
+    best = [item for item in fits if item.fits][:3]
+    return ", ".join(f"{item.instance.name} ({item.price.text})" for item in best)
 
 
 COLUMNS = (

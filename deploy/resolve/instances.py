@@ -15,10 +15,14 @@ from deploy.data import table
 from deploy.errors import SpecError
 from deploy.service_model import instance_types
 from deploy.spec import Spec
+from handler.config.engines import ENGINES
 
 _NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 _GRAVITON = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|p6e-gb200")
 _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
+
+CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
+"""The engines that use no GPU."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
 
 
 def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> tuple[str, ...]:
-    """Return a warning for each component or instance whose engines leave GPUs idle.
+    """Return a warning for each component or instance whose engines leave GPUs idle, or one if the engine uses none.
 
     Args:
         instance: The instance type, or None if it is unknown. Then nothing is checked.
@@ -161,6 +165,9 @@ def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> t
     """
     if instance is None or instance.gpus == 0:
         return ()
+    if (engine := spec.options.get("llm_engine")) in CPU_ENGINES:
+        gpus = "GPUs" if instance.gpus > 1 else "GPU"
+        return (f"{instance.name}: the engine {engine} leaves the {gpus} idle. Use a CPU type (ml.c7i, ml.m7i).",)
     servers = [(f"component {item.name}", item.accelerators) for item in spec.components] or [
         (instance.name, instance.gpus)
     ]

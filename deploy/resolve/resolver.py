@@ -14,8 +14,20 @@ from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.components import resolve_components
 from deploy.resolve.decision import Decision, Pool, spec_on
-from deploy.resolve.fit import Candidates, Fit, Need, Resolution, able, cheapest, fit, rank, too_old, too_small
-from deploy.resolve.instances import InstanceType, device_warnings, find, num_engines, refuse_mistyped
+from deploy.resolve.fit import (
+    Candidates,
+    Fit,
+    Need,
+    Resolution,
+    able,
+    cheapest,
+    fit,
+    rank,
+    too_old,
+    too_small,
+    without_gpus,
+)
+from deploy.resolve.instances import CPU_ENGINES, InstanceType, device_warnings, find, num_engines, refuse_mistyped
 from deploy.resolve.model.files import Hub, HubError, S3Prefix
 from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
 from deploy.resolve.prices import TABLE, Prices
@@ -23,8 +35,8 @@ from deploy.s3.prefix import ARCHIVE
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
-from handler.config.engines import ENGINES
 from handler.config.environment import CONTEXTS, STAGES
+from handler.config.loader import Setting, named_engine
 from handler.core.sizes import format_size
 
 T = TypeVar("T")
@@ -179,7 +191,8 @@ _CONTEXT = 4096
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
-_CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
+_FOR_GPUS = re.compile("/(djl-inference|lmi-handler(-[a-z0-9]+)?)[:@]")
+"""Pattern for AWS's images and for this project's, which have vLLM for GPUs only. Others may have vLLM's CPU build."""
 
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8",
@@ -269,6 +282,9 @@ def _of_server(spec: Spec, asked: _Asked) -> Resolution:
     need, need_warnings = _need(spec, size.shape, image)
     instance = None if spec.instance.type == "auto" else find(spec.instance.type)
     fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
+    if instance is not None and not spec.instance.unchecked and not instance.gpus and _needs_gpus(spec, image.uri):
+        on_gpus = () if need is None else rank(need, prices=prices)
+        raise without_gpus(instance, _engine(spec), on_gpus, image.built_for)
     if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
         raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Use {able(image.built_for)}, or another image.")
     chosen, type_warnings = _choose(spec, instance, need, fits, prices)
@@ -407,8 +423,20 @@ def _frees_windows(spec: Spec) -> bool:
 
 
 def _is_vllm(spec: Spec) -> bool:
-    engine = spec.options.get("llm_engine") or spec.options.get("rolling_batch", "auto")
-    return engine == "vllm" or (engine == "auto" and spec.image.aws == "djl-lmi")
+    return _engine(spec) == "vllm"
+
+
+def _engine(spec: Spec) -> str:
+    """Return the engine that the options or AWS's image select, or "" if neither does."""
+    by_image = {"djl-lmi": "vllm", "djl-tensorrtllm": "trtllm"}.get(spec.image.aws or "", "")
+    names = [name for name in ("llm_engine", "rolling_batch") if name in spec.options]
+    return named_engine([Setting(f"option.{name}", str(spec.options[name]), "options") for name in names], by_image)
+
+
+def _needs_gpus(spec: Spec, image: str) -> bool:
+    """Return whether the image has the engine for GPUs only. TensorRT-LLM has no CPU build."""
+    engine = _engine(spec)
+    return engine == "trtllm" or (engine == "vllm" and _FOR_GPUS.search(image) is not None)
 
 
 def _precision(spec: Spec, shape: Shape) -> Precision:
@@ -460,7 +488,7 @@ def _on_cpu(spec: Spec) -> bool:
     """Return whether the image runs on CPU types, according to option.llm_engine or else the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
-        return engine in _CPU_ENGINES
+        return engine in CPU_ENGINES
     name = spec.image.uri or f"{spec.image.repository}:{spec.image.tag}"
     return "cpu" in re.split("[^a-z0-9]+", name.lower())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,53 @@ def test_a_cpu_type_has_neither_host_nor_degree() -> None:
     assert (found.gpus, found.ami, found.tensor_parallel) == (0, None, None)
 
 
+FOR_GPUS: list[dict[str, Any]] = [
+    {"options": {"llm_engine": "trtllm"}},
+    {"options": {"rolling_batch": "trtllm"}},
+    {"image": {"aws": "djl-tensorrtllm"}, "options": {}},
+    {"image": {"aws": "djl-lmi"}, "options": {}},
+    {"image": {"repository": "lmi-handler"}, "options": {"llm_engine": "vllm"}},
+    {"image": {"repository": "lmi-handler-vllm"}, "options": {"rolling_batch": "lmi-dist"}},
+]
+
+
+@pytest.mark.parametrize("changes", FOR_GPUS)
+@pytest.mark.parametrize("name", ["ml.r7i.2xlarge", "ml.m5.xlarge"])  # has room for the model, has none
+def test_a_cpu_type_is_refused_for_an_engine_that_the_image_has_for_gpus(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(DoesNotFit, match=rf"^instance\.type: {name} has no GPU, but .* (trtllm|vllm) ") as refusal:
+        decision(**changes, instance={"type": name})
+    assert refusal.value.advice is not None
+    assert refusal.value.advice.startswith("Use ml.g")
+    assert not re.search(r"ml\.[cmr]\d", refusal.value.advice)
+    assert decision(**changes, instance={"type": name, "unchecked": True}).gpus == 0
+
+
+def test_without_the_models_size_the_families_with_gpus_are_advised() -> None:
+    with pytest.raises(DoesNotFit) as refusal:
+        decision(model={"id": "own/model"}, instance={"type": "ml.c7i.4xlarge"})
+    assert str(refusal.value.advice).startswith("Use ml.g")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"options": {"llm_engine": "vllm"}},  # an image of the user's own
+        {"image": {"repository": "lmi-handler"}, "options": {"llm_engine": "openvino"}},
+        {"image": {"repository": "lmi-handler"}, "options": {}},
+    ],
+)
+def test_a_cpu_type_is_kept_for_other_engines_and_images(changes: dict[str, Any]) -> None:
+    assert decision(**changes, instance={"type": "ml.r7i.2xlarge"}).gpus == 0
+
+
+@pytest.mark.parametrize(("engine", "count"), [("openvino", 1), ("trtllm", 0)])
+@pytest.mark.parametrize("name", ["ml.g6.2xlarge", "ml.g6.12xlarge"])
+def test_one_warning_says_that_gpus_stay_idle(engine: str, count: int, name: str) -> None:
+    options = {"llm_engine": engine} | ({"tensor_parallel_degree": "max"} if engine == "trtllm" else {})
+    warnings = decision(options=options, instance={"type": name}).warnings
+    assert len([one for one in warnings if "idle" in one]) == count
+
+
 def test_pipeline_stages_share_the_weights() -> None:
     options = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2}
     found = decision(model={"id": "meta-llama/Llama-3.1-70B", "context": 1024}, options=options)
@@ -332,7 +380,12 @@ def test_each_type_has_its_own_degree_and_the_first_is_the_deployments() -> None
             {"image": {"repository": "lmi", "tag": "1-cu128"}},
             r"instance.pools: the types need different host AMIs \(ml.g6e.xlarge: al2-",
         ),
-        (("ml.g6e.xlarge", "ml.c7i.24xlarge"), {}, "instance.pools: the types need different host AMIs"),
+        (("ml.g6e.xlarge", "ml.c7i.24xlarge"), {}, r"instance.pools\[1\]: .*ml.c7i.24xlarge has no GPU"),
+        (
+            ("ml.g6e.xlarge", "ml.c7i.24xlarge"),
+            {"options": {"llm_engine": "vllm"}},
+            "instance.pools: the types need different host AMIs",
+        ),
     ],
 )
 def test_a_type_that_does_not_suit_is_named(types: tuple[str, ...], changes: dict[str, Any], message: str) -> None:
