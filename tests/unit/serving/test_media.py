@@ -261,7 +261,7 @@ def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: MediaL
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
         error = refusal(images, *[source(huge())] * 32)
         assert isinstance(error, InvalidPayload)
-        assert "the request's images have more than" in error.message
+        assert "the request's images need more than" in error.message
         assert not decode.called
     assert images.memory.taken == 0
 
