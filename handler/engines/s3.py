@@ -1,8 +1,8 @@
-"""Models on S3: all objects below the prefix of `s3://bucket/prefix/` are downloaded to a directory of this machine.
+"""Downloads models from S3: all objects below the prefix of `s3://bucket/prefix/`, to a directory on this machine.
 
-Files are downloaded to a directory next to the final one, which is renamed when all files are complete. After an
-interrupted download, the next start keeps the complete files, and no incomplete model is ever served. If several
-processes start together, one downloads while the others wait.
+Files are downloaded to a directory next to the final one. When all files are complete, that directory is renamed. After
+an interrupted download, the next start keeps the complete files. An incomplete model is never served. If several
+processes start at once, one of them downloads while the others wait.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SAME = {
 
 
 class _Object(NamedTuple):
-    """An object on S3: `name` is its path below the prefix, `time` its last modification in seconds since the epoch."""
+    """An object on S3. `name` is its path below the prefix, `time` its last modification in seconds since the epoch."""
 
     key: str
     name: str
@@ -82,10 +82,10 @@ def is_url(model_id: str | None) -> TypeGuard[str]:
 
 
 def check(url: str) -> None:
-    """Check the URL, and that boto3 is installed.
+    """Check the URL, and check that boto3 is installed.
 
     Raises:
-        ConfigError: the URL does not name a prefix, or boto3 is missing.
+        ConfigError: the URL does not contain a prefix, or boto3 is missing.
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
@@ -108,11 +108,11 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
     """Download the files below a prefix that are not on this machine yet, and return the model's directory.
 
     Args:
-        only: patterns of file names; () selects all files. With `SETTINGS`, no file has to match, and files in
-            subdirectories are ignored.
+        only: patterns for file names; () selects all files. With `SETTINGS`, files in subdirectories are ignored, and
+            it is no error if no file matches.
 
     Raises:
-        ConfigError: the model is not available; the message says why, and what to change.
+        ConfigError: the model is not available; the message says why and what to change.
     """
     check(url)
     bucket, prefix = _split(url)
@@ -136,7 +136,7 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
 
 
 def is_download(directory: Path | None) -> bool:
-    """Return whether `download` has made a directory."""
+    """Return whether a directory was created by `download`."""
     return directory is not None and directory.parent == _home()
 
 
@@ -155,7 +155,7 @@ def _home() -> Path:
 
 @contextlib.contextmanager
 def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
-    """Convert errors of boto3 and of the disk to a ConfigError that says what to change."""
+    """Convert errors from boto3 or the disk to a ConfigError that says what to change."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -212,7 +212,7 @@ def _client() -> Any:
 
 
 def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]) -> list[_Object]:
-    """List the objects below the prefix. Keys that end with a slash are left out, as they only mark directories.
+    """List the objects below the prefix. Omit keys that end with a slash, as they only mark directories.
 
     Raises:
         ConfigError: there are no objects or too many, none belongs to a model, or a name leads out of the directory.
@@ -251,7 +251,7 @@ def _pages(pages: Iterable[Any], url: str) -> Iterator[list[_Object]]:
     """Yield the objects of each page of a listing. Their `name` is not set yet.
 
     Raises:
-        ConfigError: the response is not a listing of S3.
+        ConfigError: the response is not an S3 listing.
     """
     try:
         for page in pages:
@@ -322,7 +322,7 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
 
 
 def _is_whole(path: Path, one: _Object) -> bool:
-    """Return whether a file is a complete copy of the object, by its size and by the time that complete files get."""
+    """Return whether a file is a complete copy of the object, judging by its size and modification time."""
     state = path.stat()
     return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
 
@@ -350,7 +350,7 @@ class _Progress:
 
 
 class _Subscriber:
-    """Tells s3transfer the listed size of an object, counts its bytes, and gives a complete file the object's time.
+    """Tells s3transfer an object's listed size, counts its bytes, and gives the complete file the object's time.
 
     S3 sends parts of a large object only while its ETag matches the listing. Smaller objects are checked against the
     next listing.
@@ -376,7 +376,7 @@ class _Subscriber:
 
 
 def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object]) -> None:
-    """Download the objects with several requests at the same time."""
+    """Download the objects with several concurrent requests."""
     from s3transfer.manager import TransferConfig, TransferManager
 
     settings = TransferConfig(

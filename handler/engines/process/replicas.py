@@ -406,9 +406,9 @@ class ReplicaSet:
         """Connect an event loop.
 
         Args:
-            watch: called with a file descriptor. `step` should be called when it is readable. Called with None before
-                the descriptor is closed.
-            on_change: called with the state, now and after every change.
+            watch: function called with a file descriptor. When the descriptor is readable, `step` should be called. The
+                function is called with None before the descriptor is closed.
+            on_change: function called with the state, now and after every change.
             soon: as in `EngineSupervisor.attach`.
         """
         self._watch, self._on_change, self._soon = watch, on_change, soon

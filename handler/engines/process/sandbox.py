@@ -1,7 +1,7 @@
-"""Sandbox for work on untrusted input, in a process that is started on demand and restarted when it ends.
+"""A sandbox for processing untrusted input, in a process that is started on demand and restarted when it ends.
 
-It compiles clients' schemas and grammars, parses large bodies and decodes images. `Sandbox` is used by the host, and
-`main` runs in the process.
+The sandbox compiles clients' schemas and grammars, parses large bodies and decodes images. The host uses `Sandbox`, and
+the process runs `main`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work whose preparation, free of limits, is repeated in each fork, as a fork loses threads."""
+    """Work with a preparation that no limits apply to. It is repeated in each fork, as a fork loses threads."""
 
     work: Work
     prepare: Callable[[], object]
 
 
 class Limits(NamedTuple):
-    """Limits of one job.
+    """The limits of one job.
 
     Attributes:
         seconds: CPU time in seconds.
-        memory: bytes in addition to those of the loaded process.
+        memory: memory in bytes, in addition to that of the loaded process.
         patience: elapsed time in seconds.
         nice: number added to the process's niceness, so that token generation has priority.
     """
@@ -66,7 +66,7 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A piece of work. In the channel it is followed by `size` bytes of data."""
+    """A job. On the channel, it is followed by `size` bytes of data."""
 
     subject: Any
     limits: Limits
@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Message that the process is ready for jobs. If it has a `reason`, loading failed and the process ends."""
+    """Message that the process is ready for jobs. If there is a `reason`, loading failed and the process ends."""
 
     reason: str = ""
     trace: str = ""
@@ -85,7 +85,7 @@ class Begun(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Message that a job has ended after `seconds` of CPU time. All of its results have been sent."""
+    """Message that a job has ended after `seconds` of CPU time. All its results have been sent."""
 
     seconds: float
 
@@ -102,11 +102,11 @@ class OutOfMemory(NamedTuple):
 
 
 class NotRun(Exception):
-    """The job was not run; the message says why."""
+    """The job was not run; the exception says why."""
 
 
 class TooBusy(NotRun):
-    """The job exceeded its limit of elapsed time because other work used the processors."""
+    """The job exceeded its limit on elapsed time because other work was using the processors."""
 
 
 class _ProcessLost(NotRun):
@@ -122,7 +122,7 @@ class MemoryLimitExceeded(LimitExceeded):
 
 
 class Purpose(NamedTuple):
-    """Words for messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
+    """Parts of messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
 
     subject: str
     verb: str
@@ -136,12 +136,12 @@ class Purpose(NamedTuple):
 class Sandbox:
     """Runs one job per call. Several threads may call it at the same time.
 
-    The process ends when the thread that started it ends (PR_SET_PDEATHSIG), so it must be called from threads that
-    last.
+    The process ends when the thread that started it ends (PR_SET_PDEATHSIG), so only long-lived threads may call a
+    sandbox.
 
     Args:
-        make: returns the function that does the work. It is pickled, and called in the process.
-        purpose: words for messages.
+        make: function that returns the function that does the work. `make` is pickled, and called in the process.
+        purpose: parts of messages.
     """
 
     def __init__(self, make: Callable[[], Work | Prepared], purpose: Purpose) -> None:
@@ -160,7 +160,7 @@ class Sandbox:
 
         Args:
             data: `job.size` bytes.
-            spent: called with the CPU seconds that the job used, or with its limit if it was stopped.
+            spent: function called with the CPU seconds that the job used, or with the limit if the job was stopped.
 
         Raises:
             LimitExceeded: the job was stopped.
@@ -349,7 +349,7 @@ def _results(channel: socket.socket, messages: Messages, data: bytes | memoryvie
 def main(fd: str) -> None:
     """Create the work by calling the function in the first message. Then run a job for each further message.
 
-    Such a message is a single byte, sent together with the job's socket.
+    Each further message is a single byte, sent together with the job's socket.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -438,7 +438,7 @@ def _receive(channel: socket.socket, size: int) -> memoryview:
 
 
 def _silence() -> None:
-    """Redirect stdout and stderr to /dev/null: libraries write clients' texts there, which must not be logged."""
+    """Redirect stdout and stderr to /dev/null, as libraries write clients' texts there, which must not be logged."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -458,13 +458,13 @@ def _apply(limits: Limits) -> None:
 
 
 def _prefer_for_oom_kill() -> None:
-    """Make the kernel kill this process rather than the engine when the machine runs out of memory."""
+    """Make the kernel kill this process, rather than the engine, when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def status_bytes(field: str) -> int:
-    """Return a field of /proc/self/status that describes this process's memory, in bytes."""
+    """Return a field of /proc/self/status about this process's memory, in bytes."""
     with open("/proc/self/status", encoding="ascii") as status:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields[field].split()[0]) << 10

@@ -1,6 +1,6 @@
-"""Supervisor of an engine: starts it, sends commands, detects crashes and hangs, and restarts it.
+"""The supervisor starts an engine, sends it commands, detects crashes and hangs, and restarts it.
 
-Only calls with a timeout block, as the host may be an event loop.
+As the host may be an event loop, only calls with a timeout block.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ log = logging.getLogger("handler.engine")
 
 @dataclass(frozen=True)
 class Place:
-    """Environment and CPU cores of an engine's process.
+    """The environment and CPU cores of an engine's process.
 
     Attributes:
-        environ: variables that replace those of the host.
-        cores: cores to which the process and its threads are pinned; if empty, those of the host.
+        environ: environment variables that replace the host's.
+        cores: cores to which the process and its threads are pinned; if empty, the host's cores are used.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -61,8 +61,7 @@ def on_devices(devices: Sequence[str], count: int) -> list[Place]:
 
 
 def on_cores(cores: Collection[int], count: int) -> list[Place]:
-    """Divide cores among `count` processes, so that each gets neighbouring cores. If there are too few, some are
-    shared.
+    """Divide cores among `count` processes, so that each gets adjacent cores. If there are too few, some are shared.
 
     Args:
         cores: numbers of the cores; empty if processes cannot be pinned to cores.
@@ -119,15 +118,16 @@ class EngineInstance:
         return self._process.pid if self._process else None
 
     def put(self, command: Any) -> bool:
-        """Store a command for the next `flush`. Return whether it is the first one."""
+        """Store a command for the next `flush`. Return whether no other command was stored before."""
         is_first = not self._unsent
         self._unsent += encode(command)
         return is_first
 
     def flush(self) -> None:
-        """Send the stored commands without waiting. If the channel has no room for them, a thread sends the rest.
+        """Send the stored commands without waiting. If the channel is full, a thread sends the rest.
 
-        An engine does not read during a long step. If the engine has ended, `step` will notice it.
+        The channel fills up when an engine does not read during a long step. If the engine has ended,
+        `step` will notice.
         """
         if not self._unsent:
             return
@@ -177,7 +177,7 @@ _MAX_BACKOFF = 30.0
 
 
 class State(str, Enum):
-    """State of the engine. RESTARTING means that it was ready before."""
+    """The state of an engine. RESTARTING means that the engine was ready before."""
 
     LOADING = "loading"
     READY = "ready"
@@ -190,22 +190,22 @@ Soon = Callable[[Callable[[], None]], object]
 
 
 def now(callback: Callable[[], None]) -> None:
-    """Call a callback at once. Used if no event loop runs."""
+    """Call a callback at once. Used if there is no event loop."""
     callback()
 
 
 class EngineSupervisor:
     """Runs an engine in a process or on a thread, and restarts it when it fails.
 
-    `step` returns the engine's steps. After each failure it raises `GenerationFailed` once, and all running requests
-    are lost. The engine is restarted after a pause that grows with each failure. Until it is ready, `ready` is False
-    and `add` must not be called.
+    `step` returns the engine's steps. After each failure, `step` raises `GenerationFailed` once, and all running
+    requests are lost. The engine is restarted after a pause that grows with each failure. Until the engine is ready,
+    `ready` is False and `add` must not be called.
 
     Args:
         spec: name and configuration of the engine.
-        isolated: whether to run the engine in a process of its own instead of a thread.
-        timeout: seconds without a step after which an engine that has requests is considered hung.
-        load_timeout: maximum seconds for loading the engine.
+        isolated: whether to run the engine in its own process rather than on a thread.
+        timeout: number of seconds without a step after which an engine that has requests is considered hung.
+        load_timeout: maximum time for loading the engine, in seconds.
         place: environment and cores of the process.
     """
 
@@ -313,7 +313,7 @@ class EngineSupervisor:
 
     @property
     def replica_restarts(self) -> Sequence[int]:
-        """Number of restarts of each replica. There is only one."""
+        """The number of restarts of each replica. There is only one replica."""
         return (self.restarts,)
 
     def restart_when_idle(self, replica: int = 0) -> None:
@@ -334,10 +334,11 @@ class EngineSupervisor:
         """Connect an event loop.
 
         Args:
-            watch: called with a file descriptor, now and at every start. `step` should be called when it is readable.
-                Called with None before the descriptor is closed.
-            on_change: called with the state, now and after every change and every failure of the engine.
-            soon: schedules a callback after those that are ready to run, so that commands are sent together.
+            watch: function called with a file descriptor, now and at every start. When the descriptor is readable,
+                `step` should be called. The function is called with None before the descriptor is closed.
+            on_change: function called with the state, now and after every change and every failure of the engine.
+            soon: function that schedules a callback after those that are ready to run, so that commands are sent
+                together.
         """
         self._watch, self._on_change, self._soon = watch, on_change, soon
         if self._instance is not None:
@@ -351,7 +352,7 @@ class EngineSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine, or None if it runs on a thread."""
+        """The engine's process id, or None if the engine runs on a thread."""
         return self._instance.pid if self._instance is not None else None
 
     # -- starts and failures -------------------------------------------------------------------------------------
@@ -370,7 +371,7 @@ class EngineSupervisor:
             self._instance.flush()
 
     def _note(self, message: Any) -> None:
-        """Process a message of the engine that is not a step."""
+        """Process a message from the engine that is not a step."""
         if isinstance(message, EngineStatistics):
             self.statistics = message
         elif isinstance(message, Ready):
@@ -423,7 +424,7 @@ class EngineSupervisor:
         self._change(State.RESTARTING)
 
     def _fail(self, reason: str) -> NoReturn:
-        """Give up this instance, schedule the next one, and raise the error of all running requests."""
+        """Give up on this instance, schedule the next one, and raise the error for all running requests."""
         assert self._instance is not None
         self._watch(None)
         self._instance.stop()
@@ -475,11 +476,11 @@ for _ in range(20):
 
 
 def end_with_this_process() -> None:
-    """End all processes of this process's session when this process ends, even if it is killed.
+    """When this process ends, even if it is killed, end all processes in its session.
 
     An engine that is killed cannot stop its own workers, which would keep the GPU memory that the next engine needs.
-    This has no effect unless this process leads its session, as `supervisor.py` arranges. Another session might contain
-    processes that do not belong to the engine.
+    This function has no effect unless this process leads its session, as `supervisor.py` arranges. Any other session
+    might contain processes that do not belong to the engine.
     """
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
         subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid())], stdin=subprocess.DEVNULL)
@@ -529,7 +530,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
     """End this process when one of several processes ends.
 
     Args:
-        processes: names of the processes, by file descriptors that become readable when the process ends.
+        processes: file descriptor that becomes readable when a process ends -> name of the process.
 
     Returns:
         A function that stops the watch.
@@ -549,7 +550,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
 
 
 def _open(pid: int) -> int | None:
-    """Open a file descriptor of a process. Return None if the system does not allow it.
+    """Open a file descriptor that refers to a process. Return None if the system does not allow this.
 
     Raises:
         ProcessLookupError: the process has ended.
@@ -564,7 +565,7 @@ def _open(pid: int) -> int | None:
 
 
 def descendants(parent: int) -> Iterator[int]:
-    """Yield the ids of all processes that a process and its children have started."""
+    """Yield the ids of all descendants of a process."""
     children: dict[int, list[int]] = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

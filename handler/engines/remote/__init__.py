@@ -1,1 +1,1 @@
-"""Engines that are remote servers: choice of a server for each request, and failover."""
+"""Engines that use remote servers: they choose a server for each request, and fail over to others."""

@@ -29,7 +29,7 @@ _SPINS = 16  # rounds of the event loop, in which connections close
 
 
 class Call(Protocol):
-    """One request to a server, and its answer."""
+    """A request to a server, and its answer."""
 
     @property
     def begun(self) -> bool:
@@ -46,9 +46,9 @@ class Running(Generic[C]):
 
     Attributes:
         silence: time since the last token, or since the start.
-        silent: whether the request was given up because of silence.
+        silent: whether the request was abandoned because the server was silent.
         held: end of the answer, which is held back until its token counts arrive.
-        ended: whether the caller has the whole answer. The rest is only read to free the connection.
+        ended: whether the caller has the complete answer. The rest is read only to release the connection.
     """
 
     key: int
@@ -65,8 +65,8 @@ class RemoteEngine(ABC, Generic[C]):
 
     Args:
         kind: name of the servers in messages to clients.
-        max_silence: seconds without a token after which a request fails.
-        close_seconds: seconds to wait for connections to close.
+        max_silence: number of seconds without a token after which a request fails.
+        close_seconds: number of seconds to wait for connections to close.
     """
 
     def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
@@ -93,7 +93,7 @@ class RemoteEngine(ABC, Generic[C]):
 
     @abstractmethod
     async def stream(self, server: Server, running: Running[C]) -> None:
-        """Read an answer to its end, and pass all of it to `take`.
+        """Read an answer to the end, and pass all of it to `take`.
 
         Raises:
             Refused: the server refuses the request.
@@ -137,11 +137,11 @@ class RemoteEngine(ABC, Generic[C]):
         return True
 
     def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:
-        """Set the facts of the engine to what the servers reported at startup.
+        """Set the engine's information to what the servers reported at startup.
 
         Args:
             name: name of the engine.
-            max_tokens: the servers' limit for prompt and answer together; None if they do not report it.
+            max_tokens: the servers' limit for the prompt and the answer together; None if they do not report it.
             failed: errors of the servers that get no requests for now, by address.
 
         Raises:
@@ -313,10 +313,10 @@ class RemoteEngine(ABC, Generic[C]):
         return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
 
     async def ask(self, server: Server, *, again: bool = False) -> None:
-        """Make sure that a server serves the model, by asking it if it has failed since it last confirmed this.
+        """Make sure that a server serves the model. Ask the server if it has failed since it last confirmed this.
 
         Args:
-            again: ask the server even if it has not failed.
+            again: whether to ask the server even if it has not failed.
 
         Raises:
             Failed: the server does not serve the model.
@@ -328,13 +328,13 @@ class RemoteEngine(ABC, Generic[C]):
             raise error
 
     def _question(self, server: Server) -> asyncio.Task[Failed | None]:
-        """Return the check of a server that is under way, or start one."""
+        """Return the check of a server that is already under way, or start a new one."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking
 
     async def _check(self, server: Server) -> Failed | None:
-        """Check a server. Return the reason why it cannot serve, or None if it can."""
+        """Check a server. Return the reason why it cannot serve the model, or None if it can."""
         try:
             await self.check(server)
         except Failed as error:
@@ -344,7 +344,7 @@ class RemoteEngine(ABC, Generic[C]):
         return None
 
     def leave_out(self, server: Server, error: Failed) -> None:
-        """Send a server no requests for a while after a failure."""
+        """Send no requests to a server for a while after a failure."""
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
@@ -359,7 +359,7 @@ class RemoteEngine(ABC, Generic[C]):
         self._end(running, words, f"{server.url} {error}", refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[Server, Failed]) -> None:
-        """End a request because all servers are busy. It may be retried as soon as one of them allows it."""
+        """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
         server, error = next(reversed(busy.items()))
         detail = log_words(f"{server.url} {error}", secrets())
         waits = [one.retry_after for one in busy.values() if one.retry_after]
@@ -402,7 +402,7 @@ class RemoteEngine(ABC, Generic[C]):
 
 
 def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
-    """Return whether a request may be sent to a server. A busy one that asked for a pause gets it only once."""
+    """Return whether a request may be sent to a server. If a busy server asked for a pause, it is not tried again."""
     return server not in busy or not busy[server].retry_after
 
 
@@ -425,7 +425,7 @@ def _output(key: int, part: Part, finish: Finish | None) -> Output:
 
 
 def _error(key: int, part: Part) -> Output:
-    """Return the output that ends a request with an error."""
+    """Return the output that ends a request because of an error."""
     return Output(
         key,
         (),
@@ -439,7 +439,7 @@ def _error(key: int, part: Part) -> Output:
 
 
 def _names(urls: Sequence[str]) -> list[str]:
-    """Return the servers' host names to hide in messages, except for plain words, which could mean anything."""
+    """Return the servers' host names, for hiding them in messages. Omit plain words, which could mean anything."""
     hosts = [urlsplit(url) for url in urls]
     names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
     return [*(host.netloc for host in hosts), *names]

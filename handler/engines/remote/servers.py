@@ -1,4 +1,4 @@
-"""Servers of `option.base_url`: their options and errors, reading of their answers, and the choice of a server."""
+"""The servers at `option.base_url`: their options and errors, reading their answers, and choosing a server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
 
 class Setting(NamedTuple):
-    """Options of an engine that uses remote servers. They are checked before the engine is loaded.
+    """Options for an engine that uses remote servers. They are checked before the engine is loaded.
 
     Attributes:
         engine: name of the engine.
-        example: example of a server's address.
+        example: example of a server address.
     """
 
     engine: str
@@ -83,14 +83,14 @@ class Failed(Exception):
     """The server failed or cannot serve. Another server may succeed, or the same server later.
 
     Attributes:
-        plain: what happened, as a verb phrase for clients that follows "the server".
+        plain: what happened, for clients, as a verb phrase that follows "the server".
         detail: details for the log: the server's message, or what the operator should change.
         lasts: whether the failure lasts until the operator changes something.
-        broke_off: whether the connection was closed during the request, which may be the cause.
+        broke_off: whether the connection was closed during the request, perhaps because of the request.
         busy: whether the server is overloaded and will recover by itself.
         silent: whether the server did not respond in time.
         ill: whether the server says that it is unhealthy, or cannot be trusted.
-        retry_after: seconds that the server asked clients to wait; 0 if it did not.
+        retry_after: number of seconds that the server asked clients to wait; 0 if it did not ask.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Failed(Exception):
 
 @dataclass
 class Part:
-    """The part of an answer since the last step. The first part may contain the prompt's log-probabilities."""
+    """The part of an answer that arrived since the last step. The first may contain the prompt's log-probabilities."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -179,7 +179,7 @@ class Answer:
 
 
 def score(value: Any) -> float:
-    """Return a log-probability as a float. In the JSON of other servers it may be a string or not finite.
+    """Return a log-probability as a float. In JSON from other servers, it may be a string or not finite.
 
     Raises:
         ValueError: the log-probability is not a finite number.
@@ -195,15 +195,15 @@ _PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests for a server that fa
 class Server:
     """A remote server.
 
-    After a failure it gets no requests for a while. Then it is asked for its model, and gets a single request. When the
-    first token of that arrives, the server gets requests as before.
+    After a failure, the server gets no requests for a while. Then it is asked for its model, and gets a single request.
+    When the first token of the answer arrives, the server gets requests as before.
 
     Attributes:
-        outstanding: number of tokens in its running requests, counting prompts and maximum answers.
-        known: whether it has confirmed that it serves the model, and has not failed since.
+        outstanding: number of tokens in the server's running requests, including prompts and maximum answers.
+        known: whether the server has confirmed that it serves the model, and has not failed since.
         asked_at: time of the last confirmation.
-        asking: task that asks the server; its result is the reason why the server cannot serve.
-        num_failures: number of pauses since its last complete answer.
+        asking: task that asks the server; its result is the reason why the server cannot serve the model.
+        num_failures: number of pauses since the server's last complete answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -217,10 +217,10 @@ class Server:
         self._out_until = 0.0
 
     def failed(self, now: float, retry_after: float = 0.0) -> float:
-        """Begin a pause after a failure, and return its seconds. Return 0 if a pause is under way already.
+        """Begin a pause after a failure, and return its length in seconds. Return 0 if a pause is already under way.
 
         Args:
-            retry_after: seconds that the server asked clients to wait.
+            retry_after: number of seconds that the server asked clients to wait.
         """
         if self.is_out(now):
             return 0.0
@@ -242,7 +242,7 @@ class Server:
         return now < self._out_until
 
     def serves(self, now: float) -> bool:
-        """Return whether the server should be preferred to servers that have failed."""
+        """Return whether the server should be preferred over servers that have failed."""
         return self.known and not self.is_out(now) and not (self._on_trial and self.outstanding)
 
 
@@ -250,13 +250,13 @@ def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Ser
     """Return the server with the fewest outstanding tokens. A paused server is chosen only if all servers are paused.
 
     Args:
-        tries: number of attempts of this request by server. Servers without attempts come first.
+        tries: server -> number of attempts at this request. Servers without attempts come first.
     """
     return min(servers, key=lambda server: (not server.serves(now), tries[server], server.outstanding))
 
 
 class Model(Protocol):
-    """A server's description of its model. `max_tokens` is None if it is not reported."""
+    """A server's description of its model. `max_tokens` is None if the server does not report it."""
 
     @property
     def max_tokens(self) -> int | None: ...
@@ -299,14 +299,14 @@ async def find_model(
     """Ask all servers for their models until one of them has a suitable model.
 
     Args:
-        ask: returns a server's response.
-        fit: reads a response, and raises Failed if the model differs from that of the servers before (None for the
-            first).
-        wanted: name of the awaited model in the log.
-        setting: text before an address in messages.
+        ask: function that returns a server's response.
+        fit: function that reads a response, and raises Failed if the model differs from that of the previous servers
+            (None for the first).
+        wanted: name of the expected model in the log.
+        setting: text that precedes an address in messages.
 
     Returns:
-        The model, with the smallest `max_tokens` of any server; and the errors of the other servers, by address.
+        The model, with the smallest `max_tokens` of any server, and the errors of the other servers, by address.
 
     Raises:
         ConfigError: no server will ever have a suitable model.
