@@ -113,7 +113,7 @@ def is_denied(error: ClientError) -> bool:
 
 
 def as_deploy_error(error: BotoCoreError | ClientError | ResponseParserError) -> DeployError:
-    """Convert an error of boto3 to a `DeployError` with advice."""
+    """Convert a boto3 error to a `DeployError` with advice."""
     if isinstance(error, ResponseParserError):
         return DeployError(f"AWS's response cannot be parsed: {str(error).splitlines()[0]}")
     if isinstance(error, NoCredentialsError):

@@ -207,7 +207,7 @@ def _object(value: Any, file: str, place: str) -> dict[str, Any]:
 
 
 def listed(value: Any, file: str, place: str) -> list[Any]:
-    """Return an array, or [] for None."""
+    """Return `value`, which must be an array, or [] if it is None."""
     if value is not None and not isinstance(value, list):
         raise SpecError(f"{file}: {place}: must be an array")
     return value or []

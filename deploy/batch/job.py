@@ -260,7 +260,7 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
             )
     if unread:
         said = f"{counted(unread, 'object')} too large to check"
-        yield warning("input", f"{said}: a file fails if it has a line above {amounts(spec)[1]} MB")
+        yield warning("input", f"{said}: a file fails if it has a line longer than {amounts(spec)[1]} MB")
 
 
 def too_long(chunks: Iterable[bytes], most: int) -> int | None:

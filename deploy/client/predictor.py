@@ -80,7 +80,9 @@ class Session:
         name, _, more = str(response.get("NewSessionId") or "").partition(";")
         self.id = name.strip()
         if not self.id:
-            raise ModelFailed("the container's response has no session ID", "Check that its sessions are enabled.")
+            raise ModelFailed(
+                "the container's response has no session ID", "Check that sessions are enabled in the container."
+            )
         self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:

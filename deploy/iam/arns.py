@@ -193,7 +193,7 @@ class Arns:
         return [Scope([self.of("kms", f"key/{key}")], condition)]
 
     def key_via(self, service: str, key: str | None) -> list[Scope]:
-        """Return the scopes of a KMS key that a service of this region uses for its caller, in any partition."""
+        """Return the scopes of a KMS key whose use is limited to `service` in this region, in any partition."""
         return self.key(key, {"StringLike": {"kms:ViaService": f"{service}.{self._region}.*"}})
 
 

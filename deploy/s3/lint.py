@@ -95,7 +95,9 @@ def list_directory(directory: Path) -> Listing:
 
     def unreadable(error: OSError) -> None:
         place = Path(str(error.filename)).relative_to(directory).as_posix()
-        findings.append(Finding(Level.ERROR, place, f"cannot be read: {error.strerror}", "Allow it, or delete it."))
+        findings.append(
+            Finding(Level.ERROR, place, f"cannot be read: {error.strerror}", "Make it readable, or delete it.")
+        )
 
     for root, directories, names in os.walk(directory, onerror=unreadable):
         here = Path(root).relative_to(directory)

@@ -309,7 +309,7 @@ def _failure(path: Path, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """Return the last line of the file in the error's traceback."""
+    """Return the number of the last line in the file that the error's traceback names."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -150,7 +150,7 @@ class Operation(NamedTuple):
 _SHAPED = "Generate a whole answer or a stream; the body's fields select the request format"
 _TRITON_WHOLE, _TRITON_STREAM = (
     "Generate a whole answer, as Triton's generate extension does",
-    "Generate an answer as a stream of events, as Triton's extension does",
+    "Generate an answer as a stream of events, as Triton's generate extension does",
 )
 _OF_VERSION = "; this path includes the version"
 

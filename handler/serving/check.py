@@ -1,4 +1,4 @@
-"""Checks of a configuration before anything is downloaded or run, and the model's defaults and response template."""
+"""Checks a configuration before anything is downloaded or run, and reads the model's defaults and response template."""
 
 from __future__ import annotations
 

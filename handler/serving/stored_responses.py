@@ -421,7 +421,7 @@ class ResponseStore:
     def check_calls(self) -> None:
         """Raise Overloaded if too many calls are waiting."""
         if self._calls.qsize() >= _MOST_WAITING:
-            raise Overloaded(f"too many calls are waiting for the stored responses: {_MOST_WAITING}")
+            raise Overloaded(f"too many calls to the response store are waiting: {_MOST_WAITING}")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 

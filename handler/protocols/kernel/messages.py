@@ -284,7 +284,7 @@ Message = Mapping[str, Any]
 
 
 def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
-    """Return the messages as a tokenizer's chat template expects them, their media, and their unknown names.
+    """Return the messages as a tokenizer's chat template expects them, their media, and their unknown fields.
 
     The role `developer` is read as `system`, and a null field as absent. A dialect that converts its bodies to these
     messages may use a MediaSource as a part.

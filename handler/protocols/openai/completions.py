@@ -388,5 +388,5 @@ class OpenAiEmbeddings(OpenAiDialect):
 
 
 def base64_of(vector: Sequence[float]) -> str:
-    """Encode a vector in base64 as OpenAI does, with little-endian numbers of 32 bits."""
+    """Encode a vector in base64 as OpenAI does, with little-endian 32-bit floats."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -288,7 +288,7 @@ def structured_outputs(value: Any) -> StructuredOutput | None:
 
 @accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
 def _seed(value: Any) -> int:
-    """Read a seed, which may be negative, as in OpenAI and vLLM. Return it as an unsigned integer of 64 bits."""
+    """Read a seed, which may be negative, as in OpenAI and vLLM. Return it as an unsigned 64-bit integer."""
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 

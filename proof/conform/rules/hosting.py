@@ -312,7 +312,9 @@ async def _metrics(server: Server) -> Answer:
     return answer
 
 
-@rule("metrics.format", "/metrics, or MetricsEndpointPath, is in Prometheus' text format.", sources.METRICS, SAGEMAKER)
+@rule(
+    "metrics.format", "/metrics, or MetricsEndpointPath, returns Prometheus' text format.", sources.METRICS, SAGEMAKER
+)
 async def metrics_format(server: Server) -> None:
     answer = await server.metrics()
     expect(answer.ok, "status 200; --metrics names another path", answer)

@@ -261,7 +261,7 @@ def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.M
     store._submit(gate.wait)
     time.sleep(0.05)
     waiting = [store.response(ANN, "a") for _ in range(3)]
-    with pytest.raises(Overloaded, match="too many calls are waiting for the stored responses: 3"):
+    with pytest.raises(Overloaded, match="too many calls to the response store are waiting: 3"):
         store.response(ANN, "a")
     gate.set()
     assert [one.result(10) for one in waiting] == [None] * 3
