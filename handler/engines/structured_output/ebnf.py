@@ -1,8 +1,9 @@
 """A parser of grammars in xgrammar's EBNF, which also abridges grammars and regular expressions for short trials.
 
-A matcher follows all derivations of a response at once. There are infinitely many if a rule can derive itself without
-any text, so such rules are refused. A costly part may also come after so many harmless tokens that no trial reaches it.
-So `abridged` returns a grammar in which one character may replace each part that can be long.
+A matcher follows all derivations of a response at once. If a rule can derive itself without any text, there are
+infinitely many derivations, so such rules are refused. A costly part may also come after so many harmless tokens that
+no trial reaches that part. `abridged` therefore returns a grammar in which a single character may replace each part
+that can be long.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Token(NamedTuple):
 
 
 class _Element(NamedTuple):
-    """An element of a sequence: a rule if `name` is set, else a terminal."""
+    """An element of a sequence: a rule if `name` is set, otherwise a terminal."""
 
     name: str = ""
     is_empty: bool = False  # whether it can derive nothing even if its rule cannot
@@ -140,7 +141,7 @@ class Grammar:
     # -- rules that can derive nothing, and rules that can derive just one other rule -------------------------------
 
     def _find_nullable(self) -> Set[str]:
-        """Return the rules that can derive nothing."""
+        """Return the rules that can derive an empty text."""
         callers = self._callers()
         found: set[str] = set()
         waiting = list(self._rules)
@@ -152,7 +153,7 @@ class Grammar:
         return found
 
     def _units(self, choices: _Choices) -> Iterator[str]:
-        """Yield each rule that can be the only one derived, because everything beside it can be empty."""
+        """Yield each rule that can stand alone, because everything next to it can be empty."""
         for sequence in choices:
             filled = [element for element in sequence if not _is_empty(element, self._nullable)]
             if len(filled) < 2:
@@ -204,7 +205,7 @@ class _Parser:
     """A parser of one grammar.
 
     Attributes:
-        tokens: the grammar's tokens, without attributes of rules.
+        tokens: the grammar's tokens, excluding the attributes of rules.
         rules: the rules by name, including those made from brackets.
         spans: the spans of all elements. Elements within brackets come before the brackets.
     """
@@ -303,7 +304,7 @@ class _Parser:
         return found
 
     def _skip_bracket(self) -> Sequence[str]:
-        """Skip a pair of brackets, and return the names of rules in it."""
+        """Skip a pair of brackets, and return the names of the rules between them."""
         names, depth = [], 0
         while self._kind():
             depth += (self._text() in ("(", "(=")) - (self._text() == ")")
@@ -316,7 +317,7 @@ class _Parser:
 
 
 def _bounds(counts: Sequence[str]) -> tuple[int, int]:
-    """Return the least and most repetitions, from the contents of `{number}`, `{least,}` or `{least,most}`."""
+    """Return the least and most repetitions, given the tokens inside `{number}`, `{least,}` or `{least,most}`."""
     numbers = [
         min(int(count), _MANY) if len(count) < 20 and count != "-1" else _MANY
         for count in counts
@@ -335,7 +336,7 @@ def _calls(choices: _Choices) -> Set[str]:
 
 
 def cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
-    """Yield each group of names that can reach themselves and one another (Tarjan's algorithm, without recursion)."""
+    """Yield each group of names that can reach themselves and each other (Tarjan's algorithm, without recursion)."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []

@@ -1,8 +1,8 @@
-"""Conversion of JSON schemas to xgrammar's EBNF, without free white space.
+"""Converts JSON schemas to xgrammar's EBNF, without arbitrary white space.
 
-xgrammar in GenAI accepts white space of any length, which cannot be turned off, and small models often generate nothing
-else. These grammars allow only the white space of Python's `json.dumps`, and numbers with at most a double's digits.
-Schemas with unsupported keywords are left to xgrammar's own converter.
+xgrammar in GenAI always accepts any amount of white space, and small models often generate nothing else. These grammars
+allow only the white space that Python's `json.dumps` writes, and numbers with no more digits than a double. Schemas
+with unsupported keywords are left to xgrammar's own converter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def integers(limits: Mapping[str, Any]) -> str | None:
 
 
 def numbers(limits: Mapping[str, Any]) -> str | None:
-    """Convert a range of numbers with decimals, see `integers`. Return None also if a limit has too many digits."""
+    """Convert a range of numbers with decimals; see `integers`. Return None if a limit has too many digits, too."""
     bounds = [value for value in limits.values() if _is_number(value)]
     available = _EXACT - max((len(str(math.floor(abs(value)))) for value in bounds), default=0)
     needed = max(map(_decimals, bounds), default=0)
@@ -59,7 +59,7 @@ def _decimals(value: float) -> int:
 
 
 def _bounds(limits: Mapping[str, Any], decimals: int) -> tuple[int, int] | None:
-    """Return the smallest and the largest number, in units of the last decimal, or None if there are none."""
+    """Return the smallest and the largest number, in units of the last decimal, or None if the range is empty."""
     if not all(map(_is_number, limits.values())):
         return None
     units = {name: Decimal(str(value)).scaleb(decimals) for name, value in limits.items()}
@@ -84,7 +84,7 @@ def _signed(low: int, high: int, decimals: int) -> Iterator[str]:
 
 
 class _Range:
-    """A grammar of a range of non-negative numbers, which is built digit by digit.
+    """A grammar for a range of non-negative numbers, built digit by digit.
 
     No two branches begin with the same digit, because GenAI's xgrammar would sometimes allow other numbers.
 
@@ -117,7 +117,7 @@ class _Range:
     def _contains(self, value: int, more: int) -> bool | None:
         """Return whether all numbers with the digits of `value` and `more` others before the point are in the range.
 
-        None means that only some are in the range.
+        Return None if only some of them are in the range.
         """
         least = value * 10**more * self._unit
         most = (value + 1) * 10**more * self._unit - 1
@@ -131,7 +131,7 @@ class _Range:
         return self._fraction(least, most) if least <= most else None
 
     def _fraction(self, low: int, high: int) -> str:
-        """Return the grammar of the point and the decimals. Trailing zeros are optional, also the point before them."""
+        """Return the grammar for the point and decimals. Trailing zeros are optional, including the point if all are."""
         if not self._decimals:
             return '""'
         after = either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
@@ -149,7 +149,7 @@ class _Range:
 
 
 def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]:
-    """Return a branch for each digit and what follows it. Neighbouring digits with the same continuation are joined."""
+    """Return a branch for each digit and what follows it. Adjacent digits with the same continuation share a branch."""
     groups: list[tuple[int, int, str]] = []
     for digit in range(least, 10):
         after = follows(digit)
@@ -161,12 +161,12 @@ def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]
 
 
 def _any(least: int, most: int) -> str:
-    """Return the grammar of a number of digits. {0,0} is avoided, which xgrammar reads as an unlimited repetition."""
+    """Return the grammar for a number of digits. Avoid {0,0}, which xgrammar reads as an unlimited repetition."""
     return f"[0-9]{{{least},{most}}}" if most else '""'
 
 
 def either(expressions: Iterable[str]) -> str:
-    """Join alternatives to one EBNF element."""
+    """Join alternatives into one EBNF element."""
     return f"({' | '.join(expressions)})"
 
 
@@ -211,15 +211,15 @@ def json_grammar(schema: Any) -> str | None:
 
 
 def literal(text: str) -> str:
-    """Return a string as a literal in EBNF. All characters except printable ASCII are escaped."""
+    """Return a string as an EBNF literal. Escape all characters except printable ASCII."""
     plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(plain) + '"'
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """Join strings as alternatives of one EBNF element, in which no two branches begin with the same character.
+    """Join strings into one EBNF element, in which no two branches begin with the same character.
 
-    If a dozen branches do, GenAI's xgrammar confuses them and allows other strings.
+    If a dozen branches began with the same character, GenAI's xgrammar would confuse them and allow other strings.
     """
     branches = []
     for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
@@ -252,7 +252,7 @@ class _Grammar:
         return name
 
     def _expression(self, schema: Any) -> str:
-        """Convert a subschema to one EBNF element, which can be repeated or combined with others."""
+        """Convert a subschema to a single EBNF element, which can be repeated or combined with others."""
         if self._depth == _MAX_DEPTH:
             raise Unsupported
         self._depth += 1

@@ -1,7 +1,7 @@
-"""Validation of structured output: a check whether the engine can compile a client's schema or grammar.
+"""Validates structured output by checking whether the engine can compile a client's schema or grammar.
 
 A few hundred characters can keep a compiler busy for hours or exhaust the memory. In the engine, this would stop every
-request. So each schema or grammar is first compiled in a sandbox process with limits.
+request. Each schema or grammar is therefore first compiled in a sandbox process with limits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COSTLY = re.compile(r'"(?:pattern|format)|\d{3}')  # regular expressions, and l
 
 
 def sort(subject: StructuredOutput) -> Hashable:
-    """Return a key that is often the same for schemas or grammars of one client, and different for costly ones.
+    """Return a key that is often the same for one client's schemas or grammars, but different for costly ones.
 
     The client itself is unknown, because all requests from SageMaker come from one address.
     """
@@ -52,8 +52,8 @@ class FairQueue(Generic[T]):
     """A queue of several flows that take turns. Each flow is first in, first out. Thread-safe.
 
     Args:
-        capacity: maximum number of entries in all flows, or None for no limit. Beyond it, the longest flow loses its
-            newest entry.
+        capacity: maximum number of entries in all flows, or None for no limit. When it is exceeded, the longest flow
+            loses its newest entry.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -150,7 +150,7 @@ class Verdict(NamedTuple):
     Attributes:
         refusal: the reason why the engine does not support the schema or grammar, or "" if it does.
         seconds: CPU time of the check.
-        kept: bytes that the engine will not free until it ends.
+        kept: number of bytes that the engine will not free until it ends.
     """
 
     refusal: str = ""
@@ -182,14 +182,15 @@ class _Lane(NamedTuple):
 class StructuredOutputValidator:
     """A validator that checks each schema or grammar once and remembers the verdict. Thread-safe.
 
-    Each check starts in a lane with a limit of 0.2 s of CPU time. If that is not enough, it starts again in a lane with
-    a higher limit, up to `seconds`. In each lane, grammars of the same sort wait for each other, and the sorts take
-    turns, so costly grammars hardly delay others. If a lane is full, the sort with the most entries loses its newest.
+    Each check starts in a lane with a limit of 0.2 s of CPU time. If that is not enough, the check starts again in a
+    lane with a higher limit, up to `seconds`. In each lane, grammars of the same sort wait for each other, and the
+    sorts take turns, so costly grammars hardly delay others. If a lane is full, the sort with the most entries loses
+    its newest entry.
 
     Args:
-        make: returns the engine's check. It is pickled, and called in the sandbox process.
-        seconds: limit of a check's CPU time.
-        memory: limit of a check's memory, in bytes.
+        make: function that returns the engine's check. The function is pickled, and called in the sandbox process.
+        seconds: limit on a check's CPU time.
+        memory: limit on a check's memory, in bytes.
         engine: the engine to restart if it keeps too much memory for grammars.
     """
 
@@ -221,7 +222,7 @@ class StructuredOutputValidator:
         self._closed = False
 
     def start(self) -> None:
-        """Start the sandbox process in the background, if it has not started. Otherwise the first check starts it."""
+        """Start the sandbox process in the background unless it is running. Otherwise, the first check starts it."""
         with self._lock:
             self._start()
 
@@ -229,8 +230,8 @@ class StructuredOutputValidator:
         """Check a schema or grammar.
 
         Returns:
-            A new future, which cannot be cancelled. Its result is the reason for a refusal, or "". Its exception is
-            `Unavailable`.
+            A new future, which cannot be cancelled. Its result is the reason for a refusal, or "". If the check could
+            not run, its exception is `Unavailable`.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()
@@ -343,7 +344,7 @@ class StructuredOutputValidator:
 
 @dataclass
 class _Count:
-    """The schemas and grammars that a replica may have compiled since its last start, which could be all of them."""
+    """The schemas and grammars that a replica may have compiled since its last start, possibly all of them."""
 
     restarts: int
     hashes: set[int] = field(default_factory=set)
@@ -359,7 +360,7 @@ class _Kept:
         self._counts: dict[int, _Count] = {}
 
     def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
-        """Count a schema or grammar, or return False if the engine may keep no more memory."""
+        """Count a schema or grammar, or return False if the engine may not keep any more memory."""
         if self._engine is None or not verdict.kept:
             return True
         new = []

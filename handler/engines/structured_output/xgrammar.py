@@ -1,4 +1,4 @@
-"""The installed xgrammar: conversion of schemas to its EBNF, trials of grammars, and the schema keywords it ignores."""
+"""Uses the installed xgrammar to convert schemas to EBNF and to try grammars; lists the keywords that it ignores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ebnf(kind: str, text: str) -> str:
     """Convert a schema, regular expression, grammar or structural tag to xgrammar's EBNF.
 
     Args:
-        kind: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG, as vLLM names them.
+        kind: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG, which are vLLM's names.
         text: the schema, regular expression, grammar or structural tag.
 
     Raises:
@@ -45,7 +45,7 @@ def ebnf(kind: str, text: str) -> str:
 
 
 def has_own_rules(kind: str, text: str) -> bool:
-    """Return whether a text contains rules by the client. They may be costly, unlike xgrammar's rules for a schema."""
+    """Return whether a text contains rules by the client, which may be costly, unlike xgrammar's rules for a schema."""
     return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 
@@ -112,7 +112,7 @@ Tag = Mapping[str, Any]
 
 
 def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
-    """Return the format of a structural tag, in which `replace` has replaced each part that is a JSON schema."""
+    """Return the format of a structural tag, with `replace` applied to each part that is a JSON schema."""
     if tag["type"] == "json_schema":
         return replace(tag)
     parts: dict[str, Any] = {
@@ -124,7 +124,7 @@ def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
 
 
 def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
-    """Yield each schema, regular expression and grammar of a structural tag as separate structured output."""
+    """Yield each schema, regular expression and grammar in a structural tag as a separate structured output."""
     waiting = [json.loads(structured_output.value)["format"]]
     while waiting:
         tag = waiting.pop()
@@ -168,14 +168,14 @@ _SHARES = (0.5, 0.9)  # of an abridged grammar's steps that choose the marker if
 
 
 class Walker:
-    """A walker through possible responses, which measures the CPU time of each step.
+    """Walks through possible responses, and measures the CPU time of each step.
 
     Args:
         vocabulary: the tokens' texts, with their ids.
         size: number of ids in a mask.
         mask: a torch tensor with one row, which has a bit for each id.
-        fill: writes the tokens that a matcher currently allows into the mask.
-        accept: advances a matcher by a token, and returns False if the response ends.
+        fill: function that writes the tokens that a matcher currently allows into the mask.
+        accept: function that advances a matcher by a token, and returns False if the response ends.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Walker:
         """Walk through the first tokens of two responses, with random tokens and with long ones.
 
         Args:
-            make: returns a matcher in its initial state.
+            make: function that returns a matcher in its initial state.
 
         Raises:
             ValueError: the steps take too long.
@@ -217,8 +217,8 @@ class Walker:
 
         Args:
             longest: whether to choose the longest of many allowed tokens instead of a random one.
-            marked: share of steps that choose the marker if it is allowed.
-            steps: number of steps with many allowed tokens. More follow if they become slower and slower.
+            marked: fraction of the steps that choose the marker if it is allowed.
+            steps: number of steps with many allowed tokens. More steps follow if they are getting slower.
         """
         import numpy as np
 
@@ -337,7 +337,7 @@ def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
 
 
 def cyclic_reference(schema: Any) -> str | None:
-    """Return a reference that leads back to itself through other references only, or None if there is none."""
+    """Return a reference that leads back to itself through nothing but references, or None if there is none."""
     edges: dict[str, set[str]] = {}
     waiting = ["#"]
     while waiting:
@@ -377,7 +377,7 @@ def _below(place: _Subschema, root: Any) -> Iterator[_Subschema]:
 
 
 def _ignored(place: _Subschema, known: _Types, xgrammar: XgrammarSupport) -> str | None:
-    """Return a keyword of this subschema that xgrammar ignores, with the reason, or None if there is none."""
+    """Return a keyword in this subschema that xgrammar ignores, with the reason, or None if there is none."""
     schema = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
         if name in schema:
@@ -454,7 +454,7 @@ def _names(value: Any) -> list[str]:
 
 
 class _Types:
-    """A lookup of the types that a schema's subschemas allow. The number of lookups is limited by `_MAX_LOOKUPS`."""
+    """Looks up the types that a schema's subschemas allow. `_MAX_LOOKUPS` limits the number of lookups."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -508,7 +508,7 @@ def _type_of(value: Any) -> str:
 
 
 def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
-    """Return a keyword that is ignored, because xgrammar only enforces the first of format, pattern and lengths."""
+    """Return a keyword that is ignored because xgrammar enforces only the first of format, pattern and lengths."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
     first = next((name for name in ("format", "pattern") if name in schema), None)
@@ -534,7 +534,7 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
-    """Return a conflict if several subschemas may apply to one property, because xgrammar only enforces one of them."""
+    """Return a conflict if several subschemas may apply to one property, because xgrammar enforces only one of them."""
     if "patternProperties" not in schema:
         return None
     if schema.get("properties"):

@@ -1,4 +1,4 @@
-"""Translation of options into the arguments of `tensorrt_llm.LLM` (tensorrt_llm/llmapi/llm_args.py)."""
+"""Translates options into the arguments of `tensorrt_llm.LLM` (tensorrt_llm/llmapi/llm_args.py)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         release: major and minor number of the installed version.
 
     Raises:
-        ConfigError: options contradict each other, or this version does not support them. All problems are named.
+        ConfigError: options contradict each other, or this version does not support them. The message lists all
+            problems.
     """
     options, problems = config.options.engine_options, Problems()
     for name, (first, last) in _RELEASES.items():
@@ -241,7 +242,7 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
     """Return the arguments that select the sampler.
 
-    Before 1.3 they are always set, because the defaults differ between versions. 1.3 only has TorchSampler.
+    Before 1.3, they are always set, because the defaults differ between versions. 1.3 has only TorchSampler.
 
     Args:
         arguments: all other arguments, including those in option.engine_args.
@@ -274,7 +275,7 @@ def context_length(model: Path) -> int | None:
 
 
 def construct(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn sub-configurations into TensorRT-LLM's own classes, which refuse unknown keys."""
+    """Convert sub-configurations to TensorRT-LLM's own classes, which refuse unknown keys."""
     return {name: _construct(name, value) for name, value in arguments.items()}
 
 
@@ -328,10 +329,10 @@ def environment(config: EngineConfig) -> dict[str, str]:
 
 
 def leave_mpi(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables that mpirun has set, if mpirun started this process as in DJL's mpi_mode.
+    """Remove the variables set by mpirun, if mpirun started this process as in DJL's mpi_mode.
 
     With these variables, MPI would treat the engine's own workers as part of that run and fail to start them. Variables
-    for the network are kept. All variables are kept under TensorRT-LLM's own launcher.
+    for the network are kept. If TensorRT-LLM's own launcher started this process, all variables are kept.
     """
     if "TLLM_SPAWN_PROXY_PROCESS" in environ or not any(name in environ for name in _LAUNCHED):
         return
@@ -341,7 +342,7 @@ def leave_mpi(environ: MutableMapping[str, str]) -> None:
 
 
 def check_rank(directory: Path, max_rank: int) -> None:
-    """Check that the rank of an adapter is at most `max_rank`.
+    """Check that an adapter's rank is at most `max_rank`.
 
     Raises:
         OSError: the adapter has been removed.
@@ -398,7 +399,7 @@ def installed_version() -> str:
 
 
 def release_of(version: str) -> Release:
-    """Return the major and minor numbers of a version of TensorRT-LLM.
+    """Return the major and minor numbers of a TensorRT-LLM version.
 
     Raises:
         ConfigError: the version is too old.
@@ -421,16 +422,17 @@ def installed_release() -> Release:
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:
-    """Return whether LLM with these arguments uses TorchSampler, which supports log-probabilities.
+    """Return whether an LLM with these arguments uses TorchSampler, which supports log-probabilities.
 
     TRTLLMSampler reports log-probabilities as growing lists, but TensorRT-LLM expects increments, and fails with an
-    AssertionError except in beam search. So they are not requested from TRTLLMSampler without beam search.
+    AssertionError except in beam search. Without beam search, log-probabilities are therefore not requested from
+    TRTLLMSampler.
     """
     return not arguments.get("enable_trtllm_sampler") and arguments.get("sampler_type") != "TRTLLMSampler"
 
 
 def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
-    """Return whether a request can compute its whole prompt, without using results in the prefix cache.
+    """Return whether a request can compute its whole prompt without using results from the prefix cache.
 
     Since 1.2, a request can have a separate cache (`cache_salt`).
     """
@@ -478,7 +480,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
 
 
 def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
-    """Return for each kind of media the reason why the engine does not accept it with this model, or "" if it does.
+    """Return, for each kind of media, the reason why the engine does not accept it with this model, or "" if it does.
 
     TensorRT-LLM 1.0 to 1.3 accepts audio only for Phi-4-multimodal, with code and an adapter from the checkpoint.
 
@@ -509,9 +511,9 @@ def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
 
 
 def background_error(llm: Any) -> Exception | None:
-    """Return the first error in TensorRT-LLM's threads and workers that has not been raised yet, or None.
+    """Return the first error from TensorRT-LLM's threads and workers that has not been raised yet, or None.
 
-    The executor keeps such errors in a queue, and raises them at the next request (`_error_queue` in
+    The executor keeps such errors in a queue, and raises them on the next request (`_error_queue` in
     executor/executor.py, 1.0 to 1.4).
     """
     waiting = getattr(getattr(llm, "_executor", None), "_error_queue", None)

@@ -1,6 +1,6 @@
-"""The engine for TensorRT-LLM's LLM API with the PyTorch backend since 1.0 (nvidia.github.io/TensorRT-LLM/llm-api).
+"""The engine for TensorRT-LLM's LLM API with the PyTorch backend, 1.0 or later (nvidia.github.io/TensorRT-LLM/llm-api).
 
-It is tested with a double (`tests/doubles`). docs/trtllm.md lists the parts that have not run on a GPU.
+The tests replace TensorRT-LLM with a double (`tests/doubles`). docs/trtllm.md lists what has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _PATIENCE = 0.02  # seconds that a step waits for results, so that new commands 
 class TrtLlm:
     """An engine that submits requests to `LLM.generate_async`. See `engines.base.Engine`.
 
-    `generate_async` needs an event loop in the calling thread. Ours only runs during `add` and `step`. Each request has
-    a task on this loop, which reads the results and wakes `step`.
+    `generate_async` needs an event loop in the calling thread. This engine's loop runs only during `add` and `step`.
+    Each request has a task on this loop, which reads the results and wakes `step`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -212,7 +212,7 @@ class TrtLlm:
         self._running[key] = running
 
     async def _follow(self, running: RunningRequest) -> None:
-        """Read a request's results until the last one, even if the request is cancelled."""
+        """Read all of a request's results, even if the request is cancelled."""
         try:
             async for _ in running.result:
                 if error := getattr(running.result, "error", None):  # since 1.3 some failures are not raised
@@ -283,7 +283,7 @@ class TrtLlm:
     def _expects_results(self) -> bool:
         """Return whether a working engine would soon return a result.
 
-        A response that is not streamed may take any time, and requests without output may be waiting for it.
+        A response that is not streamed may take any amount of time, and requests without output may be waiting for it.
         """
         running = self._running.values()
         return bool(running) and (
@@ -474,7 +474,7 @@ class RunningRequest:
         return beams
 
     def _ids(self, output: Any) -> Sequence[int]:
-        """Return all ids so far, including the stop id that ended the response, which some versions remove."""
+        """Return all ids so far. If a stop id ended the response, include that id, which some versions remove."""
         ids, reason = output.token_ids, output.stop_reason
         if output.finish_reason == "stop" and isinstance(reason, int) and ids[-1:] != [reason]:
             return [*ids, reason]
@@ -532,19 +532,19 @@ class RunningRequest:
 
 
 def _logprob(entry: Any, id: int) -> float | None:
-    """Return a token's log-probability, or None if it is missing, as old samplers omit it for unlikely tokens."""
+    """Return a token's log-probability, or None if it is missing: old samplers omit it for unlikely tokens."""
     value = entry.get(id) if isinstance(entry, Mapping) else entry
     return getattr(value, "logprob", value)
 
 
 def _top(entry: Mapping[int, Any], count: int) -> Alternatives:
-    """Return the `count` most likely ids, best first. `entry` may contain the chosen id in addition."""
+    """Return the `count` most likely ids, best first. `entry` may also contain the chosen id."""
     best_first = sorted(((id, value.logprob) for id, value in entry.items()), key=lambda pair: -pair[1])
     return tuple(best_first[:count])
 
 
 def _rows(tensor: Any) -> Any:
-    """Convert a tensor [..., rows, vocabulary] to a numpy array of float32 [rows, vocabulary]."""
+    """Convert a tensor [..., rows, vocabulary] to a float32 numpy array [rows, vocabulary]."""
     if tensor is None:
         raise ValueError("the engine returned no logits")
     array = tensor.float().cpu().numpy()
@@ -566,8 +566,8 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     (`_SyncQueue.notify_many` in tensorrt_llm/llmapi/utils.py and `dispatch_result_task` in executor/proxy.py, 1.0 to
     1.4). Before October 2025, the resulting error even shuts down an LLM whose executor is in the same process.
 
-    Callbacks of `call_soon_threadsafe` are kept until the loop runs again, so no notification is lost. A loop on a
-    separate thread took a tenth more CPU time per token with 256 streams.
+    Callbacks from `call_soon_threadsafe` are kept until the loop runs again, so no notification is lost. With 256
+    streams, a loop on a separate thread took a tenth more CPU time per token.
     """
 
     def __init__(self) -> None:
@@ -590,14 +590,14 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 def cache_salt(media: MediaPrompt | None) -> str | None:
-    """Return the name of a prefix cache for prompts with the same media, or None without media."""
+    """Return the name of the prefix cache for prompts with the same media, or None if there are no media."""
     if media is None or not media.media:
         return None
     return hashlib.sha256(",".join(medium.digest for medium in media.media).encode()).hexdigest()
 
 
 class VisionPrompts:
-    """A converter of prompts to the inputs of `generate_async`, which also checks the ids that TensorRT-LLM computes.
+    """Converts prompts to the inputs of `generate_async`, and checks the ids that TensorRT-LLM computes.
 
     Args:
         tokenizer: the LLM's tokenizer.
@@ -614,7 +614,7 @@ class VisionPrompts:
         """Return the prompt's text, and its images as Pillow images.
 
         Raises:
-            ValueError: no text is encoded as these ids, or the numbers of placeholders and images differ.
+            ValueError: there is no text that encodes to these ids, or the numbers of placeholders and images differ.
         """
         text, images = ("", ()) if media is None else media
         short = collapse(ids, images, {"image": self._tokens})
@@ -624,7 +624,7 @@ class VisionPrompts:
         return inputs
 
     def check(self, found: Sequence[int], ids: Sequence[int]) -> str:
-        """Compare the ids that TensorRT-LLM has computed with those expected, and return an error message or "".
+        """Compare the ids that TensorRT-LLM has computed with the expected ids, and return an error message or "".
 
         Before 1.3, the ids of images are outside the vocabulary.
 

@@ -1,4 +1,4 @@
-"""Translation of Sampling into the arguments of TensorRT-LLM's SamplingParams (tensorrt_llm/sampling_params.py)."""
+"""Translates Sampling into the arguments of TensorRT-LLM's SamplingParams (tensorrt_llm/sampling_params.py)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
 def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the arguments for greedy decoding, sampling or beam search.
 
-    Version 1.0 only samples if temperature, top_k and top_p are all set.
+    Version 1.0 samples only if temperature, top_k and top_p are all set.
     """
     if sampling.num_beams > 1:
         return {
@@ -103,9 +103,9 @@ def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Request the prompt's logits, from which we compute log-probabilities.
+    """Request the prompt's logits, from which the handler computes log-probabilities.
 
-    Before 1.3, `prompt_logprobs` only returns the most likely tokens, not the prompt's own (NVIDIA/TensorRT-LLM pull
+    Before 1.3, `prompt_logprobs` returns only the most likely tokens, not the prompt's own (NVIDIA/TensorRT-LLM pull
     request 11235).
     """
     return {"return_context_logits": True} if sampling.prompt_logprobs or sampling.return_context_logits else {}
@@ -125,7 +125,7 @@ def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _bias(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Return the biases that are added to the logits: a numpy array of float32 [vocabulary]."""
+    """Return the biases to add to the logits: a float32 numpy array [vocabulary]."""
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
         changes |= dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)

@@ -1,1 +1,1 @@
-"""The engine that runs models with vLLM, on GPUs or, with vLLM's CPU build, on CPUs."""
+"""The engine that runs models with vLLM: on GPUs, or on CPUs with vLLM's CPU build."""

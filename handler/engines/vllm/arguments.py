@@ -1,4 +1,4 @@
-"""Translation of options into the arguments of vLLM's EngineArgs."""
+"""Translates options into the arguments of vLLM's EngineArgs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
-    """Return the arguments of EngineArgs that turn on LMCache if option.lmcache_auto_config is set.
+    """Return the EngineArgs arguments that turn on LMCache if option.lmcache_auto_config is set.
 
     Raises:
         ConfigError: options contradict each other, LMCache is not installed, or its configuration file is missing.
@@ -53,7 +53,7 @@ def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers:
     Args:
         config: the engine's configuration.
         given: the current environment variables.
-        workers: number of vLLM's processes with one GPU each. They share the machine's memory and disk.
+        workers: number of vLLM processes, each with one GPU. They share the machine's memory and disk.
     """
     options = config.options.engine_options
     if "lmcache_config_file" in options:
@@ -83,7 +83,7 @@ def _config_file(config: EngineConfig) -> Path:
 
 
 def _share(free: int, weights: int, workers: int) -> int:
-    """Return a worker's cache size in GiB. Twice the weights' size stays free, or a fifth of all if that is more."""
+    """Return a worker's cache size in GiB. Reserve twice the weights' size, or a fifth of `free` if that is more."""
     return int(max(0, free - max(2 * weights, free // 5)) / workers / _GIB)
 
 
@@ -138,7 +138,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         cpu: whether the arguments are for vLLM's CPU build, whose cache size is set by `environment`.
 
     Raises:
-        ConfigError: options contradict each other. All such problems are named.
+        ConfigError: options contradict each other. The message lists all such problems.
     """
     options, problems = config.options.engine_options, Problems()
     model = spread(config.options.tensor_parallel_degree, options)
@@ -205,14 +205,14 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_reasoning(arguments: Mapping[str, Any]) -> None:
-    """Refuse vLLM's own reasoning parser, because structured output is then not enforced if there is no reasoning."""
+    """Refuse vLLM's own reasoning parser. With it, structured output is not enforced if there is no reasoning."""
     own = arguments.get("structured_outputs_config")
     if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
         raise ConfigError("vLLM's own reasoning_parser is not supported; use option.reasoning_parser")
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Override arguments by those in `option.engine_args`, except arguments that the handler sets itself."""
+    """Override arguments with those in `option.engine_args`, except arguments that the handler sets itself."""
     if "model" in more:
         raise ConfigError("option.engine_args: 'model' cannot be set there; use option.model_id")
     for name in _HANDLERS:

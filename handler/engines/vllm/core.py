@@ -1,4 +1,4 @@
-"""Start of vLLM's LLMEngine, whose core runs in a separate process, and conversion of the core's results to outputs."""
+"""Starts vLLM's LLMEngine, whose core runs in a separate process, and converts the core's results to outputs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CoreEngine:
         self._engine.abort_request(list(ids), internal=True)
 
     def _outputs(self) -> Sequence[Any]:
-        """Wait for the core's next outputs. Without requests, return none at once, because none would ever arrive."""
+        """Wait for the core's next outputs. If there are no requests, return at once, as no output would arrive."""
         if not self._results.pending:
             return ()
         found = self._core.get_output()
@@ -123,8 +123,8 @@ class Pending:
         prompt_logprobs: log-probabilities of the prompt so far, or None if they are not requested.
         num_prompt_tops: number of alternatives to each prompt token.
         beam: number of the beam that the request continues, or None.
-        id: vLLM's id of the request, or "" before vLLM has it.
-        begun: whether the request has had an output.
+        id: vLLM's id for the request, or "" before the request is submitted to vLLM.
+        begun: whether the request has had any output.
         prompt_tops: alternatives to the prompt tokens so far.
         plain: whether an output consists only of tokens with their log-probabilities.
     """
@@ -144,7 +144,7 @@ class Pending:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
     def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Alternatives] | None]:
-        """Return the prompt's log-probabilities and alternatives at the first call, and None at later ones."""
+        """Return the prompt's log-probabilities and alternatives on the first call, and None on later calls."""
         scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()
@@ -166,7 +166,7 @@ _SPOILT = "the model computes NaN"  # an error of the engine, because the KV cac
 class Results:
     """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). `Vllm.step` calls `read`.
 
-    vLLM's own class costs four times as much CPU time. It makes objects, texts and statistics that are not used here.
+    vLLM's own class takes four times as much CPU time. It creates objects, texts and statistics that are not used here.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Results:
 
 
 def _take_cached(pending: Pending, output: Any) -> int:
-    """Return how many prompt tokens were in the prefix cache, which only the first output of a request states.
+    """Return how many prompt tokens were in the prefix cache. Only the first output of a request contains this number.
 
     The field is `num_cached_tokens` in the oldest versions, later in `prefill_stats` (vllm/v1/engine/__init__.py).
     """
@@ -259,7 +259,7 @@ def _beam_token(pending: Pending, output: Any) -> BeamToken:
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
-    """Return the most likely ids at each position. Column 0, which is the chosen id whatever its rank, is left out."""
+    """Return the most likely ids at each position. Leave out column 0, which is the chosen id, whatever its rank."""
     ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
@@ -280,7 +280,7 @@ def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
 
 
 class Statistics:
-    """Statistics of vLLM 0.20 to 0.33. They are empty if `disable_log_stats` is true."""
+    """Statistics for vLLM 0.20 to 0.33. They are empty if `disable_log_stats` is true."""
 
     def __init__(self) -> None:
         self._last: Any = None
@@ -299,7 +299,7 @@ class Statistics:
         """Return the current statistics.
 
         Args:
-            idle: whether the engine has no requests. The last step does not state this if its requests were cancelled.
+            idle: whether the engine has no requests. The last step does not report this if its requests were cancelled.
             num_preemptions: number of preemptions so far.
         """
         last = self._last
@@ -327,7 +327,7 @@ _NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "_process_ut
 
 @contextlib.contextmanager
 def patch_sync_client() -> Iterator[None]:
-    """Replace the client that LLMEngine creates within this context, unless the installed client is unknown."""
+    """Within this context, replace the client that LLMEngine creates, unless the installed client is unknown."""
     from vllm.v1.engine import core_client
 
     if not _is_known(core_client):
@@ -360,7 +360,7 @@ def _make_client(core_client: ModuleType) -> type:
     zmq = core_client.zmq
 
     class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
-        """A client for a single thread. Only vLLM's monitor calls `shutdown` from another one, if the core dies."""
+        """A client for a single thread, except that vLLM's monitor calls `shutdown` from another if the core dies."""
 
         def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
             core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)

@@ -84,7 +84,7 @@ class Vllm(CoreEngine):
             self._warm_up_structured_output(first)
 
     def _warm_up_structured_output(self, id: int) -> None:
-        """Run a schema of our own, because the first schema decides which backend vLLM's core uses for all others."""
+        """Run a built-in schema, because the first schema decides which backend vLLM's core uses for all others."""
         try:
             warm_up(self, [id], Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
@@ -154,7 +154,7 @@ class Vllm(CoreEngine):
             self._late += [failed(late, error) for late, error in refused]
 
     def step(self) -> Step:
-        """Do the necessary part of LLMEngine.step, without its loggers and caches."""
+        """Do the necessary parts of LLMEngine.step, without its loggers and caches."""
         step, beam_tokens = self._results.read(self._outputs())
         others = step.others
         for token in beam_tokens:
@@ -230,10 +230,10 @@ _MODES = {"cls": "CLS", "last": "LAST", "mean": "MEAN"}
 
 
 def pooling_type(mode: str, where: str) -> str:
-    """Return vLLM's name of a pooling mode.
+    """Return vLLM's name for a pooling mode.
 
     Args:
-        mode: our name of the mode.
+        mode: the handler's name for the mode.
         where: the option or directory that selects the mode, for the error message.
 
     Raises:
@@ -245,9 +245,9 @@ def pooling_type(mode: str, where: str) -> str:
 
 
 class VllmPooling(CoreEngine):
-    """An engine for requests with `Pooling` in place of `Sampling`. See `engines.base.Engine`.
+    """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
-    vLLM returns the pooled vector or the logits. All further computations are done here, as in other engines.
+    vLLM returns the pooled vector or the logits. All further computation is done here, as in other engines.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -268,7 +268,7 @@ class VllmPooling(CoreEngine):
         self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=self._warm_up())
 
     def _warm_up(self) -> int:
-        """Compute the vector of a text of one token, and return the vector's length."""
+        """Compute the vector for a text of one token, and return the vector's length."""
         self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
         while True:
             for output in self.step().others:
@@ -433,7 +433,7 @@ class Beam:
 
 @dataclass
 class BeamSearch:
-    """One beam search. Each call of `advance` extends all running beams by one token.
+    """A beam search. Each call to `advance` extends all running beams by one token.
 
     Args:
         sampling: of its parameters, num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are
@@ -515,8 +515,8 @@ _RANK_AXIS = {"lora_A.weight": 0, "lora_B.weight": 1}
 def check_weights(directory: Path) -> None:
     """Check that an adapter's weights are finite and have the rank in adapter_config.json.
 
-    Measured with vLLM 0.32: weights that are not finite corrupt the responses of all later requests, even without
-    adapters.
+    In measurements with vLLM 0.32, weights that are not finite corrupted the responses to all later requests, even
+    without adapters.
 
     Raises:
         ValueError: a tensor is not finite or has a different rank. The message names the tensor.
@@ -545,7 +545,7 @@ def _tensors(directory: Path) -> list[tuple[str, Any]]:
 
 
 class LoraExclusion:
-    """A queue that allows only one of two kinds of requests in the engine at a time, in order of arrival.
+    """A queue for two kinds of requests, in order of arrival. Only one of the kinds may be in the engine at a time.
 
     `enter` starts a request at once if possible. `leave` starts requests that have waited.
     """
@@ -555,7 +555,7 @@ class LoraExclusion:
         self._waiting: deque[tuple[int, bool, Callable[[], None]]] = deque()
 
     def enter(self, key: int, kind: bool, start: Callable[[], None]) -> None:
-        """Call `start`, either now or in a later `leave`. If it raises an error now, the request is not added."""
+        """Call `start`, either now or in a later `leave`. If `start` fails now, the request is not added."""
         if self._waiting or not self._fits(kind):
             self._waiting.append((key, kind, start))
             return

@@ -1,4 +1,4 @@
-"""Translation of Sampling into the arguments of vLLM's SamplingParams, and a check of structured output."""
+"""Translates Sampling into the arguments of vLLM's SamplingParams, and checks structured output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
 
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
-    """Return the request's biases, and a large negative bias for each forbidden token."""
+    """Return the request's biases, plus a large negative bias for each forbidden token."""
     bias = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, FORBIDDEN)
     return {"logit_bias": bias} if bias else {}
 
@@ -95,7 +95,7 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     """Return the arguments of SamplingParams, except the output kind.
 
     For `structured_outputs`, they contain a dict for StructuredOutputsParams. Stop strings are not passed to vLLM,
-    because `core/text.py` finds them. So vLLM need not decode ids at all.
+    because `core/text.py` finds them, so vLLM does not have to decode ids at all.
     """
     return {"detokenize": False, **arguments(_TABLE, sampling)}
 
@@ -150,7 +150,7 @@ _SAMPLES = (
 
 
 class VllmCheck:
-    """A check with vLLM's own classes. See `engines.base.StructuredOutputCheck`."""
+    """A check that uses vLLM's own classes. See `engines.base.StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         os.environ.update(environment(config, os.environ))
@@ -220,7 +220,7 @@ class VllmCheck:
         return tag
 
     def _guidance_supports(self, schema: Any) -> bool:
-        """Return whether the backend guidance accepts a schema. It refuses unsupported keywords itself."""
+        """Return whether the backend `guidance` accepts a schema. This backend refuses unsupported keywords itself."""
         params = self._sampling_params(structured_outputs=self._guide_params(json=json.dumps(schema)))
         try:
             from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
@@ -231,7 +231,7 @@ class VllmCheck:
         return True
 
     def _verify(self, structured_output: StructuredOutput) -> Any:
-        """Verify a schema or grammar as `SamplingParams.verify` does, which may replace it with another one."""
+        """Verify a schema or grammar as `SamplingParams.verify` does. This may replace it with another."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
@@ -251,7 +251,7 @@ class VllmCheck:
         return make(self._config, tokenizer=self._tokenizer, vocab_size=size)
 
     def _matchers(self, kind: Any, text: str) -> Callable[[], Any]:
-        """Compile a schema or grammar, and return a function that returns its matcher in the initial state."""
+        """Compile a schema or grammar, and return a function that returns a matcher for it in the initial state."""
         try:
             grammar = self._backend.compile_grammar(kind, text)
         except Exception as error:
@@ -275,7 +275,7 @@ def _xgrammar_release() -> tuple[int, ...]:
 
 
 def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the supported styles of arguments in structural tags. Only xgrammar supports this form of tags.
+    """Return the supported argument styles for structural tags. Only xgrammar supports these tags.
 
     Args:
         arguments: the arguments of EngineArgs.

@@ -1,6 +1,6 @@
 """The engine for transcription with Whisper on vLLM.
 
-Each piece of a clip is a separate request to vLLM. Several run at a time, and their tokens are returned in order.
+Each piece of a clip is a separate request to vLLM. Several pieces run at once; their tokens are returned in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AHEAD = 4  # pieces of a clip in vLLM at a time
 
 @dataclass
 class _Piece:
-    """A piece that vLLM has received, with the tokens that have not been returned yet."""
+    """A piece that was submitted to vLLM, with the tokens that have not been returned yet."""
 
     pending: Pending
     extras: Extras | None  # returned with the first output, then None
@@ -39,9 +39,9 @@ class _Clip:
 
     Attributes:
         ids: ids of the prompt, which is the same for each piece.
-        language: code of the language, or "" if it is not known yet or the model is English-only.
-        places: start and end, in samples, of each piece that vLLM has not received yet.
-        pieces: pieces that vLLM has received, in order.
+        language: language code, or "" if the language is not known yet or the model is English-only.
+        places: start and end, in samples, of each piece that has not been submitted to vLLM yet.
+        pieces: pieces that were submitted to vLLM, in order.
     """
 
     key: int
@@ -55,7 +55,7 @@ class _Clip:
 
 
 class VllmWhisper(NoAdapters, CoreEngine):
-    """An engine that transcribes clips, and detects the language if a prompt names none. See `engines.base.Engine`."""
+    """An engine that transcribes clips, and detects the language if none is given. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
@@ -172,7 +172,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         return Step([], [], [], outputs)
 
     def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
-        """Process an output of vLLM. Return its clip, or None if the clip has been cancelled or has failed."""
+        """Process an output from vLLM. Return its clip, or None if the clip was cancelled or has failed."""
         clip, piece = self._asked.get(output.key), self._pieces.get(output.key)
         if clip is None:  # cancelled by an earlier output
             return None
