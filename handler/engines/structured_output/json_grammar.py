@@ -131,7 +131,7 @@ class _Range:
         return self._fraction(least, most) if least <= most else None
 
     def _fraction(self, low: int, high: int) -> str:
-        """Return the grammar for the point and decimals. Trailing zeros are optional, including the point if all are."""
+        """Return the grammar for the point and decimals. Trailing zeros are optional, as is the point before them."""
         if not self._decimals:
             return '""'
         after = either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
