@@ -35,7 +35,7 @@ NO_LORA = "it was started without option.enable_lora=true"
 NO_MEDIA = "the model accepts text only"
 
 Alternatives = Sequence[tuple[int, float]]
-"""The most likely token ids at one position with their log-probabilities, best first."""
+"""The most likely token ids at one position, with their log-probabilities, best first."""
 
 
 class Output(NamedTuple):
@@ -207,7 +207,7 @@ class EngineRequest(NamedTuple):
 
 
 PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None, bool]
-"""An EngineRequest as a plain tuple, because the names of its classes would take longer to send than its values."""
+"""An EngineRequest as a plain tuple, because sending the class names would take longer than sending the values."""
 
 
 def pack(request: EngineRequest) -> PackedRequest:
@@ -395,7 +395,7 @@ def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQU
 
 
 Rule = str | Callable[..., Mapping[str, Any]]
-"""The engine's name for a field, or a function that returns its arguments for one or several fields of Sampling."""
+"""The engine's name for a field, or a function that returns the engine's arguments for one or more Sampling fields."""
 
 
 def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict[str, Any]:
@@ -467,7 +467,7 @@ COMMON_RULES: Mapping[str, Rule] = {
     "ignore_eos": "ignore_eos",
     "stop_token_ids": unless_neutral("stop_token_ids", make=list),
 }
-"""Rules for fields that vLLM, SGLang and servers of OpenAI's API accept under these names."""
+"""Rules for fields that vLLM, SGLang and servers with OpenAI's API accept under these names."""
 
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")

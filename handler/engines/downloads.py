@@ -27,7 +27,7 @@ _STOP = signal.SIGUSR1
 """Signal that ends a download. Terminals and service managers send other signals to all processes at once."""
 
 _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
-"""Matches names of huggingface_hub's partial files, which are never continued. Older releases use other names."""
+"""Matches names of huggingface_hub's partial files, which are never resumed. Older releases use other names."""
 
 
 def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
@@ -84,12 +84,12 @@ NEEDED = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.
 QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
 SOURCE = "lmi_source.txt"
-"""Name of the file in a converted model's directory that contains the path of its source."""
+"""Name of the file, in a converted model's directory, that contains the path of the original model."""
 UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""Matches messages of a failed write. The last is OpenVINO's, which then deletes the file and so frees the space."""
+"""Matches messages about failed writes. The last is from OpenVINO, which then deletes the file, freeing the space."""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 

@@ -29,10 +29,10 @@ from handler.core.sizes import format_size
 
 _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
-"""Patterns of file names. The directory of every model contains a file that matches one of them."""
+"""Patterns for file names. Every model's directory contains a file that matches one of these patterns."""
 
 SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml", "*.json")
-"""Patterns of files with options and code, which are read at startup before the model is downloaded."""
+"""Patterns for files with options or code, which are read at startup, before the model is downloaded."""
 
 _FORM = "write it as s3://BUCKET/PREFIX/, a directory with the model's files"
 
@@ -58,7 +58,7 @@ _ADVICE = {
     "NoSuchKey": "an object was deleted during the download; start again",
     "PreconditionFailed": "an object was replaced during the download; start again",
 }
-"""Explanations of S3's error codes, with remedies."""
+"""Explanations of S3 error codes, with remedies."""
 _SAME = {
     "403": "AccessDenied",
     "AllAccessDisabled": "AccessDenied",

@@ -70,7 +70,7 @@ def act(cue: str) -> None:
 
 
 CONTEXT = 1 << 17
-"""Context length in tokens, unless option.max_model_len sets another one. It is the same as Llama 3.1's."""
+"""Context length in tokens unless option.max_model_len is set; the same as Llama 3.1's."""
 
 _MOST_WORDS = 1 << 20  # of a prompt
 _SHORT = 1 << 16  # characters; longer texts are split in many short calls, as other threads need the GIL

@@ -20,16 +20,16 @@ from handler.engines.grpc.vllm import Vllm
 from handler.engines.remote.servers import Failed, Refused, one_kind
 
 CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
-"""Contracts by the value of option.base_url_kind."""
+"""Value of option.base_url_kind -> contract."""
 
 INFO_TIMEOUT = 5.0  # seconds for GetModelInfo
 _HEALTH_TIMEOUT = 25.0  # SGLang's health check generates a token, and waits up to 20 s for it
 _ABORT_TIMEOUT = 5.0
 _LOADS_TIMEOUT = 0.5
 _CONSTRAINT_FAILED = "smg-constraint-failed"
-"""Trailer that the servicers send if the request's own schema or grammar has ended it."""
+"""Trailer that the servicers send if a request ended because of its own schema or grammar."""
 _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
-"""Parts of gRPC's error messages if the server uses another protocol, or only one side uses TLS."""
+"""Parts of the messages that gRPC returns if the server uses another protocol, or only one side uses TLS."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
 _NEAR = 0.01  # tolerance of a normalized vector's length in bf16

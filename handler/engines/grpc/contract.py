@@ -29,7 +29,7 @@ REASONS = {
     "return_context_logits": "logits cannot be streamed",
     "return_generation_logits": "logits cannot be streamed",
 }
-"""Reasons why no contract supports these fields of Sampling."""
+"""Sampling field -> why no contract supports it."""
 
 
 class Model(NamedTuple):

@@ -38,7 +38,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": TOP_CHOICE_OR_MINUS_1,
     "min_p": "min_p",
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

@@ -24,7 +24,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": "top_p",
     "min_p": unless_neutral("min_p"),
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "do_sample": _choice,

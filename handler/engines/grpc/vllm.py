@@ -53,7 +53,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": _seed,
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

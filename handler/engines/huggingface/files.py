@@ -134,23 +134,23 @@ OTHER_FORMATS = (
     "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
 )  # fmt: skip
-"""Patterns of files with the same weights in formats that no engine here reads from a directory.
+"""Patterns for files with the same weights in formats that no engine here reads from a directory.
 
 Mistral's `consolidated*.safetensors` are not among them, because vLLM reads them instead of `model*.safetensors`.
 """
 
 TORCH = ("pytorch_model*.bin",)
-"""Patterns of files with PyTorch weights, in checkpoints from before safetensors."""
+"""Patterns for files with PyTorch weights, in checkpoints that predate safetensors."""
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
-"""Patterns of all files except weights: tokenizers, templates and configurations, also those of OpenVINO."""
+"""Patterns for all files except weights: tokenizers, templates and configurations, including OpenVINO's."""
 
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
-"""Matches secrets to hide: tokens, which a hub may repeat in its response, and credentials in URLs."""
+"""Matches secrets that must be hidden: tokens, which a hub may repeat in its response, and credentials in URLs."""
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
@@ -276,8 +276,8 @@ def _cannot_fetch(name: str, reason: str) -> ConfigError:
 
 
 Download = Callable[[str, "str | None"], Path]
-"""Type of a function that downloads a model at a revision, and returns its directory or file. It must be a function
-of a module, because another process calls it.
+"""Type of a function that downloads a model at a revision, and returns the model's directory or file. It must be a
+module-level function, because another process calls it.
 """
 
 
@@ -315,7 +315,7 @@ fetch_descriptions = partial(fetch, download=download_descriptions)
 
 
 TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""Names in torch of the values of `option.dtype`."""
+"""Value of `option.dtype` -> name in torch."""
 
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 _RECIPE = b"hf 2"  # part of every fingerprint: change it with _FROM_GGUF
@@ -453,7 +453,7 @@ def tokenizer_eos_id(model: Path) -> int | None:
 
 
 TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-"""Types of weights, with their numpy types. BF16 is the upper half of float32."""
+"""Weight types, with their numpy types. BF16 is the upper half of float32."""
 
 
 class Tensor(NamedTuple):

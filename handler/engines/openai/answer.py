@@ -84,7 +84,7 @@ class EventReader:
 _ID = "token_id:"
 _MOST_WORDS = 4096  # maximum bytes quoted from a response, before keys are masked and the text is shortened further
 _OF_THE_REQUEST = (400, 413, 422)
-"""Statuses that are caused by the request. Other 4xx statuses are caused by keys, paths and models."""
+"""Statuses caused by the request. Other 4xx statuses are caused by keys, paths and models."""
 _HINTS = {
     401: "; set its key in the variable OPENAI_API_KEY",
     403: "; set its key in the variable OPENAI_API_KEY",
@@ -92,9 +92,9 @@ _HINTS = {
     405: "; check that the address ends with /v1",
 }
 _FOR_NOW = (408, 425, 429)
-"""4xx statuses of temporary failures."""
+"""4xx statuses that indicate temporary failures."""
 _BUSY = (429, 503, 529)
-"""Statuses of an overloaded server; 529 is Anthropic's."""
+"""Statuses that an overloaded server returns; 529 is Anthropic's."""
 _BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
 """Values of `code` or `type` in the error of an overloaded server: OpenAI's and Anthropic's."""
 _MOST_WAIT = 60.0  # maximum seconds that a client is told to wait; the server may have room earlier than it says

@@ -23,7 +23,7 @@ from handler.engines.base import (
 )
 
 _MOST_BIAS = 100.0
-"""Largest bias that vLLM uses. It silently reduces larger ones to this limit."""
+"""Largest bias that vLLM uses. vLLM silently reduces larger biases to this limit."""
 
 _REASONS = {
     "num_beams": "beam search cannot be streamed",
@@ -34,7 +34,7 @@ _REASONS = {
     "return_context_logits": "the servers return no logits",
     "return_generation_logits": "the servers return no logits",
 }
-"""Reasons why no server supports these fields of Sampling."""
+"""Sampling field -> why no server supports it."""
 
 
 class Kind(NamedTuple):
@@ -84,7 +84,7 @@ KINDS = {
         ranked=False,
     ),
 }
-"""Kinds by the value of option.base_url_kind."""
+"""Value of option.base_url_kind -> kind."""
 
 
 def _length(sampling: Sampling, kind: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": _seed,
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

@@ -383,7 +383,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": _top,
     "top_k": _top,
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_new_tokens",

@@ -30,11 +30,11 @@ from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 log = logging.getLogger(__name__)
 
 Weights = Literal["exact", "blocks", "rows"]
-"""The form of a model's weights, see `replace_weights`."""
+"""The format of a model's weights; see `replace_weights`."""
 FULL = frozenset({"F32", "F16", "BF16"})
 """Kinds of weights that are not quantized."""
 KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
-"""Kinds of weights whose blocks `exact_blocks` keeps unchanged, each with its form."""
+"""Kinds of weights whose blocks `exact_blocks` keeps unchanged, with their formats."""
 _CHECKED = 1024  # maximum number of rows that are compared to find a matrix in the file
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
 _READ, _MATCHED = 0.5, 0.4  # shares of the work: saving GenAI's graph, and matching its matrices
@@ -417,7 +417,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
 
 
 _UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
-"""Parts of GenAI's errors about kinds of weights that its reader does not support."""
+"""Parts of GenAI's error messages about kinds of weights that GenAI's reader does not support."""
 
 _MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
 

@@ -179,7 +179,7 @@ _EXPORTS = {
     Task.RERANK: "text-classification",
     Task.TRANSCRIPTION: "automatic-speech-recognition-with-past",
 }
-"""The names of tasks in optimum."""
+"""The names of the tasks in optimum."""
 
 
 def download(model_id: str, revision: str | None) -> Path:

@@ -104,19 +104,19 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 
 
 MASK_SECONDS = 0.05
-"""Limit of the average CPU time, in seconds, to compute a step's allowed tokens. The whole batch waits for it."""
+"""Limit on the average CPU time, in seconds, for computing a step's allowed tokens. The whole batch waits meanwhile."""
 
 _GRAMMAR = XgrammarSupport(bounds=True, others=True)
 _CONVERTER = XgrammarSupport(bounds=False, others=False)
-"""What our own grammars support (`json_grammar` refuses all other keywords), and what GenAI's xgrammar supports."""
+"""What the handler's grammars support (`json_grammar` refuses other keywords), and what GenAI's xgrammar supports."""
 
 _SEEDS = (1, 2)  # one for each walk
 _STEPS = 64  # of a walk, unless they become slower and slower
 _MAX_STEPS = 200  # of a walk, also through an abridged grammar
 _FEW_PARTS = 4  # if a grammar has more parts, walks through them are shorter
 _TEMPERATURES = (1.0, 1.3)
-"""Temperatures of the walks through abridged grammars. With the first one, an allowed marker is drawn nearly always,
-and with the second one about half the time."""
+"""Temperatures for walks through abridged grammars. With the first, an allowed marker is drawn nearly always, and with
+the second, about half the time."""
 
 _EVEN = 100.0  # the temperature at which all tokens are about equally likely
 _ANSWER = 2000  # tokens of a long response, for which the duration of a step is predicted

@@ -36,10 +36,10 @@ _EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the
 _STOPPING = "the server is stopping"
 Spent = Callable[[float], object]
 _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
-"""Exceptions that pickle raises if it cannot encode a function."""
+"""Exceptions that pickle raises when it cannot encode a function."""
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
-"""Type of a function that receives a job's subject and data, and yields results for the host, or raises an error."""
+"""Type of a function that receives a job's subject and data, and yields results for the host or raises an exception."""
 
 
 class Prepared(NamedTuple):

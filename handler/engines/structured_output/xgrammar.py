@@ -153,7 +153,7 @@ def without_text(structured_output: StructuredOutput) -> StructuredOutput:
 # their time only then. So a check draws tokens as a model might, and measures CPU time.
 
 STEP_SECONDS = 0.01
-"""Limit of a step's average CPU time, in seconds. A single step may take ten times as much. Ordinary grammars took up
+"""Limit on a step's average CPU time, in seconds. A single step may take ten times as much. Ordinary grammars took up
 to 0.0003 s, and one took 0.01 s. An ambiguous grammar takes seconds after ten or twenty tokens."""
 
 _WINDOW = 8  # steps over which times are averaged
@@ -300,7 +300,7 @@ _OF_TYPE: Mapping[str, Sequence[str]] = {
         "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
     ),
 }  # fmt: skip
-"""Keywords that restrict values of a type and do not affect other values."""
+"""Keywords that restrict values of one type without affecting other values."""
 
 _LIMITING = frozenset(("type", *_HEADS, *_NEVER, *(name for names in _OF_TYPE.values() for name in names)))
 

@@ -33,7 +33,7 @@ _SAME_NAME = (
     "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width",
     "iter_stats_max_iterations", "request_stats_max_iterations",
 )  # fmt: skip
-"""Options that have the same name as an argument of LLM."""
+"""Options with the same name as an argument of LLM."""
 
 _KV_CACHE = {
     "kv_cache_max_tokens": "max_tokens",
@@ -76,8 +76,8 @@ _LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helpe
 _MAX_INPUT_LEN = 1024  # LMI's default if max_output_len is set
 _CONTEXT_LENGTH = 2048  # tokens, if neither the options nor the model state a context length
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend", "generation_config")
-"""Arguments that option.engine_args cannot change, because the handler depends on them. Our tokenizer reads the same
-directory, and requests already contain the defaults of the model's generation_config.json."""
+"""Arguments that option.engine_args cannot change, because the handler depends on them. The handler's tokenizer reads
+the same directory, and requests already contain the defaults from the model's generation_config.json."""
 
 _CLASSES = {
     "kv_cache_config": "KvCacheConfig",

@@ -163,7 +163,7 @@ _DRAWN: Mapping[str, Rule] = {
     "seed": _seed,
     "min_p": unless_neutral("min_p"),
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_tokens",

@@ -107,13 +107,13 @@ _OWN = frozenset((
     "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config",
     "chat_template_content_format", "lora_modules", "load_in_4bit", "load_in_8bit", *_LORA,
 ))  # fmt: skip
-"""Options that are not arguments of EngineArgs. All other options have the same name as their argument."""
+"""Options that are not EngineArgs arguments. Every other option has the same name as its argument."""
 
 _HANDLERS = ("generation_config", "override_generation_config")
-"""Arguments that only affect vLLM's HTTP server, which the handler replaces."""
+"""Arguments that affect only vLLM's HTTP server, which the handler replaces."""
 
 _CPU_CACHE_GIB = 4
-"""The default size of the KV cache on CPUs. vLLM's default is 90 % of the memory, and it fails if less is free."""
+"""The default size of the KV cache on CPUs. vLLM's default is 90 % of the memory, and vLLM fails if less is free."""
 
 
 def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str]:

@@ -412,7 +412,7 @@ def _samples(clip: Medium) -> tuple[Any, int]:
 
 
 _DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _samples}
-"""Functions that convert media to vLLM's format, by kind of medium."""
+"""Functions that convert media to vLLM's format, by kind of media."""
 
 
 # -- beam search for an engine without it: every beam is extended by one token at a time -------------------------------

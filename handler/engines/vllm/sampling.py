@@ -29,7 +29,7 @@ from handler.engines.structured_output.xgrammar import (
 from handler.engines.vllm.arguments import engine_arguments, environment
 
 FORBIDDEN = -1e9
-"""The bias that is added to the logit of a forbidden token."""
+"""The bias to add to the logit of a forbidden token."""
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
@@ -68,7 +68,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": lambda sampling: {"seed": sampling.signed_seed},
 }
-"""Fields that only matter when sampling."""
+"""Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -119,14 +119,14 @@ def structured_output_arguments(structured_output: StructuredOutput) -> dict[str
 
 
 _OF_AUTO = "xgrammar"
-"""The backend that vLLM's core chooses for `auto`, because the first schema is a simple one of ours (`engine.py`)."""
+"""The backend that vLLM's core chooses for `auto`, because the first schema is simple and our own (`engine.py`)."""
 
 CHECK_SECONDS = 0.1
-"""Limit of the CPU time, in seconds, to verify a schema or grammar. vLLM verifies it again for every request, while all
-others wait. Ordinary schemas took up to 0.016 s."""
+"""Limit on the CPU time, in seconds, for verifying a schema or grammar. vLLM verifies it again for every request, while
+all others wait. Ordinary schemas took up to 0.016 s."""
 
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
-"""Styles of arguments in structural tags, with the first release of xgrammar that has them (`structural_tag.py`)."""
+"""Argument styles in structural tags, with the first xgrammar release that supports each (`structural_tag.py`)."""
 
 _BACKENDS = {
     "xgrammar": "backend_xgrammar.XgrammarBackend",
@@ -146,7 +146,7 @@ _SAMPLES = (
     StructuredOutput("choice", '["a", "b"]'),
     StructuredOutput("grammar", 'root ::= "a" | "b"'),
 )
-"""One example of each kind, to detect a broken installation at startup."""
+"""One example of each kind, for detecting a broken installation at startup."""
 
 
 class VllmCheck:

@@ -14,7 +14,7 @@ from typing import Any
 from handler.engines.openvino.decoder.config import Decoder, Layer
 
 Load = Callable[[str], Any]
-"""A function that returns the tensor of a given name: a matrix as a node, or a vector as a numpy array of float32."""
+"""A function that returns the tensor with a given name: a matrix as a node, or a vector as a float32 numpy array."""
 
 
 def decoder_graph(decoder: Decoder, matrix: Load, vector: Load) -> Any:
