@@ -183,7 +183,7 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
         raise ConfigError(f"{url} cannot be fetched: {_ADVICE['PreconditionFailed']}. {_CURE}") from None
     except (BotoCoreError, RetriesExceededError) as error:
         raise ConfigError(
-            f"{url} cannot be fetched: S3 does not answer ({type(error).__name__}). It cannot be reached under "
+            f"{url} cannot be fetched: S3 does not respond ({type(error).__name__}). It cannot be reached under "
             f"network isolation, and a VPC needs a gateway endpoint for S3. {_CURE}"
         ) from None
     except OSError as error:

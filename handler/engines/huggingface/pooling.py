@@ -20,7 +20,7 @@ from handler.core.values import PLAIN_TEMPLATE, Objects, Pooling, Request, Templ
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART
 
-NO_POOLED_LORA = "adapters are only supported for text generation (option.task)"
+NO_POOLED_LORA = "adapters are supported only for text generation (option.task)"
 
 MODES = {
     "pooling_mode_cls_token": "cls",

@@ -84,7 +84,7 @@ def whisper_ids(model: Path) -> WhisperIds:
     start, no_timestamps = numbers
     if not isinstance(start, int) or not isinstance(no_timestamps, int):
         raise ConfigError(
-            f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: not a Whisper model's"
+            f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: not a Whisper model"
         )
     named: dict[str, Mapping[str, int]] = {}
     for name in ("lang_to_id", "task_to_id"):

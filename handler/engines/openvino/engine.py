@@ -413,7 +413,7 @@ _CAPABILITIES = Capabilities(
         "bad_token_ids": "it cannot forbid tokens",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
         "logit_bias": "it does not implement a logit bias",
-        "top_logprobs": "it only reports the log-probability of the chosen token",
+        "top_logprobs": "it reports only the log-probability of the chosen token",
         "return_context_logits": "it does not return logits",
         "return_generation_logits": "it does not return logits",
     },
@@ -513,7 +513,7 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
 
     precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if dtype.upper() not in precisions:
-        raise ConfigError(f"option.dtype={dtype}: this CPU only supports {', '.join(precisions)}")
+        raise ConfigError(f"option.dtype={dtype}: this CPU supports only {', '.join(precisions)}")
     if dtype == "fp32":
         return {
             "EXECUTION_MODE_HINT": "ACCURACY",

@@ -474,7 +474,7 @@ class ReplicaSet:
             if output.key < 0:
                 if output.error is not None:
                     reason = output.detail or output.error
-                    log.warning("replica %d: an adapter could not be changed: %s", replica.number, reason)
+                    log.warning("replica %d could not load or drop an adapter: %s", replica.number, reason)
             elif (change := self._changes.get(output.key)) is not None:
                 change.waiting.discard(replica.number)
                 change.fail(output.error, output.detail)

@@ -186,7 +186,7 @@ def test_no_credentials_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch, 
 def test_a_s3_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between tries
-    with pytest.raises(ConfigError, match=f"S3 does not answer .EndpointConnectionError.*gateway endpoint.*{CURE}"):
+    with pytest.raises(ConfigError, match=f"S3 does not respond .EndpointConnectionError.*gateway endpoint.*{CURE}"):
         s3.download("s3://bucket/a")
 
 
@@ -299,7 +299,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(monkeypatch: pytest.Monkey
         bucket.objects.clear()
         bucket.objects["config.json"] = b"[]"
         bucket.cut = 5
-        with pytest.raises(ConfigError, match=f"S3 does not answer .*{CURE}"):
+        with pytest.raises(ConfigError, match=f"S3 does not respond .*{CURE}"):
             s3.download("s3://b")
 
 
