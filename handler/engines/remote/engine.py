@@ -355,7 +355,7 @@ class RemoteEngine(ABC, Generic[C]):
         """End a request that the server refuses. The client gets the server's message unless the answer has begun."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
-        words = client_words(error.words, self._secrets) or f"its server responded with {error.status}"
+        words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[Server, Failed]) -> None:
