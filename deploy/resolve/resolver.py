@@ -494,7 +494,7 @@ def _on_cpu(spec: Spec) -> bool:
 
 
 def _degree_option(spec: Spec) -> int | None:
-    """Return the tensor parallel degree in the options, or else the components' number of GPUs if it is the same."""
+    """Return the tensor parallel degree in the options, or each component's number of GPUs, or None if that varies."""
     degree = _number(spec, "tensor_parallel_degree")
     if degree is not None:
         return degree

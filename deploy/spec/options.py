@@ -79,7 +79,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
 
 
 def options_problems(spec: Spec) -> list[str]:
-    """Return the problems for which the containers would reject their options. AWS's images are not checked."""
+    """Return the problems that would make containers reject their options. AWS's images are not checked."""
     groups = servers(spec)
     return [
         f"{title(server)}: {problem}" if len(groups) > 1 else problem

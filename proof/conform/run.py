@@ -68,7 +68,7 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
         tell: Called with each result as soon as it is known.
 
     Raises:
-        ConfigError: No server answers, or it could not be started.
+        ConfigError: The server does not answer or could not be started.
     """
     return asyncio.run(_run(plan, lifetime, tell))
 
