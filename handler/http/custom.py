@@ -252,6 +252,7 @@ class CustomCode:
             except ServingError as error:
                 return await send_error(scope, send, error)
             if body is not None:  # otherwise the client has disconnected
+                memory.set(len(body))
                 await self._run(scope, again(body, receive), send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,7 +15,7 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.kernel.body import decoded_size
+from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
 from handler.serving.call import Decoded, Preprocessor, check_structured_output
 from handler.serving.head import Head
@@ -30,6 +30,7 @@ MOST_TOKENIZING = 4 * TOKENIZER_THREADS
 _PARSE_INLINE = 1 << 16  # bytes; larger bodies are parsed on a thread
 _TOKENIZE_INLINE = 1 << 10  # bytes; larger bodies are tokenized on a thread
 _TOKENIZE_STEPPED = 1 << 13  # the same for a stepped loop, which sees a thread's result only in its next step
+_ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they have been decoded
 
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 """Routes of the configured dialect."""
@@ -113,8 +114,12 @@ class Admission:
         """
 
         def decode() -> Decoded:
-            memory.set(len(body) + decoded_size(body))
-            return self.preprocessor.decode(body, head)
+            estimate = self.preprocessor.decoded_size(body, head)
+            memory.set(len(body) + estimate)
+            decoded = self.preprocessor.decode(body, head)
+            if estimate > _ESTIMATED:
+                memory.set(len(body) + min(estimate, decoded.size or value_size(decoded.value)))
+            return decoded
 
         if title := self.preprocessor.input_formatter(head):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,14 +28,14 @@ from handler.engines.huggingface.pooling import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter
-from handler.protocols.kernel.body import decode, decode_text
+from handler.protocols.kernel.body import decode, decode_text, decoded_size
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Recalled, ServerContext
 from handler.protocols.kernel.readers import merge_adapters
 from handler.serving.head import NO_FORMATTERS, Head, adapter_of, media_type
 from handler.serving.media.loader import place_media
 from handler.serving.sessions import HEADER, Sessions, answer_call, session_call, session_of
 from handler.serving.stored_responses import ResponseStore
-from handler.serving.turns import LARGE, LargeBodies
+from handler.serving.turns import LARGE, MOST_DECODED, LargeBodies
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -60,11 +61,13 @@ class Decoded(NamedTuple):
         value: decoded value, which the dialect parses.
         given: value that the input formatter of model.py has returned.
         session_call: NEW_SESSION or CLOSE if the body opens or closes a session, otherwise "".
+        size: bytes of memory that the value needs, or 0 if they were not counted.
     """
 
     value: Any
     given: Any = None
     session_call: str = ""
+    size: int = 0
 
 
 class Preprocessor:
@@ -160,6 +163,13 @@ class Preprocessor:
         formatter = head.formatters.input  # possibly of an adapter that was unregistered in the meantime
         return "" if formatter is None else formatter.title
 
+    def decoded_size(self, body: bytes, head: Head) -> int:
+        """Return the maximum memory, in bytes, that the result of `decode` needs."""
+        if head.is_prompt or self._is_form(head):
+            return decoded_size(body, 0)
+        is_limited = len(body) >= LARGE and not self.input_formatter(head)
+        return decoded_size(body, MOST_DECODED if is_limited else sys.maxsize)
+
     def decode(self, body: bytes, head: Head) -> Decoded:
         """Decode a body. An input formatter of model.py reads bodies of /invocations only.
 
@@ -191,10 +201,11 @@ class Preprocessor:
                 reader = CustomReader(formatter, functools.partial(self._read_value, head=head), self._keywords)
                 return Decoded(*reader.read(body, head.headers, head.session))
         if self._is_form(head):
-            return Decoded(read_form(body, head.headers["content-type"]))
+            return Decoded(read_form(body, head.headers["content-type"]), size=len(body))
         if len(body) >= LARGE:
             unique_keys = self.dialect_of(head).unique_keys
-            return Decoded(self.large_bodies.decode(body, plain=head.is_prompt, unique_keys=unique_keys))
+            value, size = self.large_bodies.decode(body, plain=head.is_prompt, unique_keys=unique_keys)
+            return Decoded(value, size=size)
         return Decoded(self._read_value(body, head))
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:

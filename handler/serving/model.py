@@ -37,7 +37,7 @@ from handler.serving.request_log import RequestLog
 from handler.serving.task import CapturedTask, RequestTask
 from handler.serving.turns import Quota
 
-_SMALL = 1 << 18  # bytes; a part of the memory is reserved for requests up to this size
+_SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
 
 
 class ServedModel:

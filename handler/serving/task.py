@@ -210,6 +210,7 @@ class RequestTask:
                 recalled = await admission.recall(decoded, self._size, self._head)
             if recalled is not None:
                 self._size += recalled.size
+                decoded_size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
             parsed = await admission.run(self._size, parse)
             self.memory.settle(decoded_size + self.keeps_body * len(body), parsed.num_repeated)

@@ -29,7 +29,7 @@ from handler.engines.process.sandbox import (
     Sandbox,
     Work,
 )
-from handler.protocols.kernel.body import decode_in_python, decode_text
+from handler.protocols.kernel.body import decode_in_python, decode_text, value_size
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Quota:
         small: maximum amount of a small request.
         words: error message for a request that cannot get its amount.
         beside: a request may take any amount while all others together have taken no more than this. By default, it may
-            not.
+            not. The spare amount is left to small requests even then.
     """
 
     def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
@@ -53,31 +53,30 @@ class Quota:
         self._spare, self._small, self._words = spare, small, words
         self.lock = threading.RLock()  # the collector may give something back while a thread takes some
         self.taken = 0
+        self._taken_by_large = 0
 
-    def take(self, amount: int, before: int = 0) -> None:
-        """Take an amount.
+    def change(self, before: int, after: int) -> None:
+        """Change the amount that a request has taken.
 
         Args:
-            amount: amount to take.
-            before: amount that the request has already taken.
+            before: amount that the request has taken so far.
+            after: amount that it takes from now on.
 
         Raises:
             Overloaded: too little is left.
         """
         with self.lock:
-            if self.taken + amount > self.most and not self._has_room(amount, before):
-                raise Overloaded(self._words)
-            self.taken += amount
+            taken = self.taken + after - before
+            by_large = self._taken_by_large + self._large(after) - self._large(before)
+            if after > before and taken > self.most:
+                reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
+                has_room = after <= self._small and reserved <= self.most + self._spare
+                if not has_room and self.taken - before > self._beside:
+                    raise Overloaded(self._words)
+            self.taken, self._taken_by_large = taken, by_large
 
-    def give_back(self, amount: int) -> None:
-        with self.lock:
-            self.taken -= amount
-
-    def _has_room(self, amount: int, before: int) -> bool:
-        """Return whether a request may exceed `most`, because it is small, or because the others have taken little."""
-        if before + amount <= self._small and self.taken + amount <= self.most + self._spare:
-            return True
-        return self.taken - before <= self._beside
+    def _large(self, amount: int) -> int:
+        return amount if amount > self._small else 0
 
 
 BODY_MEMORY = 3
@@ -103,8 +102,7 @@ class Share:
             Overloaded: too little is left.
         """
         with self._quota.lock:
-            self._quota.take(amount, self.size)
-            self.size += amount
+            self.set(self.size + amount)
 
     def set(self, size: int) -> None:
         """Set the size of the share.
@@ -113,17 +111,13 @@ class Share:
             Overloaded: too little is left.
         """
         with self._quota.lock:
-            if size > self.size:
-                self.take(size - self.size)
-            else:
-                self.give_back(self.size - size)
+            self._quota.change(self.size, size)
+            self.size = size
 
     def give_back(self, amount: int | None = None) -> None:
         """Give back an amount, by default the complete share."""
         with self._quota.lock:
-            amount = self.size if amount is None else amount
-            self.size -= amount
-            self._quota.give_back(amount)
+            self.set(0 if amount is None else self.size - amount)
 
     __del__ = give_back
 
@@ -398,6 +392,8 @@ LARGE = 1 << 20  # minimum bytes of a body that is decoded in the separate proce
 MAX_VALUES = 1 << 17  # maximum number of objects, lists, strings and names in a large body
 MAX_NUMBERS = 1 << 21
 MAX_TEXT = 1 << 23  # maximum characters of a string
+MOST_DECODED = MAX_VALUES * 240 + MAX_NUMBERS * 40
+"""Maximum bytes of a large body's decoded value, besides its characters."""
 
 SECONDS = 20.0  # limit of CPU time for decoding a body
 _PATIENCE = 120.0  # limit of wall-clock seconds
@@ -439,14 +435,15 @@ class LargeBodies:
             Overloaded: too many large bodies are waiting.
         """
         slow = size > _QUICK_BODY
-        self._waiting.take(1, before=1 if slow else 0)  # only quick bodies may use the spare amount
+        before = 1 if slow else 0  # only quick bodies may use the spare amount
+        self._waiting.change(before, before + 1)
         future = self._threads.submit(partial(function, *arguments), size, slow=slow)
-        future.add_done_callback(lambda _: self._waiting.give_back(1))
+        future.add_done_callback(lambda _: self._waiting.change(before + 1, before))
         return future
 
-    def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> Any:
-        """Decode a body. This must be called on one of the threads, because the process ends with the thread that
-        started it.
+    def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> tuple[Any, int]:
+        """Return the decoded value of a body, and the bytes of memory that the value needs. This must be called on one
+        of the threads, because the process ends with the thread that started it.
 
         Args:
             plain: whether the body is plain text, which becomes the value of `inputs`.
@@ -467,7 +464,8 @@ class LargeBodies:
             raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or crashes its parser") from None
         except NotRun as error:
             raise Unavailable(f"the body cannot be read: {client_words(str(error))}") from None
-        return _Unpickler(parts.pop(), parts).load()
+        value, size = _Unpickler(parts.pop(), parts).load()
+        return value, size
 
     @property
     def pid(self) -> int | None:
@@ -514,7 +512,7 @@ def _read(form: _Form, data: memoryview) -> Iterator[Any]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
-        pickler.dump(value)
+        pickler.dump((value, value_size(value)))
     except RecursionError:  # pickling needs more stack than parsing
         raise NotJson("the body is not valid JSON: nested too deeply") from None
     yield from pickler.parts()

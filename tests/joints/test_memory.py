@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -84,6 +85,76 @@ def test_what_finds_no_memory_is_refused_as_its_dialect_does_and_small_ones_pass
 def test_a_body_larger_than_all_of_the_memory_passes_beside_small_ones(server: AppServer) -> None:
     with half_sent(server, SMALL):
         assert server.post(with_name({"inputs": "a"}, 2 * MOST)).status_code == 200
+
+
+@contextlib.contextmanager
+def answering(server: AppServer, body: bytes, path: str = CHAT) -> Iterator[int]:
+    """A request whose stream has begun, and lasts until its client leaves: the bytes that it takes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(post_bytes(body, path))
+        found = b""
+        while b"data:" not in found:
+            found += connection.recv(4096)
+        assert found.startswith(b"HTTP/1.1 200")
+        yield QUOTAS[-1].taken
+    wait_until_taken(0, 0)
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    own = [f"option.requests_total_bytes={MOST}", "option.echo_tokens_per_second=20", "option.max_model_len=2000000"]
+    more = options(*own, "option.responses_store=memory", f"option.batches_store={tmp_path_factory.mktemp('batches')}")
+    with mock.patch.object(model, "Quota", Noted), serve("--engine", "echo", *more) as server:
+        yield server
+
+
+STREAM = b'"stream":true,"max_tokens":100000,"messages":[{"role":"user","content":"a%b"}]'
+LISTS = b'{"x":[[]' + b",[]" * 60_000 + b"]," + STREAM % b"" + b"}"
+"""It needs more than all of the memory, but for the part of small requests."""
+MARKS: dict[str, tuple[bytes, int]] = {
+    "a field that is ignored": (b'{"x":"' + b"[" * 300_000 + b'",' + STREAM % b"" + b"}", 400_000),
+    "a prompt": (b"{" + STREAM % (b" " + b"[" * 300_000) + b"}", 400_000),
+    "quoted marks": (b'{"x":"' + b'\\"[' * 100_000 + b'",' + STREAM % b"" + b"}", 400_000),
+    "a large body": (b'{"x":"' + b"{" * (1 << 20) + b'",' + STREAM % b"" + b"}", 1_200_000),
+    "numbers": (b'{"x":[0' + b",0" * 20_000 + b"]," + STREAM % b"" + b"}", 800_000),
+}
+"""Bodies whose marks look like many lists, and the most bytes that are kept of each."""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_small_requests_pass_while_a_large_one_is_answered(slow_server: AppServer, route: str) -> None:
+    with answering(slow_server, LISTS) as taken:
+        assert taken > 3 * MOST // 4
+        assert slow_server.post(with_name(ROUTES[route][0], SMALL), route).status_code == 200
+
+
+def test_small_requests_pass_while_a_large_line_of_a_batch_is_answered(slow_server: AppServer) -> None:
+    body = {**json.loads(LISTS), "stream": False}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}).encode()
+    files = {"file": ("requests.jsonl", line)}
+    file = http.post(f"{slow_server.url}/v1/files", files=files, data={"purpose": "batch"}).json()["id"]
+    batch = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    id = slow_server.post(batch, "/v1/batches").json()["id"]
+    wait_until_taken(3 * MOST // 4, 4 * MOST)
+    assert slow_server.post(with_name(ROUTES[CHAT][0], SMALL), CHAT).status_code == 200
+    slow_server.post({}, f"/v1/batches/{id}/cancel")
+    wait_until_taken(0, 0)
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_request_keeps_the_memory_of_what_was_decoded(slow_server: AppServer, name: str) -> None:
+    body, most = MARKS[name]
+    with answering(slow_server, body) as taken:
+        assert taken < most
+        assert slow_server.post(with_name(ROUTES[CHAT][0], LARGE // 4), CHAT).status_code == 200
+
+
+def test_stored_responses_that_a_request_continues_take_memory(slow_server: AppServer) -> None:
+    stored = {"input": "a" * LARGE, "max_output_tokens": 1}
+    id = slow_server.post(stored, "/v1/responses").json()["id"]
+    body = {"input": "a", "stream": True, "max_output_tokens": 100_000, "previous_response_id": id}
+    with answering(slow_server, json.dumps(body).encode(), "/v1/responses") as taken:
+        assert LARGE <= taken < MOST
 
 
 def test_a_stored_response_that_nobody_reads_takes_memory(server: AppServer) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,17 +27,55 @@ _LONG_NUMBER = b"0" * 19
 """The shortest integer that orjson may read as a float, with all digits replaced by zeros."""
 
 
-def decoded_size(body: bytes) -> int:
+_FEW = 1 << 14  # bytes for lists and objects up to which marks inside strings may count too
+_PIECE = 1 << 16  # bytes whose strings are removed at a time
+
+
+def decoded_size(body: bytes, most: int = sys.maxsize) -> int:
     """Estimate the maximum memory, in bytes, that the decoded value of a JSON body needs.
 
     A single wide character makes all characters of its string wide. An escape of six bytes is one character, or half
     of a surrogate pair.
+
+    Args:
+        most: maximum bytes for lists, objects and numbers, if the decoder limits them; 0 for text that is not JSON.
     """
     num_escapes = body.count(b"\\u")
     num_characters = len(body.translate(None, _CONTINUATION)) - 5 * num_escapes
     width = 1 if body.isascii() and not num_escapes else 4
-    num_members = body.count(b",") + body.count(b"[")
-    return width * num_characters + _MEMBER * num_members + _OBJECT * body.count(b"{")
+    if most and (marks := _marks_size(body)) > _FEW:
+        marks = sum(map(_marks_size, _outside_strings(body)))
+    return width * num_characters + min(marks if most else 0, most)
+
+
+def _marks_size(body: bytes) -> int:
+    return _MEMBER * (body.count(b",") + body.count(b"[")) + _OBJECT * body.count(b"{")
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """Yield what is outside the strings of a JSON body, piece by piece. In an invalid body, only the part before the
+    error is certain.
+    """
+    inside, escape = False, b""
+    for start in range(0, len(body), _PIECE):
+        piece = (escape + body[start : start + _PIECE]).replace(rb"\\", b"")
+        escape = piece[-1:] if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        yield b"".join(parts[inside::2])
+        inside ^= len(parts) % 2 == 0
+
+
+def value_size(value: Any) -> int:
+    """Return the bytes of memory that a decoded value needs with all its members."""
+    size, pending, seen = 0, [value], set[int]()  # a formatter's value may contain itself
+    while pending:
+        item = pending.pop()
+        size += sys.getsizeof(item)
+        if isinstance(item, dict | list) and id(item) not in seen:
+            seen.add(id(item))
+            pending += item
+            pending += item.values() if isinstance(item, dict) else ()
+    return size
 
 
 def decode(body: bytes, *, unique_keys: bool = True) -> Any:

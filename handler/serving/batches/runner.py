@@ -421,7 +421,7 @@ class _Answering:
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:
             try:
-                return bodies.submit(len(text), decode).result()
+                return bodies.submit(len(text), decode).result()[0]
             except Overloaded:
                 time.sleep(_LOOK_SECONDS)
 

@@ -185,10 +185,10 @@ class MediaLoader:
         with self._lock:
             if self._closed:
                 raise Unavailable("the server is stopping")
-            self._waiting.take(len(sources))
+            self._waiting.change(0, len(sources))
             loop = self._loop or self._start()
         future = asyncio.run_coroutine_threadsafe(self._load(sources, owner or object()), loop)
-        future.add_done_callback(lambda _: self._waiting.give_back(len(sources)))
+        future.add_done_callback(lambda _: self._waiting.change(len(sources), 0))
         return future
 
     def close(self) -> None:

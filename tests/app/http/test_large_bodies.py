@@ -18,7 +18,7 @@ from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Una
 from handler.core.framing import MAX_DEPTH
 from handler.engines.base import EngineInfo
 from handler.engines.process.sandbox import Sandbox, Work
-from handler.protocols.kernel.body import decode
+from handler.protocols.kernel.body import decode, value_size
 from handler.protocols.kernel.readers import show
 from handler.serving import turns
 from handler.serving.turns import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
@@ -39,7 +39,9 @@ def bodies() -> Iterator[LargeBodies]:
 
 def read(bodies: LargeBodies, body: bytes, *, plain: bool = False, unique_keys: bool = True) -> Any:
     call = functools.partial(bodies.decode, body, plain=plain, unique_keys=unique_keys)
-    return bodies.submit(len(body), call).result(120)
+    value, size = bodies.submit(len(body), call).result(120)
+    assert 0.5 < size / value_size(value) < 2
+    return value
 
 
 def refusal(bodies: LargeBodies, body: bytes) -> ServingError:
@@ -110,7 +112,7 @@ def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, levels: 
             with pytest.raises(NotJson, match="nested too deeply"):
                 outcome.result(120) if outcome else decode(body)
         else:
-            value = outcome.result(120) if outcome else decode(body)
+            value = outcome.result(120)[0] if outcome else decode(body)
             assert json.dumps(value["x"]) == "[" * depth + "]" * depth
 
 

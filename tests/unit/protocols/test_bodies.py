@@ -18,7 +18,7 @@ from handler.core.errors import NotJson, ServingError
 from handler.core.framing import MAX_DEPTH
 from handler.core.values import Request, Task
 from handler.protocols import registry
-from handler.protocols.kernel.body import decode, decode_in_python, decoded_size
+from handler.protocols.kernel.body import decode, decode_in_python, decoded_size, value_size
 from handler.protocols.kernel.dialect import Dialect
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
@@ -143,7 +143,30 @@ def size_of(value: Any, seen: set[int]) -> int:
 @pytest.mark.parametrize("escaped", [True, False])
 def test_what_a_body_is_decoded_to_is_estimated_from_its_bytes(value: Any, escaped: bool) -> None:
     body = json.dumps(value, ensure_ascii=escaped, separators=(",", ":")).encode()
-    assert 0.85 < decoded_size(body) / size_of(decode(body, unique_keys=False), set()) < 5
+    decoded = decode(body, unique_keys=False)
+    assert 0.85 < decoded_size(body) / size_of(decoded, set()) < 5
+    assert 1 <= value_size(decoded) / size_of(decoded, set()) < 1.5
+
+
+@pytest.mark.parametrize("mark", ["[", ",", "{", '"[', "\\[", '\\"[', '\\\\"{', '[\n"'])
+@pytest.mark.parametrize("first", range(3))
+def test_marks_inside_strings_need_no_memory_of_lists(mark: str, first: int) -> None:
+    """`first` moves what is escaped across the borders of the pieces that are counted."""
+    for value in ({"x": "a" * first + mark * 100_000, "y": [1]}, [mark] * 1000):
+        body = json.dumps(value).encode()
+        size = size_of(decode(body, unique_keys=False), set())
+        assert 0.85 < decoded_size(body) / size < 5, mark
+
+
+def test_text_that_is_not_json_has_no_lists() -> None:
+    assert decoded_size(b"[" * 100_000, 0) == 100_000
+    assert decoded_size(b"[" * 100_000, 5_000) == 105_000
+
+
+def test_a_value_that_contains_itself_has_a_size() -> None:
+    value: dict[str, Any] = {"a": [1]}
+    value["b"] = value
+    assert 0 < value_size(value) < 2_000
 
 
 # -- lax ---------------------------------------------------------------------------------------------------------------

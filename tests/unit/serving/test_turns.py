@@ -21,17 +21,38 @@ from tests.servers import PATIENCE
 
 def test_small_requests_have_room_that_large_ones_cannot_take() -> None:
     quota = Quota(10, spare=4, small=2, words="full")
-    quota.take(8)
-    quota.take(2, before=8)
-    for amount, before in ((3, 0), (1, 2)):
+    quota.change(0, 8)
+    quota.change(8, 10)
+    for before, after in ((0, 3), (2, 3)):
         with pytest.raises(Overloaded, match="full"):
-            quota.take(amount, before)
-    quota.take(2)
-    quota.take(2)
+            quota.change(before, after)
+    quota.change(0, 2)
+    quota.change(0, 2)
     with pytest.raises(Overloaded):
-        quota.take(1)
-    quota.give_back(14)
-    assert quota.taken == 0
+        quota.change(0, 1)
+    for before in (10, 2, 2):
+        quota.change(before, 0)
+    quota.change(0, 10)
+    assert quota.taken == 10
+
+
+def test_a_request_of_any_amount_leaves_the_small_ones_their_room() -> None:
+    quota = Quota(10, spare=4, small=2, words="full", beside=4)
+    huge, small = Share(quota), [Share(quota) for _ in range(3)]
+    huge.take(1_000)
+    for one in small[:2]:
+        one.take(1)
+        one.take(1)
+    with pytest.raises(Overloaded):
+        small[2].take(1)
+    with pytest.raises(Overloaded):
+        small[0].take(1)  # it is small no longer
+    huge.set(9)
+    small[2].take(1)
+    for one in (huge, *small):
+        one.give_back()
+    huge.take(10)
+    assert quota.taken == 10
 
 
 def test_one_request_may_take_any_amount_beside_small_ones() -> None:
