@@ -118,8 +118,8 @@ class Admission:
             memory.set(len(body) + estimate)
             decoded = self.preprocessor.decode(body, head)
             if estimate > _ESTIMATED:
-                memory.set(len(body) + min(estimate, decoded.size or value_size(decoded.value)))
-            return decoded
+                estimate = min(estimate, decoded.size or value_size(decoded.value))
+            return decoded._replace(size=estimate)
 
         if title := self.preprocessor.input_formatter(head):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))

@@ -61,7 +61,7 @@ class Decoded(NamedTuple):
         value: decoded value, which the dialect parses.
         given: value that the input formatter of model.py has returned.
         session_call: NEW_SESSION or CLOSE if the body opens or closes a session, otherwise "".
-        size: bytes of memory that the value needs, or 0 if they were not counted.
+        size: bytes of memory that the value needs, or 0 if they are not known.
     """
 
     value: Any

@@ -203,8 +203,7 @@ class RequestTask:
         value, self._size, admission = None, len(body), self._admission
         try:
             decoded = await admission.decode(body, self._head, self.memory)
-            decoded_size = self.memory.size - len(body)
-            value = decoded.value
+            value, decoded_size = decoded.value, decoded.size
             recalled = None
             if admission.preprocessor.store is not None:
                 recalled = await admission.recall(decoded, self._size, self._head)
