@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -143,7 +144,9 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     isolated = engines.entry(spec.engine).isolated
     if config.engine_isolation != "auto":
         isolated = config.engine_isolation == "process"
-    timeouts = {"timeout": config.engine_timeout, "load_timeout": config.model_loading_timeout}
+    # A server at option.base_url loads its model in its own time, and may even be started later.
+    load_timeout = math.inf if "base_url" in config.engine_options else config.model_loading_timeout
+    timeouts = {"timeout": config.engine_timeout, "load_timeout": load_timeout}
     check_replicas(config)
     places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
     started: list[EngineSupervisor] = []
