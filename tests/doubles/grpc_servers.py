@@ -480,7 +480,8 @@ class TrtLlmServer(GrpcServer):
             request.tokenized.input_token_ids,
             request.max_tokens,
             config.min_tokens,
-            frozenset(request.stop_token_ids),
+            # tensorrt_llm/executor/base_worker.py passes no stop words if ignore_eos is set.
+            frozenset() if request.ignore_eos else frozenset(request.stop_token_ids),
             frozenset() if request.ignore_eos else self.eos,
             None,
             config.top_k != 1,

@@ -135,6 +135,10 @@ class Contract:
             **self.beside(sampling),
         )
 
+    def own_stops(self, sampling: Sampling) -> bool:
+        """Return whether this engine must look for the stop tokens of an answer, because the server would not."""
+        return False
+
     def beside(self, sampling: Sampling) -> dict[str, Any]:
         """Return the fields of a Generate message that are not in its SamplingParams."""
         return {}
@@ -213,6 +217,7 @@ class GrpcCall(Answer):
 
     Attributes:
         message: the Generate message; each attempt has a new request id.
+        stopped: whether this engine has ended the answer at a stop token; the server continues until it is told.
 
     Raises:
         ValueError: the server does not support the request.
@@ -229,6 +234,8 @@ class GrpcCall(Answer):
         self._ends = self._stops if self._sampling.ignore_eos else self._stops | eos
         self._most_id = most_id
         self._last = -1
+        self._own_stops = self._stops if contract.own_stops(request.sampling) else frozenset()
+        self.stopped = False
 
     @property
     def awaits_finish_reason(self) -> bool:
@@ -263,11 +270,15 @@ class GrpcCall(Answer):
             raise Failed(
                 "sent an id outside the vocabulary", f"id {max(ids)}, but the vocabulary has {self._most_id} ids"
             )
-        tops = [*map(self._checked, chunk.tops)]
+        tops, logprobs = [*map(self._checked, chunk.tops)], chunk.logprobs
         first = not self._num_ids
+        least = self._sampling.min_new_tokens - self._num_ids  # stop tokens do not end a shorter answer
+        if stop := next((at for at, id in enumerate(ids, 1) if id in self._own_stops and at > least), 0):
+            ids, tops, logprobs = ids[:stop], tops[:stop], logprobs[:stop]
+            part.finish, self.stopped = Finish.STOP, True
         if self._sampling.prompt_logprobs and first:
             self._take_prompt(chunk, part)
-        self.take(part, ids, chunk.logprobs, tops)
+        self.take(part, ids, logprobs, tops)
         if chunk.num_cached > 0 and first and not self._goes_on:
             part.extras = Extras(num_cached_tokens=min(chunk.num_cached, self._num_prompt))
         self._last = ids[-1]

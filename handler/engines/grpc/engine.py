@@ -384,7 +384,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
         return GrpcCall(self._contract, request, self._most_id, self._files.eos)
 
     async def stream(self, server: Server, running: Running[GrpcCall]) -> None:
-        call = running.call
+        call, part = running.call, Part()
         call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
         held: Part | None = None  # the last token waits for the finish reason
         async with aclosing(self._clients[server.url].generate(call.message)) as responses:
@@ -393,11 +393,17 @@ class GrpcEngine(ContractEngine[GrpcCall]):
                     continue
                 part = held or self._parts.get(running.key) or Part()
                 came = call.read(response, part)
+                if call.stopped:
+                    self._parts.pop(running.key, None)
+                    break
                 held = part if call.awaits_finish_reason and part.finish is None else None
                 if held is not None:
                     self._parts.pop(running.key, None)
                 elif came:
                     self.take(server, running, part)
+        if call.stopped:
+            await asyncio.sleep(0)  # the server is told first, as the loop may not run again soon
+            self.take(server, running, part)
         if not running.ended:
             raise Failed("ended its answer without a last message")
 

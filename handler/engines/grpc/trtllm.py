@@ -70,11 +70,15 @@ class TrtLlm(Contract):
         "prompt_logprobs": "the server sends them only with the answer's last message",
     }
 
+    def own_stops(self, sampling: Sampling) -> bool:
+        """Return whether the server would miss stop tokens.
+
+        With ignore_eos, TensorRT-LLM passes none to its executor (tensorrt_llm/executor/base_worker.py). A minimum
+        length suppresses only the model's own end token.
+        """
+        return sampling.ignore_eos or sampling.min_new_tokens > 0
+
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
-        if sampling.min_new_tokens and sampling.stop_token_ids:
-            raise ValueError(
-                "min_new_tokens and stop_token_ids cannot be combined: the server would not suppress the stop tokens"
-            )
         scored = sampling.logprobs or sampling.top_logprobs
         return self.messages.GenerateRequest(
             request_id=id,
@@ -88,7 +92,7 @@ class TrtLlm(Contract):
             ),
             max_tokens=max(sampling.max_new_tokens, 1),
             streaming=True,
-            stop_token_ids=sampling.stop_token_ids,
+            stop_token_ids=() if self.own_stops(sampling) else sampling.stop_token_ids,
             ignore_eos=sampling.ignore_eos,
             include_stop_token_in_output=True,
             guided_decoding=self._guide(sampling),

@@ -689,10 +689,35 @@ def test_what_a_contract_cannot_do_is_refused() -> None:
     large = EngineRequest(1, [1] * 200_000, Sampling(prompt_logprobs=True))
     with pytest.raises(ValueError, match="prompt_logprobs: the values of 200000 tokens"):
         GrpcCall(CONTRACTS["vllm"], large, 460, frozenset())
-    with pytest.raises(ValueError, match="min_new_tokens and stop_token_ids cannot be combined"):
-        CONTRACTS["trtllm"].request("", [1], Sampling(min_new_tokens=2, stop_token_ids=(9,)))
     with pytest.raises(ValueError, match="structural_tag is not supported"):
         CONTRACTS["trtllm"].request("", [1], Sampling(structured_output=StructuredOutput("structural_tag", "{}")))
+
+
+STOP_RULES = {
+    "ignore_eos": ({"ignore_eos": True}, [301, 2, 9]),
+    "a minimum": ({"min_new_tokens": 4}, [301, 302, 9, 301, 302, 9]),
+    "both": ({"ignore_eos": True, "min_new_tokens": 4}, [301, 2, 9, 301, 2, 9]),
+}
+
+
+@in_one_test(("more", "ids"), STOP_RULES.values(), ids=STOP_RULES)
+def test_stop_tokens_that_tensorrt_llm_would_miss_end_an_answer(
+    model: Path, more: dict[str, Any], ids: list[int]
+) -> None:
+    with listening("trtllm") as server, engine(model, server) as found:
+        sampling = Sampling(max_new_tokens=40, top_logprobs=2, stop_token_ids=(9,), **more)
+        got = outputs(found, sampling, ids[:3])
+        assert (got["ids"], got["finish"], got["error"]) == (ids, [Finish.STOP], [None])
+        assert len(got["logprobs"]) == len(got["tops"]) == len(ids)
+        assert ask(found, key=2) == ANSWER
+
+
+def test_the_server_is_told_of_a_stop_token_that_it_would_miss(model: Path) -> None:
+    with listening("trtllm") as server, engine(model, server) as found:
+        server.script = lambda id: [server.chunk(id, None, [301, 9, 302]), HANG]
+        found.add(EngineRequest(1, PROMPT, SAMPLING._replace(ignore_eos=True)))
+        assert run(found, 1)[1] == ([301, 9], Finish.STOP, "")
+        assert server.left.acquire(timeout=PATIENCE), "it generates for nobody"
 
 
 def test_a_large_seed_is_folded_and_never_none() -> None:
