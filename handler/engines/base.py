@@ -340,6 +340,9 @@ class StructuredOutputCheck(Protocol):
         """
 
 
+JSON_TAGS = frozenset({"json"})
+"""The styles of structural tags that all versions of xgrammar have in common."""
+
 _UNMAPPED = "it has no such parameter"
 
 

@@ -28,6 +28,8 @@ HANG = "hang"
 
 THREADS = 80
 VOCABULARY = 460
+THOUGHT_END = 4
+"""The id that ends a thought, for vLLM's reasoning parsers."""
 
 
 class Status(NamedTuple):
@@ -87,6 +89,10 @@ class GrpcServer:
         normalizes: embeddings have length 1, as vLLM and SGLang have them by default.
         embeddings: answers to further Embeds but those of one token: messages, bytes, a Status or HANG.
         embedded: requests of Embed, in order.
+        rule_start: where the server applies structured output: `first_token`, `after_reasoning` (vLLM with
+            --reasoning-parser) or `never` (TensorRT-LLM without guided_decoding_backend).
+        tells_rule_start: whether GetServerInfo says so, as vLLM's servicer does since 0.14.
+        heeds_first_token: whether grammar_from_first_token has an effect; it has none in the Python servicer 0.14.1.
     """
 
     module: str
@@ -113,6 +119,9 @@ class GrpcServer:
         self.normalizes = True
         self.embeddings: list[Any] = []
         self.embedded: list[Any] = []
+        self.rule_start = "first_token"
+        self.tells_rule_start = True
+        self.heeds_first_token = False
         self.refuses: Status | None = None
         self.port = 0
         self._running: dict[str, threading.Event] = {}
@@ -137,6 +146,12 @@ class GrpcServer:
     def abort(self, request: Any) -> Message:
         raise NotImplementedError
 
+    def rule(self, request: Any) -> str:
+        """Return the text of a request's structured output, or "" if it has none: the first of its choices."""
+        name = request.sampling_params.WhichOneof("constraint")
+        value = getattr(request.sampling_params, name) if name else ""
+        return str(value.choices[0]) if name == "choice" else str(value)
+
     # -- the server ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -148,6 +163,7 @@ class GrpcServer:
             "Abort": unary(self._abort, messages.AbortRequest.FromString, _bytes),
             "GetModelInfo": unary(self._model_info, messages.GetModelInfoRequest.FromString, _bytes),
             "HealthCheck": unary(self._health, messages.HealthCheckRequest.FromString, _bytes),
+            "GetServerInfo": unary(self._server_info, messages.GetServerInfoRequest.FromString, _bytes),
         }
         if hasattr(messages, "EmbedRequest"):
             methods["Embed"] = unary(self._embed, messages.EmbedRequest.FromString, _bytes)
@@ -173,6 +189,14 @@ class GrpcServer:
         if isinstance(self.model, bytes):
             return self.model
         return self.messages.GetModelInfoResponse(**self.model)
+
+    def _server_info(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = self.messages.GetServerInfoResponse
+        if "constrained_decoding_start" not in answer.DESCRIPTOR.fields_by_name:
+            return answer()
+        if not self.tells_rule_start:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        return answer(constrained_decoding_start=self.rule_start)
 
     def _health(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self.messages.HealthCheckResponse(**self.health)
@@ -245,6 +269,8 @@ class GrpcServer:
 
     def _answer(self, request: Any, gone: threading.Event) -> Iterator[Message]:
         asked = self.asked(request)
+        if (rule := self.rule(request)) and self._applies_rule(request, asked):
+            asked = asked._replace(prompt=[*map(ord, rule)])  # an answer to which the rule applies repeats the rule
         ids: list[int] = []
         for step in _tokens(asked):
             if gone.is_set():
@@ -257,6 +283,12 @@ class GrpcServer:
             if step.finish is not None:
                 end = {"last": shown, "matched": step.matched, "cached_tokens": self.cached}
                 yield self.complete(asked.id, asked, ids, step.finish, **end)
+
+    def _applies_rule(self, request: Any, asked: Asked) -> bool:
+        if self.rule_start == "after_reasoning":
+            first = self.heeds_first_token and request.sampling_params.grammar_from_first_token
+            return first or THOUGHT_END in asked.prompt
+        return self.rule_start == "first_token"
 
 
 def _tokens(asked: Asked) -> Iterator[Token]:
@@ -466,6 +498,9 @@ class TrtLlmServer(GrpcServer):
     module, service = "trtllm_service", "TrtllmService"
     usual_health: ClassVar[dict[str, Any]] = {"status": "OK"}
     usual_model: ClassVar[dict[str, Any]] = {"model_id": "/models/tiny", "max_seq_len": 64}
+
+    def rule(self, request: Any) -> str:
+        return str(request.guided_decoding.guide)
 
     def asked(self, request: Any) -> Asked:
         config, output = request.sampling_config, request.output_config

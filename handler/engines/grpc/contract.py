@@ -13,7 +13,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from handler.core.media import MEDIA
 from handler.core.values import Extras, Finish, Sampling
-from handler.engines.base import Alternatives, Capabilities, EngineRequest, EngineStatistics, Rule, arguments
+from handler.engines.base import (
+    JSON_TAGS,
+    Alternatives,
+    Capabilities,
+    EngineRequest,
+    EngineStatistics,
+    Rule,
+    arguments,
+)
 from handler.engines.remote.servers import Answer, Failed, Part, score
 
 MOST_BYTES = 1 << 22
@@ -111,6 +119,7 @@ class Contract:
             limits=self.limits,
             no_adapters=self.no_adapters,
             no_media=dict.fromkeys(MEDIA, self.no_media),
+            structural_tags=JSON_TAGS,
         )
 
     @cached_property

@@ -46,6 +46,7 @@ _GUIDES = {
     "regex": "GUIDE_TYPE_REGEX",
     "choice": "GUIDE_TYPE_REGEX",
     "grammar": "GUIDE_TYPE_EBNF_GRAMMAR",
+    "structural_tag": "GUIDE_TYPE_STRUCTURAL_TAG",
 }
 
 
@@ -102,8 +103,6 @@ class TrtLlm(Contract):
         rule = sampling.structured_output
         if rule is None:
             return None
-        if rule.kind not in _GUIDES:
-            raise ValueError(f"structured_output: {rule.kind} is not supported")
         params = self.messages.GuidedDecodingParams
         # The server ignores an empty guide.
         guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"

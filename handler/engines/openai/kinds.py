@@ -14,6 +14,7 @@ from handler.core.media import MEDIA
 from handler.core.values import Sampling
 from handler.engines.base import (
     COMMON_RULES,
+    JSON_TAGS,
     TOP_CHOICE_OR_MINUS_1,
     Capabilities,
     Rule,
@@ -46,6 +47,7 @@ class Kind(NamedTuple):
         limits: as in `Capabilities`.
         ask: request fields that make the server return token ids.
         ranked: whether the server's log-probabilities identify tokens by id.
+        structural_tags: as in `Capabilities`.
     """
 
     owner: str
@@ -53,6 +55,7 @@ class Kind(NamedTuple):
     limits: Mapping[str, float]
     ask: Mapping[str, Any]
     ranked: bool = True
+    structural_tags: frozenset[str] = frozenset()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -62,11 +65,12 @@ class Kind(NamedTuple):
             limits={"temperature": 2.0, **self.limits},
             no_adapters="adapters are loaded by the server at option.base_url, which serves each as a model",
             no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
+            structural_tags=self.structural_tags,
         )
 
 
 KINDS = {
-    "vllm": Kind("vllm", {}, {}, {"return_token_ids": True}),
+    "vllm": Kind("vllm", {}, {}, {"return_token_ids": True}, structural_tags=JSON_TAGS),
     "dynamo": Kind(
         "nvidia",
         {

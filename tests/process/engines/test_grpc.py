@@ -689,8 +689,6 @@ def test_what_a_contract_cannot_do_is_refused() -> None:
     large = EngineRequest(1, [1] * 200_000, Sampling(prompt_logprobs=True))
     with pytest.raises(ValueError, match="prompt_logprobs: the values of 200000 tokens"):
         GrpcCall(CONTRACTS["vllm"], large, 460, frozenset())
-    with pytest.raises(ValueError, match="structural_tag is not supported"):
-        CONTRACTS["trtllm"].request("", [1], Sampling(structured_output=StructuredOutput("structural_tag", "{}")))
 
 
 STOP_RULES = {
@@ -718,6 +716,14 @@ def test_the_server_is_told_of_a_stop_token_that_it_would_miss(model: Path) -> N
         found.add(EngineRequest(1, PROMPT, SAMPLING._replace(ignore_eos=True)))
         assert run(found, 1)[1] == ([301, 9], Finish.STOP, "")
         assert server.left.acquire(timeout=PATIENCE), "it generates for nobody"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_contract_takes_structural_tags(kind: str, model: Path) -> None:
+    tag = StructuredOutput("structural_tag", '{"type": "structural_tag", "format": {}}')
+    with listening(kind) as server, engine(model, server) as found:
+        assert ask(found, Sampling(max_new_tokens=2, structured_output=tag)).ids == [ord("{"), ord('"')]
+        assert server.rule(server.received[-1]) == tag.value
 
 
 def test_a_large_seed_is_folded_and_never_none() -> None:
