@@ -97,6 +97,7 @@ class Client:
         model = self._contract.model(info)
         if model.generates != generates:
             raise Failed(f"serves a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
+        model = model._replace(rule_start=await self._rule_start())
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
             raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
@@ -107,6 +108,14 @@ class Client:
         )
         length = sum(number * number for number in vector) ** 0.5
         return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
+
+    async def _rule_start(self) -> str:
+        """Return where the server starts to enforce structured output, or "" if it does not report it."""
+        with contextlib.suppress(Failed):  # older servers do not implement GetServerInfo
+            request = self._contract.messages.GetServerInfoRequest()
+            info = await self._ask(self._stub.GetServerInfo(request, timeout=INFO_TIMEOUT))
+            return getattr(info, "constrained_decoding_start", "")
+        return ""
 
     async def embed(self, ids: Sequence[int]) -> Sequence[float]:
         """Return the embedding of a text.

@@ -51,6 +51,8 @@ class Model(NamedTuple):
         generates: whether the model generates text; otherwise it computes embeddings.
         dimensions: number of dimensions of an embedding.
         normalizes: whether embeddings are normalized to length 1.
+        rule_start: where the server starts to enforce structured output: `first_token`, `after_reasoning` (both
+            vLLM's), or "" if not reported.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Model(NamedTuple):
     generates: bool = True
     dimensions: int = 0
     normalizes: bool = False
+    rule_start: str = ""
 
 
 class Chunk(NamedTuple):

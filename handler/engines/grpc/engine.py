@@ -6,6 +6,7 @@ This handler still processes text, stop strings, chat templates and errors itsel
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
@@ -308,7 +309,11 @@ class ContractEngine(RemoteEngine[C]):
     async def _model_at(self, url: str) -> Model:
         if self._own is not None:
             self._own.check_port()
-        return await self._clients[url].model(generates=self.generates)
+        model = await self._clients[url].model(generates=self.generates)
+        self._enforcing.pop(url, None)
+        if model.rule_start:
+            self._enforcing[url] = model.rule_start == "first_token", math.inf
+        return model._replace(rule_start="")
 
     def cancel(self, key: int) -> None:
         super().cancel(key)

@@ -34,16 +34,14 @@ def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
+    """Ask for a rule from the first token on. The Python servicer 0.14.1 ignores that beside --reasoning-parser."""
     rule = sampling.structured_output
     if rule is None:
         return {}
-    match rule.kind:
-        case "json_object":
-            return {"json_object": True}
-        case "choice":
-            return {"choice": {"choices": json.loads(rule.value)}}
-        case kind:
-            return {kind: rule.value}
+    value: Any = rule.value
+    if rule.kind in ("json_object", "choice"):
+        value = True if rule.kind == "json_object" else {"choices": json.loads(value)}
+    return {rule.kind: value, "grammar_from_first_token": True}
 
 
 _DRAWN: Mapping[str, Rule] = {

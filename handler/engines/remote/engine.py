@@ -8,13 +8,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Silence, Step
 from handler.engines.remote.servers import Failed, Part, Refused, Server, choose
 
@@ -26,6 +26,13 @@ _ASK_AGAIN = 1.0  # minimum seconds between two checks of a server after refused
 _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
+_PROBE = -1  # key of requests that find out whether a server enforces structured output
+_TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
+_NOT_ENFORCED = {
+    "vllm": "; with --reasoning-parser it enforces none before a thought has ended",
+    "trtllm": "; without guided_decoding_backend it enforces none",
+}
+"""Kind of server -> why it does not enforce structured output."""
 
 
 class Call(Protocol):
@@ -49,6 +56,7 @@ class Running(Generic[C]):
         silent: whether the request was abandoned because the server was silent.
         held: end of the answer, which is held back until its token counts arrive.
         ended: whether the caller has the complete answer. The rest is read only to release the connection.
+        probed: ids of the answer so far if the request is a probe.
     """
 
     key: int
@@ -58,6 +66,7 @@ class Running(Generic[C]):
     silent: bool = False
     held: Part | None = None
     ended: bool = False
+    probed: list[int] = field(default_factory=list)
 
 
 class RemoteEngine(ABC, Generic[C]):
@@ -78,6 +87,8 @@ class RemoteEngine(ABC, Generic[C]):
         self._secrets = (*secrets(), *_names(urls))
         self._running: dict[int, Running[C]] = {}
         self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
+        # Address -> whether the server enforces structured output on every prompt, and the time until which this holds.
+        self._enforcing: dict[str, tuple[bool, float]] = {}
         self._interrupted = False
         self._listen_at = 0.0  # time of the next search for silent servers
 
@@ -116,6 +127,9 @@ class RemoteEngine(ABC, Generic[C]):
         """Store a part of an answer for the next step."""
         running.silence.begin()
         running.ended = part.finish is not None
+        if running.key == _PROBE:
+            running.probed += part.ids
+            return
         self._parts[running.key] = part
         server.begun()
         self._loop.stop()
@@ -173,7 +187,7 @@ class RemoteEngine(ABC, Generic[C]):
                 self._run_once()
         key = request.key
         most = request.parameters.max_new_tokens if isinstance(request.parameters, Sampling) else 0
-        task = self._loop.create_task(self._serve(key, len(request.ids) + most))
+        task = self._loop.create_task(self._serve(request, len(request.ids) + most))
         self._running[key] = running = Running(key, call, task, Silence())
         task.add_done_callback(lambda _: self._forget(running))
 
@@ -248,9 +262,9 @@ class RemoteEngine(ABC, Generic[C]):
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
-    async def _serve(self, key: int, num_tokens: int) -> None:
+    async def _serve(self, request: EngineRequest, num_tokens: int) -> None:
         """Get an answer from a server. After a failure before the first token, try another server."""
-        running = self._running[key]
+        running = self._running[request.key]
         tries: Counter[Server] = Counter()
         broken: set[Server] = set()
         busy: dict[Server, Failed] = {}  # servers that were busy at the last attempt
@@ -262,7 +276,12 @@ class RemoteEngine(ABC, Generic[C]):
             server.outstanding += num_tokens
             try:
                 await self.ask(server)
-                await self.stream(server, running)
+                if await self._enforces(server, request):
+                    await self.stream(server, running)
+                else:
+                    words = f"the {self._kind} server does not enforce structured output on this prompt"
+                    detail = log_words(f"{server.url} does not enforce it", secrets())
+                    self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
             except Refused as error:
                 self._refuse(running, server, error)
             except Failed as error:
@@ -297,6 +316,36 @@ class RemoteEngine(ABC, Generic[C]):
             finally:
                 server.outstanding -= num_tokens
             return
+
+    async def _enforces(self, server: Server, request: EngineRequest) -> bool:
+        """Return whether a server enforces a request's structured output, which depends on the server's flags.
+
+        A server that does not do so for every prompt is asked for this one: vLLM with --reasoning-parser enforces
+        structured output if the thought has ended in the prompt (vllm/v1/structured_output). It also does so after the
+        answer's thought, which is enough for a rule that allows text.
+        """
+        rule = request.parameters.structured_output if isinstance(request.parameters, Sampling) else None
+        if rule is None:
+            return True
+        always, until = self._enforcing.get(server.url, (False, 0.0))
+        if self._loop.time() >= until:
+            always = await self._obeys(server, [0])
+            self._enforcing[server.url] = always, self._loop.time() + _TRUST
+        after_thought = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
+        return always or after_thought or await self._obeys(server, request.ids)
+
+    async def _obeys(self, server: Server, ids: Sequence[int]) -> bool:
+        """Return whether a server enforces structured output on a prompt: whether three rules bring three tokens."""
+        task = asyncio.current_task()
+        assert task is not None
+        found: set[tuple[int, ...]] = set()
+        for text in ("0", "1", "2"):
+            rule = StructuredOutput("choice", f'["{text}"]')
+            sampling = Sampling(max_new_tokens=1, logprobs=False, structured_output=rule)
+            probe = Running(_PROBE, self.new_call(EngineRequest(_PROBE, ids, sampling)), task, Silence())
+            await self.stream(server, probe)
+            found.add(tuple(probe.probed))
+        return len(found) == 3
 
     # -- servers -------------------------------------------------------------------------------------------------
 
@@ -345,6 +394,7 @@ class RemoteEngine(ABC, Generic[C]):
 
     def leave_out(self, server: Server, error: Failed) -> None:
         """Send no requests to a server for a while after a failure."""
+        self._enforcing.pop(server.url, None)
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
-from handler.core.values import Extras, Finish, Sampling, StructuredOutput
+from handler.core.values import Extras, Finish, Sampling, StructuredOutput, Thoughts
 from handler.engines import base
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output
 from handler.engines.grpc import client
@@ -31,7 +31,7 @@ from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from handler.engines.remote.servers import Failed, Refused
 from tests.doubles import tiny
-from tests.doubles.grpc_servers import HANG, SERVERS, GrpcServer, Status, best, listening, score
+from tests.doubles.grpc_servers import HANG, SERVERS, THOUGHT_END, GrpcServer, Status, best, listening, score
 from tests.one_test import in_one_test
 from tests.process.engines.openai.test_bad_servers import PATIENCE, Result, failed, run
 from tests.servers import wait_for
@@ -716,6 +716,73 @@ def test_the_server_is_told_of_a_stop_token_that_it_would_miss(model: Path) -> N
         found.add(EngineRequest(1, PROMPT, SAMPLING._replace(ignore_eos=True)))
         assert run(found, 1)[1] == ([301, 9], Finish.STOP, "")
         assert server.left.acquire(timeout=PATIENCE), "it generates for nobody"
+
+
+# -- what a server's flags change --------------------------------------------------------------------------------------
+
+
+RULE = StructuredOutput("choice", '["ab"]')
+RULED = Sampling(max_new_tokens=2, structured_output=RULE)
+OBEYED = ([ord("a"), ord("b")], Finish.LENGTH, "")
+FLAGS = {
+    "none": ({}, True),
+    "an older servicer": ({"tells_rule_start": False}, True),
+    "a reasoning parser": ({"rule_start": "after_reasoning"}, False),
+    "a reasoning parser, untold": ({"rule_start": "after_reasoning", "tells_rule_start": False}, False),
+    "a reasoning parser, heeding": ({"rule_start": "after_reasoning", "heeds_first_token": True}, True),
+}
+
+
+@in_one_test(("flags", "obeys"), FLAGS.values(), ids=FLAGS)
+def test_structured_output_is_enforced_or_refused_whatever_vllms_flags(
+    model: Path, flags: dict[str, Any], obeys: bool
+) -> None:
+    with listening("vllm") as server:
+        vars(server).update(flags)
+        with engine(model, server) as found:
+            result = ask(found, RULED)
+            if obeys:
+                assert result == OBEYED
+            else:
+                assert result.finish is Finish.ERROR
+                assert "to the client: the vllm server does not enforce structured output" in result.error
+                assert "--reasoning-parser" in result.error
+            found.add(EngineRequest(2, [301, THOUGHT_END], RULED))
+            assert run(found, 2)[2] == OBEYED, "the thought has ended in the prompt"
+            assert ask(found, key=3) == ANSWER
+
+
+def test_a_server_that_tells_its_flags_is_asked_only_if_it_has_to_be(model: Path) -> None:
+    with listening("vllm") as server, engine(model, server) as found:
+        assert ask(found, RULED) == OBEYED
+        assert len(server.received) == 1
+
+
+def test_a_server_restarted_with_other_flags_is_asked_again(model: Path) -> None:
+    with listening("vllm") as server, engine(model, server) as found:
+        assert ask(found, RULED) == OBEYED
+        server.stop()
+        server.rule_start = "after_reasoning"
+        server.start()
+        assert "does not enforce" in ask(found, RULED, key=2).error
+
+
+def test_tags_that_allow_text_wait_for_the_thoughts_end(model: Path) -> None:
+    tag = StructuredOutput("structural_tag", "{}", allows_text=True)
+    thinking = Sampling(max_new_tokens=2, structured_output=tag, thoughts=Thoughts(("<think>",), ("</think>",), True))
+    with listening("vllm") as server:
+        server.rule_start = "after_reasoning"
+        with engine(model, server) as found:
+            assert ask(found, thinking).finish is Finish.LENGTH
+            assert "does not enforce" in ask(found, thinking._replace(thoughts=None), key=2).error
+
+
+def test_tensorrt_llm_without_guided_decoding_is_found_out(model: Path) -> None:
+    with listening("trtllm") as server:
+        server.rule_start = "never"
+        with engine(model, server) as found:
+            assert "guided_decoding_backend" in ask(found, RULED).error
+            assert ask(found, key=2) == ANSWER
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -128,3 +128,24 @@ def listening(*scripts: Sequence[bytes], owner: str = "vllm", tls: ssl.SSLContex
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+
+def ruled(body: dict[str, Any]) -> str:
+    """The first choice in a request's structured output, or its text; "" if there is none."""
+    rule = body.get("structured_outputs") or {name: body[name] for name in body if name.startswith("guided_")}
+    if not rule:
+        return ""
+    value = next(iter(rule.values()))
+    return str(value[0]) if isinstance(value, list) else json.dumps(value)
+
+
+def enforcing(received: Received, *, thought_end: int | None = None) -> Sequence[bytes]:
+    """Answer by the ids of the rule's characters if there is a rule.
+
+    Args:
+        thought_end: the id that has to stand in the prompt, as vLLM's --reasoning-parser has it.
+    """
+    most, text = received.body["max_tokens"], ruled(received.body)
+    applies = bool(text) and thought_end in (None, *received.body["prompt"])
+    ids = ([ord(one) for one in text] if applies else [5] * most)[:most]
+    return (HEAD, *map(event, ids), event(finish="length"), DONE)
