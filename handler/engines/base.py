@@ -157,14 +157,21 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Information about a loaded engine. `max_total_tokens` limits the prompt and the answer together."""
+    """Information about a loaded engine.
+
+    Attributes:
+        max_total_tokens: limit for the prompt and the answer together.
+        dimensions: length of an embedding's vector.
+        longest_step: upper estimate of a step's duration in seconds, as measured while loading; 0 if unknown.
+    """
 
     name: str
     version: str
     device: str
     dtype: str
     max_total_tokens: int
-    dimensions: int = 0  # length of an embedding's vector
+    dimensions: int = 0
+    longest_step: float = 0.0
 
 
 class EngineRequest(NamedTuple):
@@ -379,19 +386,24 @@ class Capabilities:
 _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
 
 
-def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQUEST) -> None:
+def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQUEST) -> float:
     """Run a request with the prompt `ids`, so that no client's request has to wait for compilation or allocation.
+
+    Returns:
+        The duration of the last step in seconds. It computes one token, so a step of n tokens takes at most n times as
+        long.
 
     Raises:
         RuntimeError: the request failed. `add` and `step` may raise other exceptions.
     """
     engine.add(EngineRequest(0, ids, sampling))  # the hosts' keys begin at 1
-    finished = False
-    while not finished:
+    while True:
+        began = time.monotonic()
         for output in engine.step().others:
             if output.error is not None:
                 raise RuntimeError(f"the engine's first request failed: {output.error}")
-            finished = finished or output.finish is not None
+            if output.finish is not None:
+                return time.monotonic() - began
 
 
 # -- for engines: conversion of Sampling to an engine's arguments. Fields that its table does not contain are refused --

@@ -149,7 +149,7 @@ class GrpcServer:
     def rule(self, request: Any) -> str:
         """Return the text of a request's structured output, or "" if it has none: the first of its choices."""
         name = request.sampling_params.WhichOneof("constraint")
-        value = getattr(request.sampling_params, name) if name else ""
+        value: Any = getattr(request.sampling_params, name) if name else ""
         return str(value.choices[0]) if name == "choice" else str(value)
 
     # -- the server ------------------------------------------------------------------------------------------------

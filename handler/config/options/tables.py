@@ -228,7 +228,7 @@ class Options:
     predict_timeout: float = option(number(0.1), 120.0, "maximum seconds that a request may wait to start; under DJL also the time limit of a dynamic batch", "option.predictTimeout")
     request_time_limit: float | None = option(number(0), None, "maximum seconds for a whole request; 0 disables the limit; by default 900 under DJL Serving, otherwise none")
     model_loading_timeout: float = option(number(1), 240.0, "maximum seconds for the engine to load; without effect on servers at option.base_url, which are waited for")
-    engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung")
+    engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung (tuning.md)")
     event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0 disables the limit")
     client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")

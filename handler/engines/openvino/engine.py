@@ -116,7 +116,9 @@ class OpenVino:
         )
         # A vision model's prompt is passed as text, and only a single token is certain to be encoded as the same id.
         length = 1 if tokens else max(1, min(_WARM_UP, self.info.max_total_tokens - 2))
-        warm_up(self, [min(self._eos, default=0)] * length)
+        seconds = warm_up(self, [min(self._eos, default=0)] * length)
+        most = config.options.max_num_batched_tokens or TOKENS_PER_STEP
+        self.info = replace(self.info, longest_step=round(seconds * most, 1))
 
     def add(self, request: EngineRequest) -> None:
         import numpy

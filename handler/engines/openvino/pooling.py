@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -202,14 +203,20 @@ class OpenVinoPooling:
         self._shifted = "roberta" in str(own.get("model_type"))
         self._padding = int(own.get("pad_token_id") or self._shifted)
         limits = (self._files.most_tokens, config.options.max_model_len)
-        numbers = self._compute([_Text(0, [self._padding + 1], Pooling("embed"))])  # also compiles the kernels
+        first = [_Text(0, [self._padding + 1], Pooling("embed"))]
+        numbers = self._compute(first)  # also compiles the kernels
+        began = time.monotonic()
+        self._compute(first)
+        seconds = time.monotonic() - began
+        most = min((limit for limit in limits if limit), default=_NO_LIMIT)
         self.info = EngineInfo(
             name="openvino",
             version=importlib.metadata.version("openvino"),
             device="CPU",
             dtype=config.options.dtype,
-            max_total_tokens=min((limit for limit in limits if limit), default=_NO_LIMIT),
+            max_total_tokens=most,
             dimensions=numbers.shape[1],
+            longest_step=round(seconds * max(most, self._most_tokens), 1),
         )
 
     def add(self, request: EngineRequest) -> None:

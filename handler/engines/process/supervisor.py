@@ -204,7 +204,8 @@ class EngineSupervisor:
     Args:
         spec: name and configuration of the engine.
         isolated: whether to run the engine in its own process rather than on a thread.
-        timeout: number of seconds without a step after which an engine that has requests is considered hung.
+        timeout: number of seconds without a step after which an engine that has requests is considered hung. If the
+            engine's longest step takes more, that counts, up to `load_timeout`.
         load_timeout: maximum time for loading the engine, in seconds.
         place: environment and cores of the process.
     """
@@ -407,8 +408,10 @@ class EngineSupervisor:
 
     def _check_clock(self, waited: float) -> None:
         silence = self._silence.look(waited)
-        if self.ready and self._expects_step and silence > self._timeout:
-            self._fail(f"no step for {self._timeout:g} s (option.engine_timeout)")
+        longest = self.info.longest_step if self.info is not None else 0.0
+        limit = max(self._timeout, min(longest, self._load_timeout))
+        if self.ready and self._expects_step and silence > limit:
+            self._fail(f"no step for {limit:g} s (option.engine_timeout)")
         elif not self.ready and silence > self._load_timeout:
             self._fail(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
 

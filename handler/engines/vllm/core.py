@@ -65,6 +65,8 @@ class CoreEngine:
         return outputs
 
     def statistics(self) -> EngineStatistics:
+        if self.arguments["disable_log_stats"]:
+            return EngineStatistics()
         return self._statistics.report(idle=not self._results.pending, num_preemptions=self._results.num_preemptions)
 
     def close(self) -> None:
@@ -91,11 +93,13 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
     # vLLM's default for the number of tokens in a step depends on this context.
     context = UsageContext.OPENAI_API_SERVER
     with patch_sync_client():
-        made = vllm.EngineArgs(**construct(arguments, vllm.EngineArgs))
+        # The core sends its statistics after each step. Without them, a long prompt would count as a hang.
+        made = vllm.EngineArgs(**construct({**arguments, "disable_log_stats": False}, vllm.EngineArgs))
         return LLMEngine.from_engine_args(made, context, enable_multiprocessing=True), arguments
 
 
-def engine_info(engine: Any) -> EngineInfo:
+def engine_info(engine: Any, seconds: float = 0.0) -> EngineInfo:
+    """Return the engine's information. `seconds` is the measured duration of a step of one token."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -106,6 +110,7 @@ def engine_info(engine: Any) -> EngineInfo:
         device=str(current_platform.device_name),
         dtype=str(model.dtype).removeprefix("torch."),
         max_total_tokens=model.max_model_len,
+        longest_step=round(seconds * engine.vllm_config.scheduler_config.max_num_batched_tokens, 1),
     )
 
 
@@ -280,7 +285,7 @@ def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
 
 
 class Statistics:
-    """Statistics for vLLM 0.20 to 0.33. They are empty if `disable_log_stats` is true."""
+    """Statistics for vLLM 0.20 to 0.33."""
 
     def __init__(self) -> None:
         self._last: Any = None

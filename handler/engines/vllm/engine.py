@@ -9,6 +9,7 @@ import heapq
 import json
 import math
 import sys
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -77,9 +78,8 @@ class Vllm(CoreEngine):
         assert config.model is not None
         self._eos = eos_ids(config)
         self._media_tokens = media_tokens(config.model)
-        self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
-        warm_up(self, [first])
+        self.info = engine_info(self._engine, warm_up(self, [first]))
         if config.options.engine_options.get("guided_decoding", True):
             self._warm_up_structured_output(first)
 
@@ -263,9 +263,12 @@ class VllmPooling(CoreEngine):
 
         self._tokens_input, self._params = tokens_input, PoolingParams
         self._running: dict[int, tuple[Pending, Pooling]] = {}
-        info = engine_info(self._engine)
+        dimensions = self._warm_up()
+        began = time.monotonic()
+        self._warm_up()
+        info = engine_info(self._engine, time.monotonic() - began)
         limits = (self._files.most_tokens, info.max_total_tokens)
-        self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=self._warm_up())
+        self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=dimensions)
 
     def _warm_up(self) -> int:
         """Compute the vector for a text of one token, and return the vector's length."""

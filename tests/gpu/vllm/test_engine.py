@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.values import Finish
+from handler.core.values import Finish, Sampling
+from handler.engines.base import EngineRequest, EngineStatistics, Step
 from handler.engines.process.supervisor import State
 from tests import vllm_forks
 from tests.process.engines.test_conformance import Driver, ids, start, text
@@ -145,6 +146,20 @@ def test_what_does_not_fit_vllm_is_refused_alone(vllm: Driver) -> None:
     found = vllm.run()
     assert "temperature must be in [0, 2]" in str(found[hot][-1].error)
     assert ids(found[good]) == alone
+
+
+@pytest.mark.nightly
+def test_a_long_prompt_shows_each_of_its_steps_without_statistics(hf_demo: Path) -> None:
+    given = {"disable_log_stats": True, "max_num_batched_tokens": 64}
+    with vllm_forks.engines():
+        driver = start("vllm", hf_demo, engine_args=given)
+    with contextlib.closing(driver.engine) as engine:
+        engine.add(EngineRequest(1, range(100, 740), Sampling(max_new_tokens=1)))
+        steps: list[Step] = []
+        while not any(output.finish for step in steps for output in step.others):
+            steps += engine.step(timeout=0.5)
+        assert len(steps) >= 640 / 64, "otherwise engine_timeout would begin at the prompt's start"
+        assert engine.statistics in (None, EngineStatistics())
 
 
 # -- deaths --------------------------------------------------------------------------------------------------------

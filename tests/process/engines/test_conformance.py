@@ -176,6 +176,11 @@ def text(deltas: list[Delta]) -> str:
     return "".join(token.text for delta in deltas for token in delta.tokens)
 
 
+def test_an_engine_whose_steps_grow_with_their_prompts_has_measured_them(driver: Driver) -> None:
+    assert driver.engine.info is not None
+    assert (driver.engine.info.longest_step > 0) is (driver.name in ("openvino", "vllm"))
+
+
 def test_an_answer_has_its_length_and_one_finish(driver: Driver) -> None:
     deltas = driver.one(driver.prompts[0], max_new_tokens=5, ignore_eos=True)
     assert len(ids(deltas)) == 5

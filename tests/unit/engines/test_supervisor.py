@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import pickle
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.values import Adapter, Finish, Pooling, Sampling
-from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Step, pack, unpack
+from handler.engines.base import (
+    Engine,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    Interrupted,
+    Output,
+    Step,
+    pack,
+    unpack,
+    warm_up,
+)
 from handler.engines.process.engine_process import Cancel, Failed, Ready, Spec, run
 from handler.engines.process.ipc import MessageReader, Messages, encode, send, wait
 from handler.engines.process.supervisor import EngineSupervisor, Place, State
@@ -25,7 +38,6 @@ from tests.one_test import in_one_test
 # -- the supervisor, with a scripted engine instance and a clock that jumps: failures, restarts and pauses -------------
 
 
-READY = encode(Ready(EngineInfo("scripted", "1", "none", "none", 100)))
 TOKEN = encode(tuple(Step([1], [65], [-0.1], [])))
 LAST = encode(tuple(Step([], [], [], [Output(1, [65], [-0.1], Finish.LENGTH)])))
 TIMEOUT = 5.0
@@ -82,8 +94,9 @@ class Supervised:
     def instance(self) -> Instance:
         return self.instances[-1]
 
-    def be_ready(self) -> None:
-        self.instance.say(READY)
+    def be_ready(self, longest_step: float = 0.0) -> None:
+        info = EngineInfo("scripted", "1", "none", "none", 100, longest_step=longest_step)
+        self.instance.say(encode(Ready(info)))
         self.engine.step()
         assert self.engine.ready
 
@@ -137,6 +150,27 @@ def test_silence_is_a_hang_only_while_a_step_is_due(supervised: Supervised) -> N
         assert len(supervised.engine.step()) == 1, "a token in time"
     with pytest.raises(GenerationFailed, match=r"no step for 5 s \(option\.engine_timeout\)"):
         supervised.wait(TIMEOUT + 1)
+
+
+@in_one_test(("longest", "limit"), [(1.0, 5), (12.0, 12), (100.0, 20)], ids=["fast", "slow", "slower than loading"])
+def test_a_step_may_take_as_long_as_the_engine_has_measured(longest: float, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        supervised = Supervised(monkeypatch)
+        supervised.fail()
+        supervised.be_ready(longest)
+        supervised.add()
+        supervised.wait(limit - 1)
+        with pytest.raises(GenerationFailed, match=rf"no step for {limit} s \(option\.engine_timeout\)"):
+            supervised.wait(2)
+
+
+def test_the_first_request_measures_a_step_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.accumulate([0.0, 7.0, 2.0, 3.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    ending = Step([], [], [], [Output(0, [5], [None], Finish.LENGTH)])
+    steps = iter([Step([0], [5], [None], []), Step([], [], [], []), ending])
+    engine = cast(Engine, SimpleNamespace(add=lambda request: None, step=lambda: next(steps)))
+    assert warm_up(engine, [1]) == 3.0
 
 
 def test_a_standstill_of_the_machine_is_no_hang_of_the_engine(supervised: Supervised) -> None:
