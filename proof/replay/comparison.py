@@ -40,7 +40,7 @@ from proof.replay.content import (
     without_indexes,
 )
 from proof.replay.exchange import Answer, Request
-from proof.replay.structure import event_names, indexes, links, misplaced, spans, types
+from proof.replay.structure import event_names, indexes, links, misplaced, num_items, spans, types
 
 
 class Class(str, Enum):
@@ -193,6 +193,9 @@ _UNSAMPLED = re.compile(
     r"|\.prefill\[\]\.(id|text)$|^\$(\([^)]*\))?\.id$"
 )
 """JSON paths of values that depend on the request or the model, not on sampling."""
+_ANY = re.compile("")
+_REQUESTED = re.compile(r"^\$$|\.(choices|best_of_sequences|prefill|data|results)$")
+"""JSON paths of lists whose length depends on the request, not on sampling."""
 VALUES = ("value", "error's value")
 """Kinds of findings about values of unknown meaning."""
 _MAX_SEEN = 20_000  # maximum characters of a shape, which grows with each answer
@@ -282,15 +285,16 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
     if said or not traits.greedy:
         seen.add(before)
         loose = (*_loose_shapes(before, after, seen), *_cuts(before, after), *_schemas(before, after, traits))
+        if len(before.values) == 1 and not traits.streams:
+            loose = (*_number(before, after), *_items(before, after, _REQUESTED), *loose)
         return [*found, *loose, *_unsampled(before, after, near), *_places(before, after, strict=False), *said]
     seen.add(before)
-    if len(before.values) != len(after.values):
-        change = f"{len(before.values)} -> {len(after.values)}"
-        found.append(Finding(Class.FRAMING, "documents", change=change))
+    if wrong := list(_number(before, after)):
+        found += wrong
     elif place := misplaced(before.spans, after.spans):
         found.append(Finding(Class.FRAMING, "order", _public(without_indexes(place))))
     strict = (*_strict_shapes(before, after), *_places(before, after, strict=True))
-    return [*found, *strict, *_values(before, after, near)]
+    return [*found, *strict, *_items(before, after), *_values(before, after, near)]
 
 
 # -- framing ---------------------------------------------------------------------------------------------------------
@@ -336,6 +340,12 @@ def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
         for was, now in zip_longest(sorted(gone), sorted(come)):
             names = [framing_text(one) if one is not None else "absent" for one in (was, now)]
             yield Finding(Class.FRAMING, "separator", " -> ".join(names), " -> ".join(names))
+
+
+def _number(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    """Compare the numbers of documents."""
+    if len(old.values) != len(new.values):
+        yield Finding(Class.FRAMING, "documents", change=f"{len(old.values)} -> {len(new.values)}")
 
 
 def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
@@ -413,7 +423,7 @@ def _public(place: str) -> str:
 
 def _errors(old: _Documents, new: _Documents) -> Iterator[Finding]:
     """Compare the shape and the codes of two errors, but not their messages."""
-    for finding in [*_glue(old, new), *_strict_shapes(old, new)]:
+    for finding in [*_glue(old, new), *_number(old, new), *_strict_shapes(old, new), *_items(old, new)]:
         yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
     before, after = old.places, new.places
     for place in before.keys() & after.keys():
@@ -488,16 +498,35 @@ def _parsed(values: Sequence[Any]) -> list[Any]:
 
 
 def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
-    before, after = old.places, new.places
+    """Compare all values. Those of two streams of equal length are compared one by one, except for texts."""
+    aligned = len(old.values) == len(new.values)
     found: dict[tuple[str, str, str], Finding] = {}
-    for place in sorted(before.keys() & after.keys()):
-        was, now = before[place], after[place]
+    for place in sorted(old.places.keys() & new.places.keys()):
         name = name_of(place)
-        if was == now or (name in ARGUMENTS and _parsed(was) == _parsed(now)):
+        one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
+        was, now = ((side.scalars if one_by_one else side.places)[place] for side in (old, new))
+        if was == now:
+            types = next((pair for pair in zip(was, now, strict=True) if type(pair[0]) is not type(pair[1])), None)
+            if types is None:
+                continue
+            where = _public(without_indexes(place))
+            finding = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, types)))  # 9 and 9.0
+        elif name in ARGUMENTS and _parsed(was) == _parsed(now):
             continue
-        finding = _value_finding(place, name, was, now, near)
+        else:
+            finding = _value_finding(place, name, was, now, near)
         found.setdefault(finding.key, finding)
     yield from found.values()
+
+
+def _items(old: _Documents, new: _Documents, lists: re.Pattern[str] = _ANY) -> Iterator[Finding]:
+    """Compare the numbers of items in lists whose JSON path matches the pattern."""
+    if len(old.values) != len(new.values):
+        return
+    before, after = num_items(old.values), num_items(new.values)
+    differing = (place for place in before.keys() & after.keys() if before[place] != after[place])
+    for place in filter(lists.search, sorted(differing)):
+        yield Finding(Class.TEXT, "items", _public(place), f"{before[place]} -> {after[place]}")
 
 
 def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:

@@ -5,7 +5,9 @@ compare as equal. The texts of a stream are joined at each place; other values a
 list in a stream are identified by their own `index`.
 
 A shape is JSON too. A scalar's shape is the name of its type, or several names such as `null|string`. An object's shape
-is `{"a": …, "b?": …}`, where `b` is optional. A list's shape is `[…]`, with one shape for all items.
+is `{"a": …, "b?": …}`, where `b` is optional. A list's shape is `[…]`, with one shape for all items: `[]` is always
+empty, `[…, []]` sometimes. A number is an `integer` if all its values are written without a fraction or exponent,
+because clients with types, such as Go's and Rust's, refuse 9.0 for an integer.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ def _walk(value: Any, place: str, found: dict[str, list[Any]], by_index: bool) -
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
-        parts = [(f"{place}.{public_name(name)}", part) for name, part in value.items()]
+        parts = [(f"{place}.{public_name(name)}", _alternatives_of(name, part)) for name, part in value.items()]
     else:
         item = f"{place}[]"
         parts = [(_item(part, place) if by_index and isinstance(part, dict) else item, part) for part in value]
@@ -182,6 +184,18 @@ def _walk(value: Any, place: str, found: dict[str, list[Any]], by_index: bool) -
             found[where].append(part)
         else:
             found[where] = [part]
+
+
+def _alternatives_of(name: str, value: Any) -> Any:
+    """Return a completion's `top_logprobs`, objects with tokens as names, as a chat has them; other values as such."""
+    if name != "top_logprobs" or not isinstance(value, list):
+        return value
+    return [
+        [{"token": token, "logprob": logprob} for token, logprob in part.items()]
+        if isinstance(part, dict) and "logprob" not in part
+        else part
+        for part in value
+    ]
 
 
 def _item(part: dict[str, Any], of: str) -> str:
@@ -252,7 +266,8 @@ def _counts(values: list[Any]) -> Iterator[int]:
 
 _ANY_OF = "any of"
 _NAMES: Mapping[type, str] = {list: "list", dict: "object"}
-_TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_EMPTY: list[Any] = []
 
 
 def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
@@ -280,8 +295,12 @@ def _field(name: str, value: Any, of: Mapping[str, Any]) -> Any:
 def _by_token(value: Any) -> Any:
     """Return the shape of `top_logprobs`; in a completion, its objects have tokens as names."""
     if isinstance(value, list) and any(isinstance(part, dict) and "logprob" not in part for part in value):
-        return [merged([{"TOKEN": merged([shape(logprob) for logprob in part.values()])} for part in value])]
+        return [merged([_of_token(part) for part in value])]
     return shape(value)
+
+
+def _of_token(part: Any) -> Any:
+    return {"TOKEN": merged([shape(logprob) for logprob in part.values()])} if isinstance(part, dict) else shape(part)
 
 
 def merged(shapes: Sequence[Any]) -> Any:
@@ -291,11 +310,13 @@ def merged(shapes: Sequence[Any]) -> Any:
     shapes = [part for one in shapes for part in _alternatives(one)]
     objects = [one for one in shapes if isinstance(one, dict)]
     lists = [one for one in shapes if isinstance(one, list)]
-    scalars = sorted({name for one in shapes if isinstance(one, str) for name in one.split("|")})
-    found: list[Any] = ["|".join(scalars)] if scalars else []
+    scalars = {name for one in shapes if isinstance(one, str) for name in one.split("|")}
+    if "number" in scalars:  # JavaScript and Go write a whole number among fractions as an integer
+        scalars.discard("integer")
+    found: list[Any] = ["|".join(sorted(scalars))] if scalars else []
     if lists:
         items = [one[0] for one in lists if one]
-        found.append([merged(items)] if items else [])
+        found.append([merged(items), *([_EMPTY] if any(len(one) != 1 for one in lists) else [])] if items else [])
     if objects:
         found.append(_merged_objects(objects))
     return found[0] if len(found) == 1 else {_ANY_OF: found}
@@ -324,7 +345,7 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
     """Yield the differences in the new shape that a client of the old shape may notice.
 
-    A value of several types may have fewer of them. An optional field may stay optional.
+    A value of several types may have fewer of them, and a number may be whole. An optional field may stay optional.
 
     Args:
         one_of_many: The old shape covers many answers and the new one a single answer, so optional fields may be
@@ -340,8 +361,18 @@ def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = Fals
         elif isinstance(was, list):
             if was and part:
                 yield from differences(was[0], part[0], f"{path}[]", one_of_many=one_of_many)
-        elif was is None or not set(part.split("|")) <= set(was.split("|")):
+            elif len(was) == 1:
+                yield f"{path}: list -> empty list"
+            elif part and not one_of_many:
+                yield f"{path}: empty list -> list"
+        elif was is None or not set(part.split("|")) <= _covered(was):
             yield f"{path}: {_name(old)} -> {_name(new)}"
+
+
+def _covered(scalars: str) -> set[str]:
+    """Return the types of values that a shape of scalars allows."""
+    names = set(scalars.split("|"))
+    return names | {"integer"} if "number" in names else names
 
 
 def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one_of_many: bool) -> Iterator[str]:

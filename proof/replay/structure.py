@@ -6,10 +6,11 @@ Each function takes linear time, because an answer may be hostile.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proof.replay.content import name_of, scalars_by_place, type_of, without_indexes
+from proof.replay.content import name_of, public_name, scalars_by_place, type_of, without_indexes
 
 _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
 _ID = re.compile(r"(\w*_)?id")
@@ -46,6 +47,21 @@ def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
         if name_of(place) in _INDEXES:
             found.setdefault(without_indexes(place), set()).update(one for one in values if isinstance(one, int))
     return {place: sorted(numbers) for place, numbers in found.items()}
+
+
+def num_items(documents: Iterable[Any]) -> Counter[str]:
+    """Return the number of items of the lists at each place, in all documents together."""
+    found: Counter[str] = Counter()
+    left = [(type_of(document), document) for document in documents]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, list):
+            found[place] += len(value)
+        parts = value.items() if isinstance(value, dict) else ((None, part) for part in value)
+        for name, part in parts:
+            if isinstance(part, (dict, list)):
+                left.append((f"{place}[]" if name is None else f"{place}.{public_name(name)}", part))
+    return found
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:

@@ -77,7 +77,7 @@ _PAGE = "migrating/README.md"
 _FAILED = (
     "status: 200 -> 424",
     "content-type: .* -> None",  # boto3 does not tell it of an error
-    r".*\.(code|error): absent -> (number|string)",
+    r".*\.(code|error): absent -> (integer|string)",
     r".*\.details\.(generated_tokens|inputs|tokens): .* -> null",
 )
 REASONS = [
@@ -396,7 +396,7 @@ MIDDLEWARE_REASONS = [
     Reason(
         _AWS_VLLM_PAGE,
         "`error.code`",
-        (r"\$\.error\.code: number -> (null|string)", r"\$\.error\.param: string -> null"),
+        (r"\$\.error\.code: (number|integer) -> (null|string)", r"\$\.error\.param: string -> null"),
         "wrong type|no field|too long",
     ),
     Reason(
