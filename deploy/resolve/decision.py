@@ -19,6 +19,7 @@ class Pool:
         instance_type: SageMaker's name of the instance type.
         gpus: Number of GPUs, as in `Decision`.
         tensor_parallel: Tensor parallel degree, as in `Decision`.
+        expert_parallel: Expert parallelism, as in `Decision`.
         options: The handler's options that apply to this instance type only.
     """
 
@@ -26,6 +27,7 @@ class Pool:
     instance_type: str
     gpus: int
     tensor_parallel: int | None = None
+    expert_parallel: bool = False
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
@@ -46,6 +48,7 @@ class Decision:
         startup: Timeout until /ping responds with 200, 60 to 3600 seconds.
         provision: Timeout to find an instance, in seconds, or None for AWS's default.
         tensor_parallel: Number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
+        expert_parallel: Whether each GPU has whole experts, because the degree does not divide them.
         warnings: Sentences for the user to read before confirming.
         pools: The instance pools by priority. Empty if the specification has none.
         shadow: Decision for the shadow variant, or None if the specification has none.
@@ -64,6 +67,7 @@ class Decision:
     startup: int
     provision: int | None = None
     tensor_parallel: int | None = None
+    expert_parallel: bool = False
     warnings: tuple[str, ...] = ()
     pools: tuple[Pool, ...] = ()
     shadow: Decision | None = None
@@ -90,6 +94,7 @@ class Decision:
             instance_type=pool.instance_type,
             gpus=pool.gpus,
             tensor_parallel=pool.tensor_parallel,
+            expert_parallel=pool.expert_parallel,
             pools=(),
             shadow=None,
         )

@@ -61,6 +61,8 @@ class Need:
         cuda: CUDA version of the image, e.g. (12, 8), or None if it is unknown.
         built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
         windows: Whether the engine frees the cache outside of a sliding window.
+        stages: Number of pipeline stages times context parts in `degree`.
+        experts: Whether each GPU has whole experts (expert parallelism), or None to choose it where the engine can.
         weight_only: Whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
             precision.
     """
@@ -75,6 +77,8 @@ class Need:
     built_for: tuple[int, int] | None = None
     windows: bool = False
     weight_only: bool = False
+    stages: int = 1
+    experts: bool | None = False
 
     @property
     def weight_gib(self) -> float:
@@ -156,6 +160,7 @@ class Fit:
         sequences: Number of concurrent requests of the full context.
         problem: Why the model does not fit, or empty if it fits.
         remarks: Disadvantages of the instance type.
+        experts: Whether each GPU has whole experts.
         price: Price of one instance.
     """
 
@@ -170,6 +175,7 @@ class Fit:
     problem: str
     remarks: tuple[str, ...]
     price: Price
+    experts: bool = False
 
     @property
     def fits(self) -> bool:
@@ -183,8 +189,8 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
         price: Price of the instance, or None to use the table's.
     """
     price = price or TABLE.of(instance.name)
-    fits = [_with_degree(need, instance, degree, price) for degree in _degrees(need, instance)]
-    return max(fits, key=lambda item: (item.fits, not _bus_bound(item) or not item.fits, item.degree))
+    fits = [_with_degree(need, instance, degree, experts, price) for degree, experts in _degrees(need, instance)]
+    return max(fits, key=lambda item: (item.fits, not _bus_bound(item) or not item.fits, not item.experts, item.degree))
 
 
 def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
@@ -192,22 +198,43 @@ def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
     return usable * (instance.ram_gib - 2)
 
 
-def _degrees(need: Need, instance: InstanceType) -> Sequence[int]:
-    """Return the numbers of GPUs per copy to try: the user's number if set, otherwise all that divide the heads."""
+def _degrees(need: Need, instance: InstanceType) -> Sequence[tuple[int, bool]]:
+    """Return the numbers of GPUs per copy to try, and whether with expert parallelism.
+
+    The number is the user's if set, otherwise each that the engine accepts.
+    """
     if instance.gpus == 0:
-        return (1,)
-    if need.degree is not None:
-        return (need.degree,)
-    heads, kv_heads = need.shape.heads or need.shape.kv_heads, need.shape.kv_heads
-    divisors = [
-        degree
-        for degree in (1, 2, 4, 8)
-        if degree <= instance.gpus and heads % degree == 0 and (kv_heads % degree == 0 or degree % kv_heads == 0)
-    ]
-    return divisors or (1,)
+        return ((1, False),)
+    ways = [False, True] if need.experts is None else [need.experts]
+    numbers = [degree for degree in (1, 2, 4, 8) if degree <= instance.gpus] if need.degree is None else [need.degree]
+    accepted = [(degree, way) for degree in numbers for way in ways if not undivided(need, degree, experts=way)]
+    return accepted or ((1 if need.degree is None else need.degree, bool(need.experts)),)
 
 
-def _with_degree(need: Need, instance: InstanceType, degree: int, price: Price) -> Fit:
+def undivided(need: Need, degree: int, *, experts: bool) -> str:
+    """Return why an engine refuses a number of GPUs per copy, or an empty string if the model's parts can be divided.
+
+    Args:
+        experts: Whether each GPU has whole experts.
+    """
+    parts, shape = degree // need.stages, need.shape
+    heads = shape.heads or shape.kv_heads
+    if heads % parts:
+        return f"the tensor parallel degree {parts} does not divide the {heads} attention heads"
+    for of in (shape.kv_heads, shape.window_kv_heads or shape.kv_heads):
+        if of % parts and parts % of:
+            return f"the tensor parallel degree {parts} and the {of} KV heads do not divide each other"
+    if any(number % parts for number in shape.splits):
+        return f"with the tensor parallel degree {parts}, a GPU's part of a layer is not a whole number of blocks"
+    if parts > 1 and not experts and (shape.expert_splits or parts) % parts:
+        return (
+            f"with the tensor parallel degree {parts}, a GPU's part of an expert is not a whole number of blocks; "
+            "options.enable_expert_parallel: true leaves experts whole"
+        )
+    return ""
+
+
+def _with_degree(need: Need, instance: InstanceType, degree: int, experts: bool, price: Price) -> Fit:
     if instance.gpus == 0:
         limit, graphs = cpu_limit(instance, need.usable), 0.0
     else:
@@ -227,8 +254,9 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, price: Price) 
         tokens=tokens,
         sequences=tokens // need.context,
         problem=problem,
-        remarks=_remarks(need, instance, degree),
+        remarks=_remarks(need, instance, degree, experts),
         price=price,
+        experts=experts,
     )
 
 
@@ -283,8 +311,10 @@ def able(built_for: tuple[int, int] | None) -> str:
     return ", ".join(dict.fromkeys(families))
 
 
-def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:
+def _remarks(need: Need, instance: InstanceType, degree: int, experts: bool) -> tuple[str, ...]:
     remarks = []
+    if instance.gpus and (why := undivided(need, degree, experts=experts)):
+        remarks.append(why)
     if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
         remarks.append(f"little host RAM ({instance.ram_gib} GiB) for a checkpoint of {need.stored_gib:.0f} GiB")
     if instance.blackwell and need.cuda is None:

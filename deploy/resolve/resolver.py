@@ -63,7 +63,9 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
         except (DoesNotFit, SpecError) as error:
             raise type(error)(f"instance.pools[{place}]: {error}", error.advice) from error
         decision = resolution.decision
-        pool = replace(pool, gpus=decision.gpus, tensor_parallel=decision.tensor_parallel)
+        pool = replace(
+            pool, gpus=decision.gpus, tensor_parallel=decision.tensor_parallel, expert_parallel=decision.expert_parallel
+        )
         found.append((pool, resolution))
     found.sort(key=lambda item: item[0].priority)
     decisions = [resolution.decision for _, resolution in found]
@@ -303,6 +305,7 @@ def _of_server(spec: Spec, asked: _Asked) -> Resolution:
         startup=spec.timeouts.startup or times.startup,
         provision=spec.timeouts.provision,
         tensor_parallel=_degree(spec, chosen, instance),
+        expert_parallel=chosen is not None and chosen.experts,
         warnings=(
             *image.warnings,
             *size.notes,
@@ -412,6 +415,8 @@ def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple
         built_for=image.built_for,
         windows=_frees_windows(spec),
         weight_only=_is_vllm(spec),
+        stages=_others(spec),
+        experts=_expert_parallel(spec),
     )
     return need, tuple(warnings)
 
@@ -424,6 +429,12 @@ def _frees_windows(spec: Spec) -> bool:
 
 def _is_vllm(spec: Spec) -> bool:
     return _engine(spec) == "vllm"
+
+
+def _expert_parallel(spec: Spec) -> bool | None:
+    """Return whether experts stay whole, or None if the engine leaves the choice."""
+    value = spec.options.get("enable_expert_parallel")
+    return (None if _is_vllm(spec) else False) if value is None else str(value).lower() == "true"
 
 
 def _engine(spec: Spec) -> str:

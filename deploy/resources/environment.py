@@ -109,6 +109,8 @@ def _defaults(spec: Spec, decision: Decision) -> Iterable[Setting]:
     """Yield defaults, which the user can override."""
     if decision.tensor_parallel is not None and decision.tensor_parallel > 1:
         yield Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
+    if decision.expert_parallel:
+        yield Setting("OPTION_ENABLE_EXPERT_PARALLEL", "true", "instance.type")
     # The engine times out before SageMaker does, so that the log states the reason.
     yield Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):

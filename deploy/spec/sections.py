@@ -75,6 +75,16 @@ class Shape(Section):
     kv_heads: int = Field(gt=0, description="num_key_value_heads, or else num_attention_heads.")
     head_dim: int = Field(gt=0, description="head_dim, or else hidden_size / num_attention_heads.")
     heads: int | None = Field(None, gt=0, description="num_attention_heads, a multiple of the tensor parallel degree.")
+    splits: list[Annotated[int, Field(gt=0)]] = Field(
+        [],
+        max_length=16,
+        description="Numbers that the tensor parallel degree must divide, such as intermediate_size, in FP8 blocks.",
+    )
+    expert_splits: int | None = Field(
+        None,
+        gt=0,
+        description="The same for experts: moe_intermediate_size. Expert parallelism needs no such division.",
+    )
     context: int | None = Field(None, gt=0, description="max_position_embeddings, the maximum context.")
     embeddings: float | None = Field(
         None, ge=0, description="Number of weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."

@@ -55,12 +55,14 @@ class Quantization:
         width: Bytes per weight with this precision, scales included.
         kept: Fraction of each part's weights that stays in 16 bits. Parts that are left out are quantized completely.
         quantized: Whether config.json says that the checkpoint is quantized.
+        block: Number of neighbouring weights with a common scale, or 1 if all weights of a row have one.
     """
 
     dtype: Precision
     width: float
     kept: Mapping[Part, float] = field(default_factory=dict)
     quantized: bool = True
+    block: int = 1
 
     def stored(self, weights: Weights) -> float:
         """Return the size in bytes of a checkpoint with these numbers of weights."""
@@ -84,10 +86,14 @@ def quantization(config: Config) -> Quantization:
     dtype = _dtype(says, weights)
     group = weights.get("group_size") or says.get("group_size")
     symmetric = True in (weights.get("symmetric"), says.get("sym")) or says.get("zero_point") is False
-    width = _width(
-        dtype, whole_number("group_size", group if isinstance(group, int) and group > 0 else None), symmetric
+    size = whole_number("group_size", group if isinstance(group, int) and group > 0 else None)
+    blocks = says.get("weight_block_size") or weights.get("block_structure")
+    block = (
+        max((whole_number("weight_block_size", one) for one in blocks), default=0) if isinstance(blocks, list) else 0
     )
-    return Quantization(dtype, width, _kept(config, says))
+    padded = "mxfp4" in str(says.get("quant_method"))  # engines pad gpt-oss's experts
+    kept = _kept(config, says)
+    return Quantization(dtype, _width(dtype, size, symmetric), kept, block=1 if padded else block or size or 1)
 
 
 def _dtype(says: Mapping[str, Any], weights: Mapping[str, Any]) -> Precision:

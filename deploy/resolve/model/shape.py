@@ -17,7 +17,7 @@ from deploy.errors import SpecError
 from deploy.resolve.model.files import Config, Directory, Files, S3Prefix, json_file
 from deploy.resolve.model.gguf import gguf_shape, parts
 from deploy.resolve.model.quantization import Contents, Quantization, contents, quantization
-from deploy.resolve.model.weights import Weights, cache, count, num_heads
+from deploy.resolve.model.weights import Weights, cache, count, num_heads, splits
 from deploy.spec.sections import Shape
 
 if TYPE_CHECKING:
@@ -111,12 +111,15 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
     if held is not None and held.layers:
         layers = max(layers, held.layers)
     own = kept.window_layers + kept.uncached
+    divided, experts = splits(text, how.block, how.kept)
     return Shape(
         parameters=_parameters(weights, how, stored, held),
         layers=max(layers, own),
         kv_heads=kept.kv_heads,
         head_dim=kept.head_dim,
         heads=num_heads(text),
+        splits=sorted(set(divided)),
+        expert_splits=experts,
         context=text.number("max_position_embeddings", "n_positions", "seq_length", default=0) or None,
         embeddings=weights["embeddings"] + weights["head"] + weights["media"],
         window_layers=kept.window_layers,

@@ -247,6 +247,39 @@ def mamba_groups(config: Config) -> int:
     return config.number("n_groups", "mamba_n_groups", default=1)
 
 
+def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list[int], int | None]:
+    """Return the numbers that a tensor parallel degree must divide, and that of the experts, or None without experts.
+
+    A width counts in blocks of the quantization, as vLLM and SGLang refuse a part of a block on a GPU (vllm#17569,
+    sglang#8344). A width of partial blocks cannot be divided at all.
+
+    Args:
+        block: Number of weights of a block.
+        kept: Fraction of each part that is not quantized.
+    """
+
+    def parts(width: int, name: Part) -> int:
+        size = 1 if kept.get(name, 0.0) >= 1 else block
+        return width // size if width % size == 0 else 1
+
+    weights, of_layers = count(config), kinds(config)
+    dense = config.number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden_size(config))
+    of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
+    found = []
+    if weights["dense"]:
+        found.append(parts(config.number("intermediate_size_mlp", default=dense), "dense"))
+    if weights["shared"] and (width := _shared(config, of_expert, dense)):
+        found.append(parts(width, "shared"))
+    if Kind.FULL in of_layers or Kind.WINDOW in of_layers:
+        values = whole_number("v_head_dim", config.get("v_head_dim")) or head_size(config)
+        found.append(parts(num_heads(config) * values, "attention"))
+    if Kind.LINEAR in of_layers:
+        found += linear(config)[::2]
+    if Kind.MAMBA in of_layers:
+        found.append(mamba(config)[0])
+    return found, parts(of_expert, "experts") if weights["experts"] else None
+
+
 Part = Literal["embeddings", "head", "attention", "dense", "experts", "shared", "router", "media"]
 Weights = Mapping[Part, float]
 """Numbers of weights by part. `shared` are experts that every token uses, `media` are encoders of images and audio."""

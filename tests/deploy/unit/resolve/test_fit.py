@@ -482,3 +482,99 @@ def test_so_are_those_of_the_dimensions_alone(name: str, published: float, sourc
     row = next(row for row in rows if name in row["names"])
     shape = shape_of_config(config_of(row, rows))
     assert Need(shape, shape.dtype or "bf16").weight_gib * _GIB == pytest.approx(published, rel=0.05), source
+
+
+# -- degrees that an engine refuses at load (vllm#17569, vllm#25292, sglang#8344) ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "degree", "experts"),
+    [
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "ml.p5.48xlarge", 4, False),  # 1,536 / 8 is 1.5 blocks of 128
+        (
+            "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+            "ml.p5.48xlarge",
+            8,
+            True,
+        ),  # 2,560 / 8: 2.5 blocks; too large for 4
+        ("MiniMaxAI/MiniMax-M2", "ml.p5.48xlarge", 4, False),
+        ("Qwen/Qwen3-30B-A3B-FP8", "ml.g6e.12xlarge", 2, False),  # 768 / 4: 1.5 blocks
+        ("Qwen/Qwen3-4B-FP8", "ml.p5.48xlarge", 4, False),  # a dense layer: 9,728 / 8 is 9.5 blocks
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "ml.p5.48xlarge", 4, False),  # its shared expert: 512 / 8
+        ("deepseek-ai/DeepSeek-V3.1", "ml.p5en.48xlarge", 8, False),  # 2,048 / 8: 2 blocks
+        ("zai-org/GLM-5-FP8", "ml.p5en.48xlarge", 8, False),
+        ("zai-org/GLM-4.5-Air-FP8", "ml.p5.48xlarge", 8, False),  # a scale for each row: no blocks
+        ("openai/gpt-oss-120b", "ml.p5.48xlarge", 8, False),  # engines pad its experts
+    ],
+)
+def test_degrees_leave_the_blocks_of_weights_whole(name: str, kind: str, degree: int, experts: bool) -> None:
+    known = known_model(name)
+    assert known is not None
+    found = fit(Need(known, known.dtype or "bf16", 16384, weight_only=True, experts=None), instance(kind))
+    assert (found.fits, found.degree, found.experts, found.remarks) == (True, degree, experts, ())
+
+
+@pytest.mark.parametrize(
+    ("config", "splits", "experts"),
+    [
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, [5, 16], None),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, [5, 16], None),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, [20, 64], None),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [256, 256]}}, [1, 8], None),  # 2.5 blocks
+        ({"quantization_config": {"quant_method": "fp8"}}, [640, 2048], None),
+        ({}, [640, 2048], None),
+        ({"num_experts": 4, "moe_intermediate_size": 96}, [2048], 96),
+        ({"num_experts": 4, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 48}, [48, 2048], 96),
+        (
+            {"model_type": "qwen3_next", "linear_num_key_heads": 6, "linear_num_value_heads": 12},
+            [6, 12, 640, 2048],
+            None,
+        ),
+    ],
+)
+def test_what_a_degree_must_divide(config: dict[str, Any], splits: list[int], experts: int | None) -> None:
+    of = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 128, "vocab_size": 8}
+    found = shape_of_config({**of, "intermediate_size": 640, "num_hidden_layers": 4, **config})
+    assert (found.splits, found.expert_splits) == (splits, experts)
+
+
+@pytest.mark.parametrize(
+    ("options", "type", "variables", "warning"),
+    [
+        ({}, "ml.p5.48xlarge", {"DEGREE": "8", "PARALLEL": "true"}, ""),
+        ({"tensor_parallel_degree": 8}, "ml.p5.48xlarge", {"DEGREE": "8", "PARALLEL": "true"}, ""),
+        (
+            {"tensor_parallel_degree": 8, "enable_expert_parallel": True},
+            "auto",
+            {"DEGREE": "8", "PARALLEL": "true"},
+            "",
+        ),
+        ({"enable_expert_parallel": False}, "ml.p5en.48xlarge", {"DEGREE": "4"}, ""),
+        (
+            {"tensor_parallel_degree": 8, "enable_expert_parallel": False},
+            "ml.p5.48xlarge",
+            {"DEGREE": "8", "PARALLEL": "false"},
+            "a GPU's part of an expert is not a whole number of blocks",
+        ),
+        ({"tensor_parallel_degree": 3}, "ml.p6-b300.48xlarge", {"DEGREE": "3"}, "KV heads do not divide each other"),
+        (
+            {"tensor_parallel_degree": 8, "llm_engine": "trtllm"},
+            "ml.p5.48xlarge",
+            {"DEGREE": "8"},
+            "options.enable_expert_parallel",
+        ),
+    ],
+)
+def test_the_plan_leaves_experts_whole_or_warns(
+    options: dict[str, Any], type: str, variables: dict[str, str], warning: str
+) -> None:
+    model = {"id": "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "context": 4096}
+    given = spec(model=model, options={"llm_engine": "vllm", **options}, instance={"type": type})
+    found = resolve(given, "us-east-1").decision
+    built = environment(given, found)
+    names = {"OPTION_TENSOR_PARALLEL_DEGREE": "DEGREE", "OPTION_ENABLE_EXPERT_PARALLEL": "PARALLEL"}
+    got = {short: built[name] for name, short in names.items() if name in built}
+    assert got == {**variables, **({"PARALLEL": "false"} if options.get("enable_expert_parallel") is False else {})}
+    said = [text for text in found.warnings if "tensor parallel degree" in text]
+    assert bool(said) == bool(warning), said
+    assert all(warning in text for text in said)

@@ -34,7 +34,7 @@ def test_a_row(row: list[str]) -> None:
         assert context == f"{shape.context:,}"
         dtype = shape.dtype or "bf16"
         dtypes: tuple[Precision, ...] = ("bf16", "fp8") if dtype == "bf16" else (dtype,)
-        needs = [Need(shape, dtype, shape.context, windows=True) for dtype in dtypes]
+        needs = [Need(shape, dtype, shape.context, windows=True, experts=None) for dtype in dtypes]
         sizes = [need.weight_gib for need in needs]
         assert weights.endswith(f" {dtype}") == (dtype != "bf16")
         assert [float(part) for part in weights.removesuffix(f" {dtype}").split("/")] == pytest.approx(
