@@ -15,6 +15,7 @@ _LATE = 2.0  # seconds; a check that takes longer shows that the watcher itself 
 _UNHEARD = 8.0  # seconds in which the loop must handle a SIGTERM; SageMaker sends SIGKILL 30 s after it
 _STACKS = 0.5  # seconds in which the process writes its stacks
 _ENDING = 3.0  # seconds in which the process ends after a signal
+_PAUSED = ("T", "t")  # states of a process that is stopped, or that a debugger has stopped
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/pydevd", "/debugpy/")
 
 
@@ -28,21 +29,26 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
             read.
         stacks: descriptor of the file to which the parent writes its stacks.
         dump: signal on which the parent writes its stacks.
-        seconds: how long the event loop may be blocked.
+        seconds: how long the event loop may be blocked. Time in which it waits for a CPU does not count.
     """
     silent = unheard = 0.0
+    turns = _turns(pid)
     while os.getppid() == pid:
         looked = time.monotonic()
         signal.sigtimedwait([signal.SIGUSR2], _PERIOD)  # sent when the parent ends: see `_end_with_parent`
         passed = time.monotonic() - looked
+        before, turns = turns, _turns(pid)
         waiting = _waiting(receiving)
         if not waiting:
             silent = unheard = 0.0
             with contextlib.suppress(BlockingIOError):
                 sending.send(b"\0")
             continue
-        if passed > _LATE or not _runs(pid):
+        if passed > _LATE or (state := _state(pid)) in _PAUSED:
             continue
+        if before and turns:  # a thread that waits now has not been charged for it
+            computed, delayed = turns[0] - before[0], turns[1] - before[1]
+            passed = min(passed, computed) if state == "R" else max(0.0, passed - delayed)
         stops = sum(number in (signal.SIGTERM, signal.SIGINT) for number in waiting)
         silent += passed
         unheard += passed if stops else 0.0
@@ -70,14 +76,27 @@ def _waiting(receiving: socket.socket) -> bytes:
         return b""
 
 
-def _runs(pid: int) -> bool:
-    """Return whether a process is neither stopped nor traced by a debugger."""
+def _state(pid: int) -> str:
+    """Return the letter of the main thread's state: R if it computes or waits for a CPU, "t" also with a debugger."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
-        return True  # there is no /proc, or the process has just ended
-    return fields["State"].strip()[:1] not in "Tt" and fields["TracerPid"].strip() == "0"
+        return ""  # there is no /proc, or the process has just ended
+    return "t" if fields["TracerPid"].strip() != "0" else fields["State"].strip()[:1]
+
+
+def _turns(pid: int) -> tuple[float, float] | None:
+    """Return the seconds for which the main thread has used a CPU, and has waited for one, if the kernel counts them.
+
+    Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds.
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            computed, delayed, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return computed / 1e9, delayed / 1e9
 
 
 def _stacks(pid: int, stacks: int, dump: int) -> str:

@@ -34,10 +34,22 @@ def holding() -> None:
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
+def waiting() -> None:
+    """Computes for half a second, as soon as no other process wants the first CPU."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    end = time.thread_time() + 0.5
+    while time.thread_time() < end:
+        pass
+
+
 def debugging() -> None:
     sys.stdin = os.fdopen(os.pipe()[0])  # which nobody writes to
     pdb.Pdb(stdin=sys.stdin, stdout=sys.stderr).set_trace()
     time.sleep(0)
+
+
+KINDS = {"sleep": sleeping, "regex": matching, "gil": holding, "cpu": waiting, "debugger": debugging}
 
 
 def block_when(file: Path, kind: str) -> None:
@@ -47,7 +59,7 @@ def block_when(file: Path, kind: str) -> None:
         if file.exists():
             file.unlink()
             print(f"the loop stands still: {kind}", file=sys.stderr, flush=True)
-            {"sleep": sleeping, "regex": matching, "gil": holding, "debugger": debugging}[kind]()
+            KINDS[kind]()
         return await tick(self, counter)
 
     Server.on_tick = on_tick  # type: ignore[method-assign]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,19 @@ pytestmark = pytest.mark.long
 
 ECHO = ("--engine", "echo")
 PROCESS = (*ECHO, "-o", "option.engine_isolation=process")
+
+
+@contextlib.contextmanager
+def crowded(cpu: int, number: int) -> Iterator[None]:
+    """A CPU that so many processes want."""
+    code = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile os.getppid() == {os.getpid()}: pass"
+    spinning = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -70,6 +85,18 @@ def test_a_debugger_may_take_its_time(tmp_path: Path) -> None:
         assert not server.ended
         server.process.kill()
         server.wait(PATIENCE)
+
+
+def test_a_loop_that_waits_for_a_cpu_is_not_ended(tmp_path: Path) -> None:
+    """Four other processes want the server's only CPU: of a second it gets less than a millisecond."""
+    everywhere = os.sched_getaffinity(0)
+    with crowded(min(everywhere), 4), blocked("cpu", 1, tmp_path) as server:
+        time.sleep(4)
+        assert not server.ended, server.log
+        os.sched_setaffinity(server.process.pid, everywhere)
+        os.sched_setscheduler(server.process.pid, os.SCHED_OTHER, os.sched_param(0))
+        wait_for(lambda: server.ping() == 200, PATIENCE, "it does not go on")
+        assert server.stop() == 0
 
 
 def test_a_process_that_is_stopped_is_not_ended() -> None:
