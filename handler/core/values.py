@@ -300,6 +300,7 @@ class Request(NamedTuple):
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier
+    background: str | None = None  # owner of the batch (`/v1/batches`) that the request belongs to
     session: str = ""  # id of the client's session
     eos_token_id: int | None = None  # a stop token that is reported as EOS
     fill_context: bool = False  # reduce the number of new tokens to what the context has room for

@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -22,6 +23,7 @@ log = logging.getLogger("handler.batcher")
 
 _MALFORMED = "request failed in the engine: it returned malformed output, or an id that the tokenizer does not have"
 _EXPIRY_INTERVAL = 0.25  # minimum seconds between two checks for expired requests
+_PATIENCE = 10.0  # seconds that an owner without a started batch request waits until another owner's makes room
 
 
 class ClientChannel(Protocol):
@@ -123,7 +125,7 @@ MAX_OVERTAKES = 10
 class _Rank(NamedTuple):
     priority: int
     turn: int
-    id: int  # increases in order of arrival
+    id: int
 
 
 class RequestQueue(Generic[Item]):
@@ -154,7 +156,7 @@ class RequestQueue(Generic[Item]):
         """Add an item.
 
         Args:
-            id: number of the item, higher than all earlier ids.
+            id: number of the item, which decides ties.
             follows: whether the item comes from the same body as the item that was added before it.
         """
         self._last_turn = self._last_turn + 1 if follows else self._next_turn(priority)
@@ -193,6 +195,75 @@ class RequestQueue(Generic[Item]):
         del self._order[bisect.bisect_left(self._order, rank)]
 
 
+class Background:
+    """The requests of batches that wait in front of the queue, so that all batches together leave room for others.
+
+    Owners take turns: the next request is of the owner with the fewest sequences in the queue and the engine.
+
+    Args:
+        most: maximum number of these requests' sequences in the queue and the engine. A larger request starts alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[str, dict[int, ActiveRequest]] = {}  # by owner, whose turn was last comes last
+        self._started: dict[int, ActiveRequest] = {}
+        self._sequences = Counter[str]()  # of started requests, by owner
+
+    def __iter__(self) -> Iterator[ActiveRequest]:
+        return (active for waiting in self._waiting.values() for active in waiting.values())
+
+    def add(self, owner: str, active: ActiveRequest) -> None:
+        self._waiting.setdefault(owner, {})[active.id] = active
+
+    def take(self) -> ActiveRequest | None:
+        """Remove and return the next request, or None if there is none, or no room for it."""
+        if not self._waiting:
+            return None
+        owner = min(self._waiting, key=self._sequences.__getitem__)
+        active = next(iter(self._waiting[owner].values()))
+        if self._started and self._sequences.total() + active.request.sampling.num_sequences > self._most:
+            return None
+        self._remove(owner, active.id)
+        self._started[active.id] = active
+        self._sequences[owner] += active.request.sampling.num_sequences
+        return active
+
+    def _remove(self, owner: str, id: int) -> None:
+        waiting = self._waiting.pop(owner)
+        del waiting[id]
+        if waiting:
+            self._waiting[owner] = waiting
+
+    def end(self, id: int) -> bool:
+        """Remove a request, and return whether that makes room for others. Unknown ids are ignored."""
+        active = self._started.pop(id, None)
+        if active is None:
+            for owner in [owner for owner, waiting in self._waiting.items() if id in waiting]:
+                self._remove(owner, id)
+            return False
+        owner = active.request.background or ""
+        self._sequences[owner] -= active.request.sampling.num_sequences
+        if not self._sequences[owner]:
+            del self._sequences[owner]
+        return True
+
+    def late(self, now: float) -> ActiveRequest | None:
+        """Return a started request that must wait again, because an owner has waited too long for its first one.
+
+        It is the newest one of the owner with the most sequences, unless that is this owner's only request.
+        """
+        for owner, waiting in self._waiting.items():
+            first = next(iter(waiting.values()))
+            if owner in self._sequences or first.start_by > now:
+                continue
+            largest = max(self._sequences, key=self._sequences.__getitem__, default="")
+            *others, newest = [one for one in self._started.values() if one.request.background == largest] or [first]
+            room = self._most - self._sequences.total() + newest.request.sampling.num_sequences
+            return newest if others and first.request.sampling.num_sequences <= room else None
+        return None
+
+
 class Batcher:
     """A queue of requests in front of an engine, which starts them in order and returns their deltas step by step.
 
@@ -205,6 +276,7 @@ class Batcher:
         adapters: LoRA adapters of the model; by default there are none.
         max_active: maximum number of sequences in the engine (`option.max_rolling_batch_size`).
         max_queued: maximum number of waiting requests (`job_queue_size`).
+        max_background: maximum number of sequences of batches in the engine (`option.batches_concurrency`).
         queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
         time_limit: maximum seconds from a request's arrival to its end (`option.request_time_limit`); 0 disables it.
 
@@ -221,6 +293,7 @@ class Batcher:
         *,
         max_active: int = 32,
         max_queued: int = 1000,
+        max_background: int = 16,
         queue_timeout: float = 120.0,
         time_limit: float = 0.0,
     ) -> None:
@@ -236,13 +309,14 @@ class Batcher:
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue = RequestQueue[ActiveRequest]()
+        self._background = Background(max_background)
         self._in_engine: dict[int, RunningRequest] = {}  # by the engine's key
         self._running: dict[int, ActiveRequest] = {}
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._adapters.bind(
             engine,
             self._keys,
-            lambda: [active.request for active in (*self._running.values(), *self._queue)],
+            lambda: [active.request for active in (*self._running.values(), *self._queue, *self._background)],
         )
 
     @property
@@ -287,7 +361,11 @@ class Batcher:
         now = time.monotonic()
         ends = now + self._queue_timeout, now + self._time_limit
         active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
-        self._queue.add(active.id, request.priority, active, follows=follows)
+        if request.background is None:
+            self._queue.add(active.id, request.priority, active, follows=follows)
+        else:
+            active.start_by = now + _PATIENCE
+            self._background.add(request.background, active)
         self._admit()
         return active.id
 
@@ -309,6 +387,8 @@ class Batcher:
             self._admit()
         else:
             self._queue.discard(id)
+            if self._background.end(id):
+                self._admit()
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first."""
@@ -326,8 +406,7 @@ class Batcher:
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRY_INTERVAL
             deltas += self._expire(now)
-        if self._queue:
-            self._admit()
+        self._admit()
         self._adapters.drop_unused()
         return deltas
 
@@ -415,6 +494,10 @@ class Batcher:
 
     def _admit(self) -> None:
         """Start waiting requests in order until the engine has no room for the next one."""
+        while (active := self._background.take()) is not None:
+            now = time.monotonic()
+            active.start_by, active.end_by = now + self._queue_timeout, now + self._time_limit
+            self._queue.add(active.id, active.request.priority, active)
         while self._queue:
             first = self._queue.first()
             full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
@@ -449,10 +532,12 @@ class Batcher:
         request.active.unfinished -= 1
         if not request.active.unfinished:
             del self._running[request.active.id]
+            self._background.end(request.active.id)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Remove a request and cancel its sequences in the engine."""
         self._running.pop(active.id, None)
+        self._background.end(active.id)
         for key in active.keys:
             self._engine.cancel(key)
             self._in_engine.pop(key, None)
@@ -468,13 +553,14 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that have exceeded the queue timeout or the time limit."""
+        """Fail requests that have exceeded the queue timeout or the time limit, or must make room in the background."""
+        displaced = self._background.late(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
         unstarted = Overloaded(f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
         not_finished = GenerationFailed(
             f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
         )
-        return [self._failed(active.id, 0, unstarted) for active in late] + [
-            self._failed(active.id, 0, not_finished) for active in overdue
-        ]
+        again = Overloaded("the request makes room for another key's batch (option.batches_concurrency)")
+        ends = [(late, unstarted), (overdue, not_finished), ([displaced] if displaced else [], again)]
+        return [self._failed(active.id, 0, error) for actives, error in ends for active in actives]

@@ -102,6 +102,7 @@ class ServedModel:
             adapters.registry,
             max_active=self.max_sequences,
             max_queued=config.job_queue_size,
+            max_background=self.max_batch_lines,
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
         )
@@ -281,6 +282,11 @@ class ServedModel:
     def max_sequences(self) -> int:
         """Return the maximum number of sequences that all replicas together run concurrently."""
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
+
+    @property
+    def max_batch_lines(self) -> int:
+        """Return the maximum number of sequences of files' batches in the engine."""
+        return self.config.batches_concurrency or max(1, self.max_sequences // 2)
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from handler.http import batch_routes
 from handler.http.batch_routes import BatchRoutes
 from handler.protocols.openai import batches
 from handler.protocols.openai.batches import NewFile
+from handler.scheduler import batcher
 from handler.serving.batches import runner
 from handler.serving.batches.store import BatchStore
 from tests.app.server import refused_start, serve
@@ -264,6 +266,22 @@ def test_a_download_ends_when_its_client_has_gone(tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_a_slow_client_still_reads_of_a_deleted_file_counts(tmp_path: Path) -> None:
+    """A key's uploads, deletions and unread downloads do not take more of the disk than the key may have."""
+    lines = [line("a", "long " * 200)] * 10_000  # 11 MB: more than a connection buffers
+    room = options("option.batches_max_bytes=16000000")
+    with mock.patch.object(runner, "_IDLE_SECONDS", 0.1), batching(tmp_path, *room) as server:
+        id = upload(server, lines).json()["id"]
+        with socket.create_connection(("127.0.0.1", server.port), 30) as slow:
+            head = f"GET /v1/files/{id}/content HTTP/1.1", "host: 127.0.0.1", f"authorization: {ANN['authorization']}"
+            slow.sendall("\r\n".join((*head, "", "")).encode())
+            assert slow.recv(12) == b"HTTP/1.1 200"
+            assert call(server, "DELETE", f"files/{id}").json()["deleted"]
+            assert call(server, "GET", f"files/{id}").status_code == 404
+            assert upload(server, lines).status_code == 413
+        wait_for(lambda: upload(server, lines).status_code == 200, 30, "the file keeps its bytes")
+
+
 def test_without_the_option_and_with_a_bucket() -> None:
     with serve("--engine", "echo") as server:
         assert error(call(server, "GET", "files"))[:2] == (
@@ -387,6 +405,25 @@ def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path) -> None:
         assert server.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).status_code == 200
         after = call(server, "GET", f"batches/{begun['id']}").json()["request_counts"]["completed"]
         assert after - answered <= 2, "it waited for no more than the line that was under way"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_one_keys_batches_leave_room_in_the_engine_and_for_anothers(tmp_path: Path, most: int) -> None:
+    """Ann's lines last for 25 s each, or for 2 s where one has the only place. Bob's is read and answered meanwhile."""
+    pace = ("option.echo_tokens_per_second=2", "option.max_rolling_batch_size=8", f"option.batches_concurrency={most}")
+    soon = mock.patch.multiple(runner, _LOOK_SECONDS=0.05, _IDLE_SECONDS=0.2)
+
+    def lasting(id: str, tokens: int) -> Any:
+        return line(id, body={"messages": [{"role": "user", "content": "a"}], "max_tokens": tokens})
+
+    with mock.patch.object(batcher, "_PATIENCE", 0.5), soon, batching(tmp_path, *options(*pace)) as server:
+        for _ in range(most + 1):
+            begin(server, [lasting(str(number), 50 if most > 1 else 4) for number in range(50)])
+        wait_for(lambda: server.metric("lmi_active_sequences") == most, 30, "no line began")
+        assert server.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).status_code == 200
+        batch = ended(server, begin(server, [lasting("b", 1)], key=BOB)["id"], key=BOB)
+        assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
+        wait_for(lambda: server.metric("lmi_active_sequences") == most, 30, "Ann's lines go on")
 
 
 def test_a_line_waits_for_room_and_is_tried_again(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ class Options:
     responses_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "maximum bytes of all stored responses; beyond it, a key that has none to delete gets 503")
     # files and batches (wire/batches.md)
     batches_store: str = option(_directory, "off", "directory of the embedded server's files and batches: off, or a directory (wire/batches.md)")
-    batches_concurrency: int = option(integer(0, 4096), 0, "maximum number of batch requests in the engine at once; 0 uses half of its capacity")
+    batches_concurrency: int = option(integer(0, 4096), 0, "maximum number of sequences of all batches in the engine at once; 0 uses half of its capacity")
     batches_max_open: int = option(integer(1, 10**4), 16, "maximum number of unfinished batches per API key; creating another gets 429")
     batches_max_lines: int = option(integer(1, 10**6), 50_000, "maximum number of requests in a batch; a longer batch fails")
     batches_max_file_bytes: int = option(integer(1, 1 << 40), 200 << 20, "maximum bytes of an uploaded file; a larger file gets 413")

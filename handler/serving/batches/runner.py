@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -59,6 +59,7 @@ STREAM = "'stream' is not supported in batches, which write one line per respons
 _LAST = 1 << 64  # a priority after all those that clients can use
 _LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
 _IDLE_SECONDS = 10.0  # seconds between two searches for batches that another server has abandoned
+_MORE = 16  # maximum number of owners whose oldest batch runs beyond the limit, so that it waits for no other's end
 _TRIES = 3  # maximum attempts for a line if the engine fails
 _MOST_WAIT = 8.0  # maximum seconds between two attempts for a line
 _MOST_ERRORS = 100  # maximum number of errors that a failed batch lists
@@ -82,13 +83,20 @@ class Input:
         most_bytes: maximum size of a line, in bytes. A longer line gets an error.
         most_requests: maximum number of requests. The number of blank lines has the same limit, as they cost time too.
         decode_large: decodes a large line on the calling thread.
+        done: numbers of the lines to skip.
     """
 
     def __init__(
-        self, path: Path, endpoint: str, most_bytes: int, most_requests: int, decode_large: Callable[[bytes], Any]
+        self,
+        path: Path,
+        endpoint: str,
+        most_bytes: int,
+        most_requests: int,
+        decode_large: Callable[[bytes], Any],
+        done: Container[int] = (),
     ) -> None:
         self._path, self._endpoint, self._most, self._most_requests = path, endpoint, most_bytes, most_requests
-        self._decode_large = decode_large
+        self._decode_large, self._done = decode_large, done
         why = f"The file has more than {most_requests} requests, or too many blank lines (option.batches_max_lines)."
         self._too_many = LineError("too_many_tasks", why)
 
@@ -104,6 +112,8 @@ class Input:
                         text = file.readline(LARGE)
                     why = f"This line has more than {self._most} bytes (max_request_size)."
                     yield Line(number, None, error=LineError("line_too_large", why))
+                elif number in self._done:
+                    continue
                 elif text.strip():
                     yield self._read(number, text)
                 elif number > 2 * self._most_requests:
@@ -236,7 +246,7 @@ class Output:
 
 
 class _Stopped(Exception):
-    """The server is stopping, or another server has ended the batch, so this server must not continue it."""
+    """This server must not continue the batch: it stops, runs another owner's, or another server has ended it."""
 
 
 @contextlib.asynccontextmanager
@@ -258,8 +268,10 @@ class BatchRunner:
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
         self.model, self.store = model, store
-        self._most = model.config.batches_concurrency or max(1, model.max_sequences // 2)
+        self._most = model.max_batch_lines
+        self._wanted = set[str]()  # batches that should run here, by the last look
         self._running: dict[str, asyncio.Task[None]] = {}
+        self.here: dict[str, str] = {}  # batches whose files this server has locked -> owner
         self._elsewhere = set[str]()  # batches that another server was running at the last check
         self.held = Held(model.config.requests_total_bytes // (2 * BODY_MEMORY))
         self.scan = asyncio.Lock()  # only one input file is read from start to end at a time
@@ -275,9 +287,8 @@ class BatchRunner:
                     cleared_at = time.monotonic()
                 try:
                     await self.store.call(self.store.remove_expired)
-                    most = self._most + len(self._elsewhere)
-                    for one in await self.store.call(self.store.open_batches, most):
-                        self._begin(one)
+                    most = self._most + len(self._elsewhere) + _MORE
+                    self._begin(await self.store.call(self.store.open_batches, most))
                 except Unavailable:
                     pass  # it is already logged
                 except Exception:
@@ -290,11 +301,29 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    def _begin(self, one: OpenBatch) -> None:
-        id = one.batch["id"]
-        if id not in self._running and id not in self._elsewhere and len(self._running) < self._most:
-            task = self._running[id] = asyncio.ensure_future(self._attend(one))
-            task.add_done_callback(lambda _: self._running.pop(id))
+    def _begin(self, found: Sequence[OpenBatch]) -> None:
+        """Run as many batches as the engine takes lines, and the oldest of each owner even if that is one more."""
+        owners, self._wanted = set[str](), set()
+        for one in found:
+            id, late = one.batch["id"], self.store.clock() - one.batch["created_at"] > 2 * _IDLE_SECONDS
+            if id in self._elsewhere:
+                continue
+            if len(self._wanted) < self._most or (late and one.owner not in owners):
+                self._wanted.add(id)
+                owners.add(one.owner)
+                if id not in self._running:
+                    task = self._running[id] = asyncio.ensure_future(self._attend(one))
+                    task.add_done_callback(functools.partial(self._forget, id))
+
+    def _forget(self, id: str, task: asyncio.Task[None]) -> None:
+        del self._running[id]
+        self.here.pop(id, None)
+
+    def _hold(self, one: OpenBatch) -> None:
+        """Note that a batch runs here. If these are too many, another one stops."""
+        self.here[one.batch["id"]] = one.owner
+        if len(self.here) > max(self._most, len(self._wanted)):
+            self.here.pop(next((id for id in self.here if id not in self._wanted), one.batch["id"]))
 
     async def _attend(self, one: OpenBatch) -> None:
         """Run a batch, unless another server does. A batch that cannot continue now is tried again later."""
@@ -302,6 +331,7 @@ class BatchRunner:
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
             with contextlib.closing(await run_in_daemon_thread(Output, *paths)) as output:
+                self._hold(one)
                 errors = await _Answering(self, one, output).run()
         except BlockingIOError:
             self._elsewhere.add(id)
@@ -319,9 +349,10 @@ class BatchRunner:
                 await self.store.call(self.store.end, id, "failed", {"object": "list", "data": errors})
         self.store.created.set()  # another batch can start now
 
-    def share(self) -> int:
-        """Return the maximum number of lines of a batch that run concurrently."""
-        return max(1, self._most // len(self._running))
+    def share(self, owner: str) -> int:
+        """Return the maximum number of lines of a batch in memory, a few more than the engine takes, for its turns."""
+        owners = [*self.here.values()]
+        return max(1, min(self._most, 2 * self._most // len({*owners, owner})) // max(1, owners.count(owner)))
 
 
 class Held:
@@ -381,7 +412,7 @@ class _Answering:
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
         path = store.path(self._batch["input_file_id"])
         most_bytes, most_requests = config.max_request_size, config.batches_max_lines
-        lines = Input(path, self._endpoint, most_bytes, most_requests, self._decode_large)
+        lines = Input(path, self._endpoint, most_bytes, most_requests, self._decode_large, self._output.done)
         if self._batch["status"] == "validating":
             async with self._runner.scan:
                 total, errors = await run_in_daemon_thread(lines.check)
@@ -432,14 +463,13 @@ class _Answering:
 
     async def _answer(self, lines: Input) -> str:
         """Run the remaining lines, and return the status with which the batch ends."""
-        left = (line for line in lines if line.number not in self._output.done)
-        next_line = functools.partial(next, left, None)
+        next_line = functools.partial(next, iter(lines), None)
         reading: asyncio.Task[Line | None] | None = None
         tasks = set[asyncio.Task[Any]]()  # running lines, and `reading`
         ended = False
         try:
             while not (status := await self._status()):
-                if reading is None and not ended and len(tasks) < self._runner.share():
+                if reading is None and not ended and len(tasks) < self._runner.share(self._owner):
                     reading = asyncio.ensure_future(self._runner.held.read(next_line))
                     tasks.add(reading)
                 if not tasks:
@@ -461,7 +491,7 @@ class _Answering:
 
     async def _status(self) -> str:
         """Return the status with which the batch must end now, or "". Also save its progress from time to time."""
-        if self._model.draining:
+        if self._model.draining or self._id not in self._runner.here:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
             return "expired"
@@ -511,7 +541,9 @@ class _Answering:
             if task.parsed is not None and task.parsed.streams:
                 task.refuse(InvalidPayload(STREAM))
             elif task.parsed is not None:
-                behind = [one._replace(priority=_LAST + one.priority) for one in task.parsed.requests]
+                behind = [
+                    one._replace(priority=_LAST + one.priority, background=self._owner) for one in task.parsed.requests
+                ]
                 task.parsed = task.parsed._replace(requests=behind)
             task.start()
             if not task.finished:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -161,23 +163,26 @@ class BatchStore:
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return the description of a file, and its open contents.
+        """Return the description of a file, and its open contents, which count until they are closed.
 
         Raises:
             NotFound: the owner has no file with this id.
         """
         file = self.file(owner, id)
-        try:
-            return file, self.path(id).open("rb")
-        except FileNotFoundError:  # the file was deleted just now
-            raise no_file(id) from None
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+            contents = opened.enter_context(self.path(id).open("rb"))
+            fcntl.flock(contents, fcntl.LOCK_SH)  # for `_is_read`
+            if os.fstat(contents.fileno()).st_nlink:
+                opened.pop_all()
+                return file, contents
+        raise no_file(id)  # the file was deleted just now
 
     def files(self, owner: str, page: Page) -> tuple[list[Any], bool]:
         """Return a page of an owner's files, and whether there are more."""
         return self._list(owner, page, [kind for kind in _FILES if page.purpose in ("", kind)])
 
     def delete(self, owner: str, id: str) -> DeletedFile:
-        """Delete a file.
+        """Delete a file. Its bytes count as long as somebody still reads it.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -253,8 +258,9 @@ class BatchStore:
     # -- calls of the runner -------------------------------------------------------------------------------------
 
     def open_batches(self, most: int) -> list[OpenBatch]:
-        """Return the batches that have not ended, at most `most`, and the oldest first."""
-        query = "SELECT owner, document FROM objects WHERE kind = ? AND expires = ? ORDER BY number LIMIT ?"
+        """Return at most `most` batches that have not ended: the oldest of each owner, then the second of each, etc."""
+        turn = "row_number() OVER (PARTITION BY owner ORDER BY number)"
+        query = f"SELECT owner, document FROM objects WHERE kind = ? AND expires = ? ORDER BY {turn}, number LIMIT ?"
         with self._lock:
             rows = self._database.execute(query, (*_BATCHES, _NEVER, most)).fetchall()
         return [OpenBatch(owner, loads(document)) for owner, document in rows]
@@ -377,6 +383,11 @@ class BatchStore:
         self._update(file["id"], document=dumps(file), size=file["bytes"], expires=file["expires_at"])
 
     def _remove(self, ids: Sequence[str]) -> None:
+        """Remove files. One that is being read is only hidden, and counts until `remove_expired` can remove it."""
+        busy = [id for id in ids if _is_read(self.path(id))]
+        for id in busy:
+            self._update(id, document=None, expires=self.clock())
+        ids = [id for id in ids if id not in busy]
         self._forget(ids)
         self._unlink(ids)  # before the transaction is committed; if it fails, the rows are removed when they expire
 
@@ -398,6 +409,16 @@ class BatchStore:
 def _shown(kinds: Sequence[str]) -> str:
     """Return the SQL condition that selects an owner's visible objects of these kinds."""
     return f"owner = ? AND document IS NOT NULL AND expires > ? AND kind IN ({', '.join('?' * len(kinds))})"
+
+
+def _is_read(path: Path) -> bool:
+    """Return whether a server is reading a file."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def output_ids(batch: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.core.errors import GenerationFailed, Unavailable
+from handler.core.errors import GenerationFailed, Overloaded, Unavailable
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
@@ -376,6 +376,91 @@ def test_an_id_that_the_tokenizer_lacks_ends_its_request_alone(where: str, id: A
     assert len(found[bad]) == 1
     assert text(found[good]) == "abc"
     assert engine.cancelled == [1]
+
+
+# -- requests of batches: all together have so many sequences, and owners take turns -----------------------------------
+
+
+class Batches:
+    """A batcher with room for four sequences, two of them for batches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.engine = Scripted()
+        self.batcher = Batcher(self.engine, max_active=4, max_background=2)
+        self.letters: dict[int, str] = {}
+
+    def submit(self, owner: str | None, letter: str, tokens: int = 1, **sampling: Any) -> int:
+        request = Request(letter, Sampling(max_new_tokens=tokens, **sampling), background=owner)
+        id = self.batcher.submit(request, prompt(letter))
+        self.letters[id] = letter
+        return id
+
+    @property
+    def inside(self) -> str:
+        return "".join(sorted(chr(ids[0]) for ids in self.engine.active.values()))
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    return Batches(monkeypatch)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_batches_leave_room_whatever_the_number_of_their_requests_and_sequences(batches: Batches, n: int) -> None:
+    for letter in "abcdef":
+        batches.submit("ann", letter, 2, n=n)
+    assert batches.inside == {1: "ab", 2: "aa", 3: "aaa"}[n], "one that is too large starts alone"
+    assert batches.batcher.num_queued == 0
+    batches.submit(None, "z", 2)
+    assert batches.inside.endswith("z")
+    found = run(batches.batcher)
+    assert {batches.letters[id] for id in found} == {*"abcdefz"}
+    assert batches.batcher.idle
+
+
+def test_owners_of_batches_take_turns(batches: Batches) -> None:
+    for letter in "abcde":
+        batches.submit("ann", letter)
+    for owner, letter in (("bob", "x"), ("cid", "y"), ("bob", "z")):
+        batches.submit(owner, letter)
+    steps = [{batches.letters[delta.id] for delta in batches.batcher.step()} for _ in range(4)]
+    assert steps == [{*"ab"}, {*"cx"}, {*"dy"}, {*"ez"}]
+
+
+def test_a_request_of_a_batch_that_is_cancelled_makes_room_at_once_or_waits_no_longer(batches: Batches) -> None:
+    ids = {letter: batches.submit("ann", letter, 50) for letter in "abcd"}
+    batches.batcher.cancel(ids["c"])
+    assert batches.inside == "ab"
+    batches.batcher.cancel(ids["a"])
+    assert batches.inside == "bd"
+    for id in ids.values():
+        batches.batcher.cancel(id)
+    assert batches.batcher.idle
+
+
+def test_an_owner_who_waits_long_gets_the_place_of_anothers_newest_request(batches: Batches) -> None:
+    """The place of one who has a single request is left to it, and so is that of another owner's."""
+    ids = {letter: batches.submit("ann", letter, 100) for letter in "abc"}
+    batches.submit("bob", "x", 100)
+    assert ({*run(batches.batcher, 3)}, batches.inside) == ({ids["a"], ids["b"]}, "ab")
+    batches.now += 11.0
+    (failed,) = [delta for delta in batches.batcher.step() if delta.error is not None]
+    assert (failed.id, type(failed.error), batches.inside) == (ids["b"], Overloaded, "ax")
+    batches.submit("cid", "y")
+    batches.now += 11.0
+    assert all(delta.error is None for delta in batches.batcher.step())
+    assert batches.inside == "ax"
+
+
+def test_what_waits_for_a_batchs_room_does_not_expire(batches: Batches) -> None:
+    batches.submit("ann", "a", 3, n=2)
+    last = batches.submit("ann", "b", 2)
+    for _ in range(3):
+        batches.now += 1000.0
+        assert all(delta.error is None for delta in batches.batcher.step())
+    assert text(run(batches.batcher)[last]) == "bb"
 
 
 # -- the order of the queue, its bound on waiting, and that nothing is lost, in any order of calls ---------------------

@@ -206,6 +206,33 @@ def test_a_file_that_is_deleted_before_it_is_opened_is_none(tmp_path: Path, cloc
     store.close()
 
 
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_deleted_file_counts_while_it_is_read(tmp_path: Path, clock: Clock, expires: bool) -> None:
+    store, other = (store_in(tmp_path, clock, batches_max_bytes=150_000) for _ in range(2))
+    id = uploaded(store, size=100_000, lifetime=3600)
+    _, first = store.open("ann", id)
+    _, second = other.open("ann", id)
+    if expires:
+        clock.now += 3600
+        store.remove_expired()
+    else:
+        other.delete("ann", id)
+    for read in (first, second):
+        store.remove_expired()
+        assert store.path(id).stat().st_size == 100_000
+        for call in (store.open, other.delete):
+            with pytest.raises(NotFound):
+                call("ann", id)
+        with pytest.raises(TooLarge):
+            store.reserve("ann", 100_000)
+        read.close()
+    store.remove_expired()
+    assert not store.path(id).exists()
+    store.reserve("ann", 100_000)
+    store.close()
+    other.close()
+
+
 def test_a_batch_that_has_ended_stays_so(tmp_path: Path, clock: Clock) -> None:
     """A server that takes it over too late changes nothing."""
     store = store_in(tmp_path, clock)
