@@ -15,7 +15,7 @@ from tests.process.engines.openai import server as url_servers
 from tests.servers import options
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 FORMAT = {"type": "json_schema", "name": "f", "schema": SCHEMA}
@@ -24,6 +24,14 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "response_format": (
         "/v1/chat/completions",
         {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}},
+    ),
+    "tools and a schema": (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [TOOL], "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    ),
+    "a strict tool": (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [{"type": "function", "function": {**TOOL["function"], "strict": True}}]},
     ),
     "a required tool": ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}),
     "a named tool": (
