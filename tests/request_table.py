@@ -102,7 +102,6 @@ ENVELOPE = (
     send("session's call with inputs", 400, "must have no other fields", {"requestType": "CLOSE", "inputs": "a"}),
     header("adapter header", 424, NO_ADAPTERS, X_Amzn_SageMaker_Adapter_Identifier="mine"),
     header("adapter property", 424, NO_ADAPTERS, adapter="mine"),
-    header("target model header", 424, "multi-model hosting", X_Amzn_SageMaker_Target_Model="mine"),
     header("custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="a=b;c=d"),
     header("adapter in custom attributes", 424, NO_ADAPTERS, X_Amzn_SageMaker_Custom_Attributes="adapter=mine"),
     header("accept", 200, " a b a", accept="application/jsonlines"),

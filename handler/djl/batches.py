@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from handler.core.errors import GenerationFailed, InternalError, ServingError, serving_error
 from handler.djl.worker_loop import WorkerLoop
+from handler.serving.call import TARGET_MODEL
 from handler.serving.model import ServedModel
 from handler.serving.task import RequestTask
 
@@ -66,7 +67,8 @@ def open_items(
     tasks: list[RequestTask] = []
     for item in items:
         try:
-            tasks.append(model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes))
+            headers = {name: value for name, value in item.headers.items() if name != TARGET_MODEL}  # Java's choice
+            tasks.append(model.open(headers, route=headers.get("route"), on_bytes=on_bytes))
         except Exception as bug:  # one request must not stop the others
             tasks.append(model.refused(serving_error(bug)))
     return tasks

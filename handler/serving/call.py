@@ -49,7 +49,7 @@ _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urle
 
 _FORM = "multipart/form-data"
 
-_TARGET_MODEL = "x-amzn-sagemaker-target-model"
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
 
 MAX_LOGITS = 1 << 20  # maximum numbers in a response: about 20 MB of JSON; SageMaker's limit is 25 MB
 
@@ -128,8 +128,8 @@ class Preprocessor:
             BadRequest: the session does not exist.
         """
         headers, dialect = head.headers, head.dialect
-        if headers.get(_TARGET_MODEL):
-            raise InvalidPayload(f"header {_TARGET_MODEL}: multi-model hosting is not supported by the engine")
+        if headers.get(TARGET_MODEL):
+            raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by the engine")
         named = headers.get(HEADER)
         session = session_of(self._sessions, named) if named else None
         adapter = adapter_of(headers, self.context)
