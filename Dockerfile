@@ -143,6 +143,7 @@ COPY --from=wheel /opt/lmi-handler/app /opt/lmi-handler/app
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/lmi-handler/app \
     && python3 -B -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \
+    LANG=C.UTF-8 \
     OPTION_LLM_ENGINE=trtllm \
     JAVA_HOME=/opt/java/openjdk \
     DJL_SERVING_HOME=/opt/djl-serving \
@@ -185,6 +186,7 @@ COPY --from=wheel /opt/lmi-handler/app /opt/lmi-handler/app
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/lmi-handler/app \
     && python3 -B -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \
+    LANG=C.UTF-8 \
     OPTION_LLM_ENGINE=vllm \
     PIP_BREAK_SYSTEM_PACKAGES=1 \
     PYTHONUNBUFFERED=1

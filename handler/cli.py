@@ -188,7 +188,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals = loop.StopSignals()
     signals.install()  # before the slow imports
     with loop.importing():
-        from handler.config.loader import read_server_config
+        from handler.config.loader import misread_by_java, read_server_config
         from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
         from handler.core.values import Role
         from handler.http.custom import missing_of
@@ -218,7 +218,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not arguments.check:
         with log.captured(as_json):
             return serve(config, arguments.host, arguments.port, signals, access, problems)
-    for warning in config.warnings:
+    told_by_java = misread_by_java(config.directory / "serving.properties") if config.directory else ()
+    for warning in (*config.warnings, *told_by_java):
         print(warning)
     path = model_py(model_py_directory(config))
     downloads = downloads_of(config, reading.engine) if reading.engine else {}

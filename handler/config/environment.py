@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -83,8 +84,25 @@ def netty_buffer_bytes() -> int:
 
 
 def of_worker() -> dict[str, str]:
-    """Return the environment of a DJL worker without `SERVING_*`, because the Java side has already read those."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
+    """Return the environment of a DJL worker without the variables of the Java side, which serves several models."""
+    own = ("SERVING_", "SAGEMAKER_MULTI_MODEL")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+
+
+def restore_text() -> None:
+    """Restore variables in which Java has replaced each byte outside ASCII with a question mark.
+
+    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode such variables. The environments of the processes
+    above this one still contain them (proc(5)).
+    """
+    pid = os.getppid()
+    with contextlib.suppress(OSError):  # the process of another user, or none
+        while pid:
+            for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                name, _, value = line.partition(b"=")
+                if not value.isascii() and os.environb.get(name) == re.sub(rb"[\x80-\xff]", b"?", value):
+                    os.environb[name] = value
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def exports_traces() -> bool:

@@ -5,6 +5,8 @@ DJL Serving has the same precedence: the model directory's serving.properties ov
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
 import json
 import os
@@ -114,7 +116,7 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
 
 
 def decode_properties(data: bytes) -> str:
-    """Decode a properties file as UTF-8, or else as ISO 8859-1, like Java's `Properties.load`.
+    """Decode a properties file as UTF-8, or else as ISO 8859-1, which was the encoding of such files before Java 9.
 
     A continued line is joined with the lines that continue it, which become blank, because javaproperties would need
     time quadratic in their number.
@@ -134,6 +136,36 @@ def decode_properties(data: bytes) -> str:
         else:
             lines.append(line)
     return "\n".join([*lines, "".join(parts)] if parts else lines)
+
+
+def encode_properties(text: str) -> str:
+    """Return a properties file in ASCII, which all readers read alike. Java reads a file's bytes as ISO 8859-1.
+
+    An odd backslash before a character outside ASCII has no meaning, but would end the escape sequence.
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        units = match[2].encode("utf-16-be").hex()
+        return match[1] + "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+    return re.sub(r"((?:\\\\)*)\\?([^\x00-\x7f]+)", escaped, text)
+
+
+def misread_by_java(file: Path) -> Iterator[str]:
+    """Yield what DJL Serving does not read in a model directory's serving.properties, although this package reads it.
+
+    Its ModelInfo reads the bytes as ISO 8859-1, and its BaseModelLoader reads UTF-8 and raises MalformedInputException.
+    """
+    with contextlib.suppress(OSError), file.open("rb") as stream:
+        data = stream.read(MOST_BYTES)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            yield f"{file} is not UTF-8: DJL Serving itself does not start with it; save it as UTF-8"
+        first = next(from_file(file), None)
+        if data.startswith(codecs.BOM_UTF8) and isinstance(first, Setting) and first.origin.endswith(", line 1"):
+            where = f"{first.key} ({first.origin})"
+            yield f"DJL Serving does not read {where}: a byte order mark is before it; save the file without one"
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")

@@ -7,12 +7,20 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from handler.config import user_files
 from handler.config.config import Config
-from handler.config.loader import Setting, decode_properties, from_environment, from_file, java_engine, read_config
+from handler.config.loader import (
+    Setting,
+    decode_properties,
+    encode_properties,
+    from_environment,
+    from_file,
+    java_engine,
+    read_config,
+)
 from handler.config.model_files import locate
 from handler.config.options import ENTRY_POINTS
 from handler.config.options.tables import BY_ROLLING_BATCH
@@ -105,16 +113,20 @@ def make_model(
     if (engine := java_engine(given)) is not None:  # this image may not have that engine
         own = "\n".join([own, *_IN_ITS_PLACE, *([] if given.keys() & _MODES else _ROLLING)])
         log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
-    file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
+    _write(file, [*lines, own, *arguments.options])
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
-    file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
+    _write(file, [*lines, *mode, own, *arguments.options, *_rolling_batch(config)])
     name = _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
         user_files.install(packages, environ)
     return name
+
+
+def _write(file: Path, lines: Sequence[str]) -> None:
+    file.write_text(encode_properties("\n".join([*lines, ""])), encoding="ascii")
 
 
 def _text(properties: Path) -> str:

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.engines import ENGINES
-from handler.config.loader import Reading, Setting, from_environment, from_file, named_engine, read_config
+from handler.config.loader import (
+    Reading,
+    Setting,
+    from_environment,
+    from_file,
+    misread_by_java,
+    named_engine,
+    read_config,
+)
+from handler.config.options import KNOWN
 from handler.config.options.names import option_key
 from handler.config.options.tables import ROLLING_BATCHES
 from handler.config.user_files import unused_handle
@@ -60,8 +69,15 @@ _NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 
 _RECOMMENDED_SIZE = "32"
 """The recommender's value of option.max_rolling_batch_size. In async mode, Java itself has no such limit."""
 
-_EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
-"""Options for metrics that need the embedded server: the worker has no HTTP server, and DJL prefixes its log lines."""
+_EMBEDDED_ONLY = {
+    **dict.fromkeys(("option.tgi_metrics", "option.cloudwatch_metrics_interval"), "DJL Serving has its own metrics"),
+    **{key: "DJL Serving has no such routes" for key in KNOWN if key.startswith("option.batches_")},
+    "option.enable_tokenizer_info_endpoint": "DJL Serving has no such route",
+    "option.batch_transform": "DJL Serving sends the statuses of refused requests",
+    "option.client_timeout": "DJL Serving has its own time limits",
+    "option.keep_alive_timeout": "DJL Serving has its own time limits",
+}
+"""Options of the embedded server, and why they have no effect in a worker, which has no routes and no connections."""
 
 _AT_END = contextlib.AsyncExitStack()
 """Contexts to exit when the event loop ends. In rolling and dynamic batching, the loop only ends with its process."""
@@ -104,6 +120,10 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
         if wants_json(os.environ):
             format_as_json()
     reading = read_properties(properties, asynchronous=version is None, djl=djl)
+    pairs = (pair.partition("=") for pair in reading.config.settings.get("option.env", "").split(","))
+    os.environ.update(
+        {name.strip(): value.strip() for name, _, value in pairs if not value.isascii()}
+    )  # misread by Java
     for warning in reading.config.warnings:
         log.warning("%s", warning)
     if unused := unused_handle(reading.config, model_py(directory)):
@@ -247,9 +267,11 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     problems += found
     if not asynchronous and config.rolling_batch == "disable":
         config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(found_by_java)))
-    for key in _EMBEDDED_ONLY & config.origins.keys():
-        idle = f"ignored: {key} ({config.where(key)}); DJL Serving has its own metrics"
-        config = replace(config, warnings=(*config.warnings, idle), cloudwatch_metrics_interval=0.0)
+    named = (key for key in config.origins if key in _EMBEDDED_ONLY)
+    warnings = [*config.warnings, *misread_by_java(file)]
+    warnings += [f"ignored: {key} ({config.where(key)}); {_EMBEDDED_ONLY[key]}" for key in named]
+    warnings += ["ignored: LMI_API_KEY; DJL Serving checks no keys"] * bool(environment.api_key())
+    config = replace(config, warnings=tuple(warnings), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
         message = "under DJL Serving, write minWorkers and maxWorkers instead (documents: scaling)"
         problems.append(config.problem("option.replicas", config.replicas, message))
@@ -285,6 +307,7 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         key, own = option_key(name), f"option.{name}"
         if key is None or not isinstance(value, str) or not value:
             continue
+        value = _as_written(value, written.get(own) or written.get(name, ""))
         recommended = own in _ADVICE and written.get(own) in (None, _LEFT_TO_JAVA.get(own))
         (advice if recommended else settings)[key] = Setting(key, value, _JAVA)
     mode = advice.pop("option.rolling_batch", None) or settings.get("option.rolling_batch")
@@ -303,6 +326,18 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         else:
             log.info("ignoring DJL Serving's recommendation %s=%s for engine %s", key, advice[key].value, engine)
     return list(settings.values())
+
+
+def _as_written(value: str, own: str) -> str:
+    """Return the worker's own reading of an option if Java's differs only outside ASCII, and otherwise Java's.
+
+    Java reads serving.properties as ISO 8859-1, and the environment by the locale.
+    """
+    ascii_of, other_of = (_OUTSIDE_ASCII.sub("", text).strip() for text in (value, own))
+    return own if not own.isascii() and ascii_of == other_of else value
+
+
+_OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def _is_of_use(advice: Setting, engine: str, settings: Mapping[str, Setting], *, asynchronous: bool) -> bool:

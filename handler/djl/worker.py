@@ -12,6 +12,7 @@ from typing import Any
 import djl_python
 from djl_python import Input, Output
 
+from handler.config import environment
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl import startup
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
@@ -33,6 +34,7 @@ def load(inputs: Input) -> Any:
     Returns:
         An Output. In async mode, an awaitable of an Output or of an asynchronous iterator of Outputs.
     """
+    environment.restore_text()
     properties = inputs.get_properties()
     return _load_async(properties) if _is_async() else _load_stepped(properties)
 

@@ -204,6 +204,32 @@ def test_check_shows_what_is_ignored_beside_the_problems(
     assert "must be one of" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            "# \u00fc\n".encode("latin-1"),
+            "{file} is not UTF-8: DJL Serving itself does not start with it; save it as UTF-8\n",
+        ),
+        (
+            "\ufeffoption.dtype=auto\n".encode(),
+            "DJL Serving does not read option.dtype (serving.properties, line 1): a byte order mark is before it; "
+            "save the file without one\n",
+        ),
+        ("\ufeff# \u00fc\n".encode(), ""),
+        ("option.model_name=\u00fc\n".encode(), ""),
+    ],
+)
+def test_check_names_what_java_would_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, said: str
+) -> None:
+    file = tmp_path / "serving.properties"
+    file.write_bytes(data)
+    assert main(["serve", "--engine", "echo", "--check", "--properties", str(file)]) == 0
+    warnings, _, _ = capsys.readouterr().out.partition("no problems")
+    assert warnings == said.format(file=file)
+
+
 OWN_FORMATTERS = """
 from elsewhere import imported
 from handler.formatters import input_formatter

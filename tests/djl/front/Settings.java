@@ -1,5 +1,5 @@
 import java.io.IOException;
-import java.io.Reader;
+import java.io.InputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
@@ -16,8 +16,8 @@ final class Settings {
         Properties file = new Properties();
         Path path = directory.resolve("serving.properties");
         if (Files.isRegularFile(path)) {
-            try (Reader reader = Files.newBufferedReader(path)) {
-                file.load(reader);
+            try (InputStream stream = Files.newInputStream(path)) {
+                file.load(stream); // as ISO 8859-1, like ModelInfo
             }
         }
         Map<String, String> found = new TreeMap<>();

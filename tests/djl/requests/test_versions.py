@@ -226,3 +226,38 @@ def test_async_mode_has_the_figures_and_no_id_as_in_lmi(version: str) -> None:
         found = server.post(BODY)
         assert (found.status_code, found.headers.get("requestId")) == (200, None)
         check_figures(server, version)
+
+
+# -- text outside ASCII: Java reads the file as ISO 8859-1, and the environment by the locale --------------------------
+
+
+NAME = "gr\u00f6\u00dfe \u65e5\u672c"
+NAMED = {**ECHO, "option.openai_compat": "true"}  # a chat's answer contains the model's name
+SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_file_outside_ascii_is_read_as_utf_8_and_a_mark_before_the_mode_is_said(version: str) -> None:
+    lines = ["\ufeffoption.rolling_batch=scheduler", "engine=Python", "minWorkers=1", "maxWorkers=1"]
+    lines += [f"{key}={value}" for key, value in {**NAMED, "option.served_model_name": NAME}.items()]
+    with djl(version, files={"serving.properties": "\n".join(lines)}) as server:
+        assert server.post(SHORT).json()["model"] == NAME
+        assert isinstance(server.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).json(), list)  # dynamic
+        wait_for(
+            lambda: "does not read option.rolling_batch" in server.log, PATIENCE, "the log does not name the option"
+        )
+
+
+@pytest.mark.parametrize("version", versions())
+def test_the_environment_is_read_as_utf_8_without_a_locale(version: str) -> None:
+    variables = {"LC_ALL": "POSIX", "OPTION_SERVED_MODEL_NAME": NAME, "OPTION_BATCHES_STORE": "/tmp/no-batches"}
+    with djl(version, {**NAMED, "option.rolling_batch": "scheduler"}, env=variables) as server:
+        assert server.post(SHORT).json()["model"] == NAME
+        wait_for(lambda: "ignored: option.batches_store" in server.log, PATIENCE, "the log does not name the option")
+
+
+@pytest.mark.parametrize("version", versions())
+def test_one_of_several_models_is_java_s_choice(version: str) -> None:
+    with djl(version, ROLLING, env={"SAGEMAKER_MULTI_MODEL": "true"}) as server:
+        answer = server.post(SHORT, headers={"X-Amzn-SageMaker-Target-Model": "model.tar.gz"})
+        assert answer.status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from handler.serving.sessions import configured_sessions
 
 def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:
     """As Java hands them over: without their prefix, among its own."""
-    (directory / "serving.properties").write_text(text)
+    (directory / "serving.properties").write_text(text, encoding="utf-8")
     own = {"model_dir": str(directory), "device_id": "-1", "handler": "handle", "gpu.maxWorkers": "1", "failed": "0"}
     return read_properties({"llm_engine": "echo", **own, **properties}, asynchronous=asynchronous).checked()
 
@@ -57,6 +58,87 @@ def test_metrics_of_the_embedded_server_alone_are_said_to_have_no_effect(tmp_pat
     assert len(warnings) == 2
     assert "option.tgi_metrics (serving.properties, line 1)" in "".join(warnings)
     assert "option.cloudwatch_metrics_interval (DJL Serving)" in "".join(warnings)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "batches_store=/tmp/b",
+        "batches_concurrency=2",
+        "enable_tokenizer_info_endpoint=true",
+        "batch_transform=true",
+        "client_timeout=5",
+        "keep_alive_timeout=5",
+    ],
+)
+def test_options_of_the_embedded_server_alone_are_said_to_have_no_effect(tmp_path: Path, option: str) -> None:
+    (warning,) = read(tmp_path, f"option.{option}\n").warnings
+    assert warning.startswith(f"ignored: option.{option.partition('=')[0]} (serving.properties, line 1); DJL Serving ")
+
+
+def test_keys_that_nobody_checks_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_API_KEY", "secret")
+    (warning,) = read(tmp_path).warnings
+    assert warning == "ignored: LMI_API_KEY; DJL Serving checks no keys"
+
+
+def test_several_models_are_djl_servings_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
+    assert read(tmp_path).warnings == ()
+
+
+# -- text outside ASCII: Java reads the file as ISO 8859-1, and the environment by the locale --------------------------
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_value_that_java_has_misread_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    text = "gr\u00fc\u00df \U0001f600\u00a0"  # ends with a no-break space, which str.strip() removes
+    misread = text.encode().decode(encoding, "replace")
+    assert read(tmp_path, f"option.model_name={text}x\n", model_name=f"{misread}x").model_name == f"{text}x"
+    assert read(tmp_path, f"option.model_name={text}\n", model_name=misread).model_name == text.strip()
+    monkeypatch.setenv("OPTION_MODEL_NAME", text)
+    assert read(tmp_path, model_name=misread).model_name == text.strip()
+
+
+def test_a_value_that_java_has_changed_is_java_s(tmp_path: Path) -> None:
+    for own, java in (("gr\u00fcn", "gr\u00c3\u00bcner"), ("green", "gr\u00fcn")):
+        assert read(tmp_path, f"option.model_name={own}\n", model_name=java).model_name == java
+
+
+@pytest.mark.parametrize("first", ["option.rolling_batch=scheduler", " batch_size=2", "engine=Python"])
+def test_a_line_after_a_byte_order_mark_is_said_to_be_lost(tmp_path: Path, first: str) -> None:
+    (warning,) = read(tmp_path, f"\ufeff{first}\n").warnings
+    key = first.strip().partition("=")[0]
+    assert warning.startswith(f"DJL Serving does not read {key} (serving.properties, line 1): a byte order mark")
+
+
+@pytest.mark.parametrize("text", ["\ufeff# a comment\nengine=Python\n", "\ufeff\nengine=Python\n", "\ufeff"])
+def test_a_byte_order_mark_before_no_option_does_no_harm(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text).warnings == ()
+
+
+def test_the_environment_is_that_with_which_java_was_started() -> None:
+    """Java's own process hands on question marks. Between it and the worker may be mpirun."""
+    restored = "from handler.config.environment import restore_text; restore_text()"
+    worker = f"import os; {restored}; print(ascii([os.environ[name] for name in 'ABC']))"
+    run = "subprocess.run([sys.executable, '-c', {!r}], check=True{})"
+    mpirun = f"import subprocess, sys; {run.format(worker, '')}"
+    damaged = "{**os.environ, 'A': 'gr????', 'B': 'other', 'C': '?'}"
+    java = f"import os, subprocess, sys; {run.format(mpirun, f', env={damaged}')}"
+    whole = {**os.environ, "A": "gr\u00fc\u00df", "B": "\u00fcther", "C": "?"}
+    done = subprocess.run([sys.executable, "-c", java], env=whole, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ascii(["gr\u00fc\u00df", "other", "?"])
+
+
+def test_variables_of_the_file_are_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("A_TEXT", "gr\u00c3\u00bc\u00c3\u009f"), ("B_TEXT", "java's")):
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "serving.properties"
+    file.write_text("option.env=A_TEXT=gr\u00fc\u00df,B_TEXT=plain\noption.llm_engine=echo\n", encoding="utf-8")
+    prepare({"model_dir": str(tmp_path), "llm_engine": "echo"}, None, djl="0.36.0")
+    assert (os.environ["A_TEXT"], os.environ["B_TEXT"]) == ("gr\u00fc\u00df", "java's")
 
 
 def test_the_mode_is_what_java_does(tmp_path: Path) -> None:
