@@ -307,7 +307,10 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         key, own = option_key(name), f"option.{name}"
         if key is None or not isinstance(value, str) or not value:
             continue
-        value = _as_written(value, written.get(own) or written.get(name, ""))
+        text = written.get(own) or written.get(name, "")
+        value = _as_written(value, text)
+        if "\ufffd" in value and "\ufffd" not in text:
+            log.warning("%s: DJL Serving has lost its characters outside ASCII; set LANG=C.UTF-8", key)
         recommended = own in _ADVICE and written.get(own) in (None, _LEFT_TO_JAVA.get(own))
         (advice if recommended else settings)[key] = Setting(key, value, _JAVA)
     mode = advice.pop("option.rolling_batch", None) or settings.get("option.rolling_batch")

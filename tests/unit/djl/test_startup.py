@@ -107,6 +107,12 @@ def test_a_value_that_java_has_changed_is_java_s(tmp_path: Path) -> None:
         assert read(tmp_path, f"option.model_name={own}\n", model_name=java).model_name == java
 
 
+def test_text_that_java_has_lost_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read(tmp_path, "option.served_model_name=\ufffd\n", served_model_name="\ufffd")  # the file's own character
+    read(tmp_path, model_name="gr\ufffd\ufffd")
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["option.model_name"]
+
+
 @pytest.mark.parametrize("first", ["option.rolling_batch=scheduler", " batch_size=2", "engine=Python"])
 def test_a_line_after_a_byte_order_mark_is_said_to_be_lost(tmp_path: Path, first: str) -> None:
     (warning,) = read(tmp_path, f"\ufeff{first}\n").warnings
