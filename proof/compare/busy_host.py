@@ -174,6 +174,8 @@ _CLIENTS = 64  # clients of --requests
 _LONG = 100_000  # tokens of a stream, so that none ends while it is measured
 _SETTLE = 1.5  # seconds between the beginning of the last stream and the measurement
 _PING_LIMIT = 10.0  # seconds
+_CONNECT_SECONDS = 3.0  # duration of the health checks while clients connect,
+_BEFORE = 0.3  # of which this many seconds precede the first client
 _WARM_UP = 1.0
 
 
@@ -186,6 +188,7 @@ class Window(NamedTuple):
         kept: tokens of all streams as a share of the pace.
         cpu_us: CPU microseconds per token on the server's core.
         writes: writes per token.
+        ping_connect_ms: maximum response time of health checks while all clients connect at once and streams begin.
         ping_p50_ms: median response time of health checks. A missing response counts as the time limit.
         ping_max_ms: maximum response time of health checks.
     """
@@ -195,6 +198,7 @@ class Window(NamedTuple):
     kept: float
     cpu_us: float
     writes: float
+    ping_connect_ms: float
     ping_p50_ms: float
     ping_max_ms: float
 
@@ -209,9 +213,12 @@ class Rate(NamedTuple):
 
 def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
     with on_its_core(front_end, _PACE, half=half) as server:
+        connect_pings = Pings(server.url + front_end.ping, _CONNECT_SECONDS, _PING_LIMIT)
+        time.sleep(_BEFORE)
         clients = Clients[Streams](Streaming, server.url, chat(_LONG), number, front_end.heads)
         with contextlib.closing(clients):
             begun = _begun(clients, number)
+            connecting = connect_pings.result()
             time.sleep(_SETTLE)
             pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
             before, cpu_before = clients.totals(), front_end.cpu(server.pid)
@@ -228,6 +235,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
         kept=tokens / (number * _PACE * span(before, after)),
         cpu_us=(cpu_after - cpu_before) / tokens * 1e6,
         writes=segments / tokens,
+        ping_connect_ms=max(connecting) * 1e3,
         ping_p50_ms=statistics.median(took) * 1e3,
         ping_max_ms=max(took) * 1e3,
     )
@@ -296,12 +304,22 @@ def run_streams(
                     name,
                     _all_begun(middle, number),
                     f"{middle.kept:.3f}",
+                    f"{middle.ping_connect_ms:.0f}",
                     f"{middle.ping_p50_ms:.0f} / {middle.ping_max_ms:.0f}",
                     f"{middle.cpu_us:.1f}",
                     f"{middle.writes:.2f}",
                 ]
             )
-    head = ["streams", "server", "all begun, s", "pace kept", "/ping p50 / max ms", "CPU us/token", "writes/token"]
+    head = [
+        "streams",
+        "server",
+        "all begun, s",
+        "pace kept",
+        "/ping max ms at first",
+        "/ping p50 / max ms",
+        "CPU us/token",
+        "writes/token",
+    ]
     print(f"{_core(half)}, {_PACE} tokens/s per stream, {seconds:g} s, {repeat} times")
     print(table(head, lines))
     return rows

@@ -74,6 +74,7 @@ def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
         assert row["kept"] > 0
         assert row["cpu_us"] > 0
         assert row["writes"] > 0
+        assert 0 < row["ping_connect_ms"] < 10_000
         assert 0 < row["ping_p50_ms"] <= row["ping_max_ms"] < 10_000
 
 
