@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from time import monotonic
@@ -12,6 +13,7 @@ from typing import Any
 
 import httptools
 from starlette.types import Message, Receive, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from handler.core.errors import BadRequest, ServingError, Unavailable
@@ -205,16 +207,93 @@ LINGER_SECONDS = 2.0
 response. An immediate close would reset the connection, and the client might lose a response that it has not read yet.
 """
 _MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in bytes; SageMaker sends a few hundred
-MOST_PIPELINED = 128
-"""Maximum number of pipelined requests that wait on a connection. A request of 18 bytes needs kilobytes of memory."""
+MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
+_PIECE = 1 << 11  # bytes of a head or of chunks that are parsed at a time
+_MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are parsed before it waits for a turn
+_HEAD_END = b"\r\n\r\n"
+_MAX_BEGUN = 8  # maximum number of requests that begin in an iteration of the event loop
+_PROBES = ("/ping", "/health")  # these begin at once
+
+
+class LoopTurns:
+    """The shares of connections in the iterations of the event loop.
+
+    In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
+    others. Heads are read first. Then requests begin in turns, a few in each iteration, and fewer while many heads
+    arrive. Requests without a body go before others.
+    """
+
+    def __init__(self) -> None:
+        self._quick = deque[Callable[[], object]]()
+        self._others = deque[Callable[[], object]]()
+        self._num_heads = self._num_begun = 0  # in this iteration
+        self._is_due = False
+
+    def note_head(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count a head that was read in this iteration."""
+        self._num_heads += 1
+        self._expect(loop)
+
+    def soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object], *, quick: bool = False) -> None:
+        """Make a call now or in one of the next iterations.
+
+        Args:
+            quick: whether the call goes before those that are not.
+        """
+        self._expect(loop)
+        if self._quick or self._others or self._num_begun + self._num_heads > _MAX_BEGUN:
+            (self._quick if quick else self._others).append(call)
+        else:
+            self._num_begun += 1
+            call()
+
+    def _expect(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._turn, loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due, num_heads = False, self._num_heads
+        self._num_heads = self._num_begun = 0
+        if not (self._quick or self._others):
+            return
+        self._expect(loop)
+        while self._quick and self._num_begun < _MAX_BEGUN:
+            self._num_begun += 1
+            self._quick.popleft()()
+        most = max(self._num_begun + 1, _MAX_BEGUN - num_heads)
+        while self._others and self._num_begun < most:
+            self._num_begun += 1
+            self._others.popleft()()
+
+
+class _Flow(FlowControl):
+    """Flow control of a connection that is not read while received bytes wait to be parsed."""
+
+    is_held = False
+
+    def hold(self, yes: bool) -> None:
+        if yes == self.is_held:
+            return
+        self.is_held = yes
+        if not self.read_paused and not self._transport.is_closing():
+            (self._transport.pause_reading if yes else self._transport.resume_reading)()
+
+    def pause_reading(self) -> None:
+        if self.is_held:
+            self.read_paused = True
+        else:
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
 
 class _HeadTooLarge(BadRequest):
     status = 431
-
-
-class _TooManyPipelined(BadRequest):
-    status = 429
 
 
 def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
@@ -232,18 +311,22 @@ def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
 
 
 _INVALID = BadRequest("this is not a valid HTTP request")
-_TOO_LARGE = _HeadTooLarge("the request's headers or trailers are too long")
-_TOO_MANY = _TooManyPipelined(f"more than {MOST_PIPELINED} requests are waiting on this connection")
+_TOO_LARGE = _HeadTooLarge(
+    f"the request's headers or trailers are too long or too many: at most {_MAX_HEAD} bytes and {MAX_FIELDS} fields"
+)
 _STOPPING = Unavailable("the server is stopping")
 
 
 class Protocol(HttpToolsProtocol):
     """A connection. It differs from uvicorn's in these points:
 
-    * Request line, headers and trailers are limited in size. Trailers are discarded, and never count as headers.
+    * Request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
+      headers.
+    * Heads and chunks are parsed in pieces, and requests begin in turns (`LoopTurns`).
     * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
     * HTTP/1.0 clients can read streams too. They get no chunked encoding; the end of the connection ends the stream.
-    * The number of pipelined requests is limited. uvicorn accepts any number, and reads on after each response.
+    * Only one pipelined request waits behind the current one. The bytes after it are not parsed, and the connection is
+      not read. uvicorn parses all that it gets.
     * If a connection must be closed early, earlier requests still get their complete responses, in order.
     * `timeout_keep_alive_task` is the connection's only timer. It limits heads, idle time and the final close.
     """
@@ -251,16 +334,26 @@ class Protocol(HttpToolsProtocol):
     _in_head = False
     _in_body = False  # in the body or the trailers of the newest request
     _head_size = 0  # bytes of request line, headers and trailers that were parsed
+    _num_fields = 0  # number of headers and trailers that were parsed
+    _num_left = 0  # bytes of the newest request's body that are not parsed yet, if its head says how many
+    _num_parts = 0  # pieces and parts of bodies that were parsed since the connection's turn began
+    _held = b""  # bytes that are not parsed yet
     _unparsed = 0  # bytes received since the parser's last callback
     _current: RequestResponseCycle | None = None  # the request that is being answered
     _last_words: bytes | None = None  # written after the last response; when set, nothing more is read
     _eof = False  # the client has closed its side of the connection
     _is_whole = False  # the current response will be sent whole (`Exchange.send_whole`)
+    flow: _Flow
+
+    def __init__(self, *arguments: Any, turns: LoopTurns | None = None, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._turns = turns or LoopTurns()
 
     # -- the connection ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._cycle_transport = _CycleTransport(self)
         self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
@@ -317,15 +410,40 @@ class Protocol(HttpToolsProtocol):
             return self.transport.close()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        self.flow.hold(False)
         self.flow.resume_reading()
         self._set_timer(LINGER_SECONDS, self.timeout_keep_alive_handler)
 
     # -- bytes from the client -----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _MAX_HEAD):
-            if self._last_words is None:
-                self._receive(data[start : start + _MAX_HEAD])
+        if self._last_words is not None:
+            return
+        self._held += data
+        if self.flow.is_held:
+            return
+        if self._in_body:
+            self.flow.hold(True)
+            self._turns.soon(self.loop, self._advance)
+        else:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Parse received bytes up to the end of a request that waits behind the current one, or of this turn."""
+        if self.parser is None:
+            return  # the connection is lost
+        held, start, self._num_parts = self._held, 0, 0
+        while start < len(held) and self._last_words is None and not self.pipeline and self._num_parts < _MAX_PARTS:
+            end = start + (min(self._num_left, _MAX_HEAD) or _PIECE)
+            if not self._num_left and (found := held.find(_HEAD_END, start, end)) >= 0:
+                end = found + len(_HEAD_END)  # so that no more than one head is parsed
+            self._num_parts += 1
+            self._receive(held[start:end])
+            start = end
+        self._held = b"" if self._last_words is not None else held[start:]
+        self.flow.hold(bool(self._held))
+        if self._held and not self.pipeline:
+            self._turns.soon(self.loop, self._advance)
 
     def _receive(self, data: bytes) -> None:
         self._unparsed += len(data)
@@ -334,7 +452,7 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
-                return self._stop(_refusal(_TOO_MANY if len(self.pipeline) == MOST_PIPELINED else _INVALID))
+                return self._stop(_refusal(_INVALID))
         if self._head_size + self._unparsed > _MAX_HEAD:
             self._stop(_refusal(_TOO_LARGE))
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
@@ -371,9 +489,7 @@ class Protocol(HttpToolsProtocol):
     # -- callbacks of the parser ---------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) == MOST_PIPELINED:
-            raise httptools.HttpParserError("too many requests wait")
-        self._in_head, self._head_size, self._unparsed = True, 0, 0
+        self._in_head, self._head_size, self._num_fields, self._unparsed = True, 0, 0, 0
         if self._current is None:
             self._unset_keepalive_if_required()
         super().on_message_begin()
@@ -383,16 +499,21 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)  # including colon, space and line end
+        self._num_fields += 1
+        size = len(name) + len(value) + 4  # including colon, space and line end
+        self._count(size if self._num_fields <= MAX_FIELDS else _MAX_HEAD)
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        self._turns.note_head(self.loop)
         super().on_headers_complete()
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         self._in_head, self._in_body = False, True
+        length = dict(self.headers).get(b"content-length", b"")
+        self._num_left = int(length) if length.isdigit() else 0
         if not self.parser.should_keep_alive():  # uvicorn 0.40 overlooks `close` among other tokens
             self.cycle.keep_alive = False
         if self.scope["http_version"] < "1.1":
@@ -406,14 +527,27 @@ class Protocol(HttpToolsProtocol):
         extensions: dict[str, Any] = {EXCHANGE: exchange}
         self.scope["extensions"] = extensions
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        method, path = cycle.scope["method"], cycle.scope["path"]
+        if method in ("GET", "HEAD") and path in _PROBES:
+            return super()._start_asgi_task(cycle, app)
+
+        def start() -> None:
+            if not cycle.disconnected:
+                super(Protocol, self)._start_asgi_task(cycle, app)
+
+        self._turns.soon(self.loop, start, quick=method != "POST")
+
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
+        self._num_parts += 1
+        self._num_left = max(0, self._num_left - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._in_body = False
+        self._in_body, self._num_left = False, 0
         super().on_message_complete()
         if self._current is None:  # the request was already answered
             self._set_timer(self.timeout_keep_alive, self.timeout_keep_alive_handler)
@@ -428,12 +562,14 @@ class Protocol(HttpToolsProtocol):
         self._current = self.pipeline[-1][0] if self.pipeline else None
         self._is_whole = False
         super().on_response_complete()  # starts the next request, or the keep-alive timer
-        if self._current is not None or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if self._last_words is not None:
-            self._close()
-        elif is_unread:
+        if self._current is None and self._last_words is not None:
+            return self._close()
+        if self._current is None and is_unread:
             self._set_timer(LINGER_SECONDS, self._stop)
+        if self._held and not self.pipeline:
+            self._turns.soon(self.loop, self._advance)
 
     def close_after_answer(self) -> None:
         """Close the connection after a response with `connection: close`. Bytes of the body may still arrive."""

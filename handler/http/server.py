@@ -26,7 +26,7 @@ from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App, users_functions
 from handler.http.inference import headers_by_name, send_answer, send_json
-from handler.http.protocol import Protocol
+from handler.http.protocol import LoopTurns, Protocol
 from handler.http.security import OPEN, Access, AllowedHosts
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
@@ -40,6 +40,7 @@ log = logging.getLogger("handler.server")
 # Maximum number of connections that wait to be accepted. If the queue is full, the kernel drops new connections, and
 # clients try again after a second.
 BACKLOG = 4096
+_ACCEPTS = 16  # maximum number of connections that are accepted in an iteration of the event loop
 _DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
 _LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent
 
@@ -99,7 +100,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 interface="asgi3",  # by default, uvicorn requires `async def`
-                http=Protocol,
+                http=functools.partial(Protocol, turns=LoopTurns()),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -229,7 +230,9 @@ async def _serve(
     )
     signals.listen(server.signalled)
     listener.listen(BACKLOG)  # uvicorn does so too, but an engine may be ready and announced earlier
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    # uvloop accepts one connection per socket in each iteration, so a burst would wait for as many iterations
+    sockets = [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
+    serving = asyncio.ensure_future(server.serve(sockets=sockets))
 
     def announce(spec: Spec) -> None:
         times.files_are_here()

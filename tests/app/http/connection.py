@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from handler.http.protocol import Protocol
+from handler.http.protocol import LoopTurns, Protocol
 
 DEADLINE = 30.0  # seconds; a test that waits longer has failed
 
@@ -48,12 +49,15 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @contextlib.asynccontextmanager
-async def connected(app: Any, pair: tuple[socket.socket, socket.socket] | None = None) -> AsyncIterator[Connection]:
+async def connected(
+    app: Any, pair: tuple[socket.socket, socket.socket] | None = None, turns: LoopTurns | None = None
+) -> AsyncIterator[Connection]:
     ours, theirs = pair or socket.socketpair()
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     config.load()
-    transport, protocol = await loop.connect_accepted_socket(lambda: Protocol(config, ServerState(), {}), ours)
+    make = functools.partial(Protocol, config, ServerState(), {}, turns=turns)
+    transport, protocol = await loop.connect_accepted_socket(make, ours)
     reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
     try:
         yield Connection(protocol, reader, writer)
