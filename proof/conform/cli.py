@@ -121,15 +121,27 @@ def _conform(arguments: argparse.Namespace) -> int:
         raise ConfigError("lmi conform: give the URL of a server, such as http://host:port")
     plan = _plan(arguments)
     _check_names(plan)
-    results = run.run(plan, _lifetime(arguments), _tell)
-    found = report.document(plan, results, arguments.title or arguments.url)
-    text = report.markdown(found)
-    status = int(any(result.verdict == "failed" for result in results))
-    for path in arguments.output:
-        status |= _write(path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text)
-    print(report.total(results), file=sys.stderr, flush=True)
+    known: list[Result] = []
+    text, unwritten = "", set[Path]()
+
+    def tell(result: Result) -> None:
+        """Show a result, and write the reports so far, because a run may be ended early."""
+        nonlocal text
+        _tell(result)
+        known.append(result)
+        found = report.document(plan, known, arguments.title or arguments.url)
+        text = report.markdown(found)
+        for path in arguments.output:
+            if path not in unwritten and _write(
+                path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text
+            ):
+                unwritten.add(path)
+
+    run.run(plan, _lifetime(arguments), tell)
+    print(report.total(known), file=sys.stderr, flush=True)
     print(text, end="", flush=True)
-    return status
+    verdicts = {result.verdict for result in known}
+    return 1 if unwritten or "failed" in verdicts else 2 if verdicts == {"not asked"} else 0
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -183,8 +195,11 @@ def _tell(result: Result) -> None:
 
 
 def _write(path: Path, text: str) -> int:
+    """Replace a file at once, so that it is never half written; return 1 if that fails."""
+    part = path.with_name(f"{path.name}.part")
     try:
-        path.write_text(text, "utf-8")
+        part.write_text(text, "utf-8")
+        part.replace(path)
     except OSError as error:
         print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
         return 1

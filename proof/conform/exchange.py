@@ -39,6 +39,7 @@ class Answer:
             `refused`; "" if it is complete.
         pieces: Seconds from the start of the request to each part of the body.
         arrivals: Seconds from the start of the request to each line or event of a stream.
+        late: Whether the time limit that ended it is `--timeout`, not one of the contract.
     """
 
     asked: str
@@ -49,6 +50,7 @@ class Answer:
     seconds: float = 0.0
     pieces: tuple[float, ...] = ()
     arrivals: tuple[float, ...] = ()
+    late: bool = False
 
     @property
     def ok(self) -> bool:

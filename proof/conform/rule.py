@@ -29,6 +29,7 @@ class Failed(Exception):
     Attributes:
         wanted: The expected answer.
         asked, got: The request and the answer, or "" if there was no request.
+        late: Whether the answer was not awaited beyond `--timeout`.
     """
 
     def __init__(self, wanted: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
@@ -36,6 +37,7 @@ class Failed(Exception):
         self.wanted = wanted
         self.asked = answer.asked if answer else asked
         self.got = answer.got if answer else got
+        self.late = answer is not None and answer.late
 
 
 class NotAsked(Exception):

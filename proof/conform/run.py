@@ -133,9 +133,13 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
     except NotAsked as why:
         return result("not asked", str(why))
     except Failed as failed:
+        if failed.late:
+            return result("not asked", f"no answer within {plan.asking.limits.answer:g} s (--timeout)", failed.asked)
         return result("failed", failed.wanted, failed.asked, failed.got)
-    except (OSError, asyncio.TimeoutError) as error:
-        return result("failed", "a connection", "", str(error) or "connection timeout")
+    except asyncio.TimeoutError:
+        return result("not asked", f"no connection within {plan.asking.limits.answer:g} s (--timeout)")
+    except OSError as error:
+        return result("failed", "a connection", "", str(error))
     except _UNREADABLE as error:
         broken = Failed(f"an answer in the API's format ({type(error).__name__}: {error})", server.last)
         return result("failed", broken.wanted, broken.asked, broken.got)

@@ -293,15 +293,17 @@ class Server:
             keyed: Whether to send the API key.
         """
         request, asked = self._request(method, path, body, headers or {}, keyed)
-        timeout = timeout or self.limits.answer
+        own, timeout = timeout is None, timeout or self.limits.answer
         start = time.monotonic()
         try:
             connection = await connect(self.asking.url, timeout)
         except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
-            reason = "connection timeout" if isinstance(error, asyncio.TimeoutError) else "refused"
-            return Answer(asked, failure=reason, seconds=time.monotonic() - start)
+            late = isinstance(error, asyncio.TimeoutError)
+            reason = "connection timeout" if late else "refused"
+            return Answer(asked, failure=reason, seconds=time.monotonic() - start, late=late and own)
         try:
-            self.last = await connection.send(request, asked, timeout)
+            answer = await connection.send(request, asked, timeout)
+            self.last = replace(answer, late=own and answer.failure == "timeout")
             return self.last
         finally:
             connection.close()
@@ -412,14 +414,16 @@ class Server:
         stream: bool = False,
         more: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> Answer:
         """Request generated text.
 
         Args:
             more: Fields to merge into the body.
+            timeout: The contract's time limit in seconds, or None for `--timeout`.
         """
         body = await self.body(prompt, tokens, stream=stream, more=more)
-        return await self.post(await self.path(stream=stream), body, headers=headers)
+        return await self.post(await self.path(stream=stream), body, headers=headers, timeout=timeout)
 
     async def long_stream(self, seconds: float) -> tuple[Body, float]:
         """Return the body of a request whose stream takes about `seconds`, and the expected seconds.

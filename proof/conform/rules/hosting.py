@@ -247,8 +247,8 @@ async def openai_route_model(server: Server) -> None:
 
 @rule("limits.whole-answer", "An answer of 64 tokens arrives within 60 s.", sources.CONTAINER, SAGEMAKER)
 async def limits_whole(server: Server) -> None:
-    answer = await server.generate(tokens=64)
     limit = server.limits.whole
+    answer = await server.generate(tokens=64, timeout=limit)
     expect(answer.ok and answer.seconds < limit, f"a whole answer within {limit:g} s", answer)
 
 

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -160,6 +160,15 @@ class Silent(Scripted):
         await super()._send(reply, writer)
 
 
+class Mute(Scripted):
+    """Generates nothing."""
+
+    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+        if reply.made:
+            await asyncio.Event().wait()
+        await super()._send(reply, writer)
+
+
 @pytest.mark.parametrize("profile", ["lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic"])
 def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile: str) -> None:
     rules = ["stream.same-text", "bad.alone", f"{profile.partition('-')[0]}.stop"]
@@ -177,6 +186,29 @@ def test_a_rule_that_takes_too_long_is_not_asked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(running, "_RULE", 0.1)
     result = ask(Silent(), "sagemaker", "stream.chunked", limits=LIMITS)["stream.chunked"]
     assert (result.verdict, result.wanted) == ("not asked", "the check did not end within 0.1 s")
+
+
+def test_an_answer_beyond_timeout_is_not_asked() -> None:
+    """One beyond a limit of the contract fails: `limits.whole-answer` has a mutant for it."""
+    result = ask(Mute("", "lmi-0.28"), "lmi-0.28", "stream.chunked", limits=replace(LIMITS, answer=0.5))[
+        "stream.chunked"
+    ]
+    assert (result.verdict, result.wanted) == ("not asked", "no answer within 0.5 s (--timeout)")
+
+
+def test_a_run_that_ends_early_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = RULES["stream.chunked"]
+
+    def run(plan: Plan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
+        tell(Result(rule, "sagemaker", "passed"))
+        assert [one["rule"] for one in json.loads(file.read_text())["results"]] == [rule.id]
+        raise KeyboardInterrupt
+
+    file = tmp_path / "report.json"
+    monkeypatch.setattr(running, "run", run)
+    assert main(["conform", "http://127.0.0.1:1", "--output", str(file)]) != 0
+    assert json.loads(file.read_text())["counts"] == {"passed": 1, "failed": 0, "not asked": 0}
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
