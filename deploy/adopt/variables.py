@@ -17,7 +17,7 @@ from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.lmi_version import KEY, release_of
-from handler.config.loader import Setting, as_lmi_reads, named_engine
+from handler.config.loader import Setting, as_lmi_reads, joined, named_engine
 from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option
 from handler.config.options.names import (
     SM_VLLM,
@@ -146,6 +146,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     """Classify the variables of a container. As in LMI, `OPTION_*` overrides other names of the same option."""
     found = Variables()
     names = {name: value for name, value in environ.items() if not _taken_out(name, value, found, container.kind)}
+    names = _joined(names, found)
     engine, settings = _read(names, container)
     if container.kind == "lmi" and container.release and variable(KEY) not in names:
         found.options[KEY.removeprefix("option.")] = container.release
@@ -170,6 +171,24 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     if "llm_engine" not in found.options and not named_engine([rolling], ""):
         found.options["llm_engine"] = engine
     return found
+
+
+def _joined(names: Mapping[str, str], found: Variables) -> dict[str, str]:
+    """Join variables with dotted names, such as SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE=2, to one JSON value per option."""
+    dotted = [name for name in names if "." in name and name.startswith(("OPTION_", SM_VLLM))]
+    result = {name: value for name, value in names.items() if name not in dotted}
+    keys = {name: key_of(f"OPTION_{name.removeprefix(SM_VLLM).removeprefix('OPTION_')}") for name in dotted}
+    for item in joined(Setting(keys[name], names[name], name) for name in dotted):
+        if not isinstance(item, Setting) or item.key == keys[item.origin]:  # no part of an option
+            origin = item.origin if isinstance(item, Setting) else str(getattr(item, "where", ""))
+            result.setdefault(origin, names.get(origin, ""))
+            continue
+        prefix = SM_VLLM if item.origin.startswith(SM_VLLM) else "OPTION_"
+        name = prefix + item.key.removeprefix("option.").upper()
+        if name in result:
+            found.idle.append((shown(name, result[name]), "its dotted names override it, as in vLLM"))
+        result[name] = item.value
+    return result
 
 
 def _write_defaults(found: Variables, container: Container) -> None:

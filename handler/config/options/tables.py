@@ -324,7 +324,10 @@ _VLLM = ("vllm",)
 def load_format(text: str) -> str:
     """Parse a format of the weights. vLLM itself checks the name."""
     if text == "sagemaker_fast_model_loader":
-        raise ValueError("is only supported by AWS's builds of vLLM in LMI's images up to v15; leave it out")
+        raise ValueError(
+            "is only supported by AWS's builds of vLLM in LMI's images up to v15; leave it out, and serve the model's "
+            "original files: an S3 prefix for this loader has only their shards"
+        )
     return string(text)
 
 

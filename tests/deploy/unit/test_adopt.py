@@ -15,6 +15,7 @@ from deploy.adopt.variables import KINDS, Container, Variables, container_kind, 
 from deploy.errors import DeployError, Refused, SpecError
 from deploy.spec.options import settings_of
 from deploy.spec.reading import read_spec
+from handler.config.loader import read_config
 from tests.deploy.public_endpoints import PUBLIC, ROLE
 from tests.one_test import in_one_test
 
@@ -613,3 +614,64 @@ def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str
 def test_neuron_is_refused_whatever_the_user_says() -> None:
     with pytest.raises(Refused, match="Neuron"):
         container_kind("x/djl-inference:0.30.0-neuronx-sdk2.20.1", "lmi")
+
+
+# -- dotted names, as vLLM's parser joins them -----------------------------------------------------------------------
+
+
+@in_one_test(
+    ("given", "options", "idle"),
+    [
+        ({"SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE": "5"}, {"limit_mm_per_prompt": '{"image": 5}'}, []),
+        (
+            {"SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE": "5", "SM_VLLM_LIMIT_MM_PER_PROMPT.AUDIO": "1"},
+            {"limit_mm_per_prompt": '{"image": 5, "audio": 1}'},
+            [],
+        ),
+        (
+            {"SM_VLLM_COMPILATION_CONFIG.PASS_CONFIG.FUSE_NORM_QUANT": "true"},
+            {"compilation_config": '{"pass_config": {"fuse_norm_quant": true}}'},
+            [],
+        ),
+        (
+            {"SM_VLLM_COMPILATION_CONFIG": '{"mode": 0}', "SM_VLLM_COMPILATION_CONFIG.MODE": "3"},
+            {"compilation_config": '{"mode": 3}'},
+            [('SM_VLLM_COMPILATION_CONFIG={"mode": 0}', "its dotted names override it, as in vLLM")],
+        ),
+    ],
+)
+def test_dotted_names_become_one_option(
+    given: dict[str, str], options: dict[str, str], idle: list[tuple[str, str]]
+) -> None:
+    found = variables({"SM_VLLM_MODEL": "a/b", **given}, Container("vllm", "vllm"))
+    assert {name: found.options.get(name) for name in options} == options
+    assert (found.unmapped, found.idle, found.environment) == ([], idle, {})
+    own = {**{f"OPTION_{name.upper()}": text for name, text in options.items()}, "OPTION_LLM_ENGINE": "vllm"}
+    both = [read_config(environ=environ, auto="").config for environ in (own, {"SM_VLLM_MODEL": "a/b", **given})]
+    assert both[0].engine_options == both[1].engine_options, "the server reads the variables in another way"
+
+
+def test_dotted_names_that_are_no_option_are_told() -> None:
+    lmi = variables({"OPTION_NO_SUCH.A": "1", "OTHER.NAME": "x"}, Container("lmi", "vllm"))
+    assert [name for name, _ in lmi.unmapped] == ["OPTION_NO_SUCH.A=1"]
+    assert lmi.environment == {"OTHER.NAME": "x"}
+
+
+def test_every_variable_of_tgi_s_launcher_and_server_is_told() -> None:
+    """Read from their source (text-generation-inference 3.3: launcher/src/main.rs, server/ and router/)."""
+    names = [
+        "DISABLE_EXLLAMA", "EXLLAMA_VERSION", "FLASH_DECODING", "FLASH_INFER", "GRACEFUL_TERMINATION_TIMEOUT",
+        "LOG_COLORIZE", "PREFILL_CHUNKING", "REQUEST_LOGPROBS", "ROCM_USE_CUSTOM_PAGED_ATTN",
+        "ROCM_USE_FLASH_ATTN_V2_TRITON", "ROCM_USE_SKINNY_GEMM", "TGI_WIGGLE_ROOM", "USE_FLASH_ATTENTION",
+        "XPU_MEMORY_FRACTION",
+    ]  # fmt: skip
+    found = variables({"HF_MODEL_ID": "a/b", **dict.fromkeys(names, "1")}, Container("tgi", "vllm", "3.3.6"))
+    assert sorted(name for name, _ in found.idle) == [f"{name}=1" for name in names]
+    assert found.environment == {}
+
+
+def test_the_fast_model_loader_s_prefix_is_told_to_have_no_model() -> None:
+    given = {"HF_MODEL_ID": "/opt/ml/model", "OPTION_LOAD_FORMAT": "sagemaker_fast_model_loader"}
+    ((name, why),) = variables(given, Container("lmi", "vllm", "0.33")).unmapped
+    assert name == "OPTION_LOAD_FORMAT=sagemaker_fast_model_loader"
+    assert "serve the model's original files" in why
