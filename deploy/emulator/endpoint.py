@@ -270,6 +270,9 @@ class Endpoint:
             container sends them.
         ended: Whether the container has exited.
         capture: Data capture, or None if it is off.
+        weights: Weights of the production variants by name, all of which the container serves. If empty, the only
+            variant is `variant`.
+        asynchronous: Whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
     """
 
     container: str
@@ -284,21 +287,30 @@ class Endpoint:
     account: str = ACCOUNT
     ended: bool = False
     capture: Capture | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    asynchronous: bool = False
 
-    def admit(self, name: str, variant: str | None) -> None:
-        """Check that the endpoint can serve a request for this endpoint name and variant.
+    def admit(self, name: str, variant: str | None) -> str:
+        """Return the variant that serves a request: the requested one, or one that is chosen by the weights.
 
         Raises:
-            ApiError: The name or the variant is unknown, or the endpoint is not in service or not healthy.
+            ApiError: The name or the variant is unknown, or the endpoint is not in service, not healthy, or
+                asynchronous.
         """
+        weights = self.weights or {self.variant: 1.0}
         if name != self.name:
             raise validation_error(f"Endpoint {name} of account {self.account} not found.")
         if self.status is not Status.IN_SERVICE:
             raise validation_error(f"Endpoint {name} of account {self.account} not found: it is {self.status.value}.")
-        if variant is not None and variant != self.variant:
-            raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {self.variant}.")
+        if self.asynchronous:
+            raise validation_error(f"Endpoint {name} is asynchronous: only InvokeEndpointAsync is supported.")
+        if variant is not None and variant not in weights:
+            raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {', '.join(weights)}.")
         if not self.healthy:
             raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} passes its health check.")
+        if variant is None and not any(weights.values()):
+            raise validation_error(f"No variant of endpoint {name} has a weight; name one with TargetVariant.")
+        return variant or random.choices(list(weights), list(weights.values()))[0]
 
     def component(self, component: str | None) -> Component | None:
         """Return the requested component, or None if the endpoint has no components.
@@ -332,10 +344,10 @@ class Endpoint:
             )
         return known
 
-    def log_stream(self, region: str, component: str | None = None) -> str:
-        """Return the ARN of the log stream: the component's if it has its own container, otherwise the endpoint's."""
+    def log_stream(self, region: str, component: str | None = None, variant: str | None = None) -> str:
+        """Return the ARN of the log stream: the component's if it has its own container, otherwise the variant's."""
         known = self.components.get(component) if component is not None else None
         group = f"/aws/sagemaker/Endpoints/{self.name}"
         if known is not None and known.container is not None:
             group = f"/aws/sagemaker/InferenceComponents/{known.base or component}"
-        return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{self.variant}/local"
+        return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{variant or self.variant}/local"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.error import HTTPError
 
+from botocore.exceptions import ClientError
 from multidict import CIMultiDict
 from werkzeug.datastructures import EnvironHeaders
 
@@ -28,7 +29,7 @@ from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_actio
 from deploy.emulator.cloud import Call, Cloud, body_of, refuse
 from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
 from deploy.emulator.relay import reset_when_closed
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, weights_of
 from deploy.emulator.serving import listening
 
 # -- InvokeEndpointAsync: SageMaker accepts the request, and executes it later with the model's role -------------------
@@ -85,10 +86,10 @@ class Accepted:
             return
         failure = self._answered(ask)
         if failure:
-            with contextlib.suppress(PermissionError):
+            with contextlib.suppress(PermissionError, ClientError):
                 self.store.write(self.failure, failure.encode(), ContentType="application/json")
         topic = self.topics.get("ErrorTopic" if failure else "SuccessTopic")
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(PermissionError, ClientError):
             if topic is not None:
                 self.store.check(*self._telling(topic))
                 self._sns.publish(TopicArn=topic, Message="{}")
@@ -103,6 +104,8 @@ class Accepted:
             self.store.write(self.output, ask(body), ContentType="application/json")
         except (PermissionError, ValueError) as error:
             return str(error)
+        except ClientError as error:  # the request's object, or the bucket of the response, does not exist
+            return f"Unable to read {self.location} or to write {self.output}: {error}"
         return ""
 
     def _telling(self, topic: str) -> Iterator[Need]:
@@ -315,6 +318,8 @@ class Emulators:
         config = sagemaker.get("endpoint-config", thing.request["EndpointConfigName"])
         endpoint.capture = configured(cloud, config, region)
         endpoint.variant = config.request["ProductionVariants"][0]["VariantName"]
+        endpoint.weights = weights_of(config.request, thing.request)
+        endpoint.asynchronous = "AsyncInferenceConfig" in config.request
         endpoint.components = {one.name: _component(one) for one in sagemaker.components_of(thing.name)}
         return url
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 import aiohttp
 from aiohttp import HttpVersion11, web
@@ -44,6 +45,22 @@ log = logging.getLogger("deploy.emulator")
 _OPENAI = "openai/v1/chat/completions"
 
 
+class _Checked(NamedTuple):
+    """A request that is to be served.
+
+    Attributes:
+        relay: Relay of the container.
+        log_stream: ARN of the variant's log stream.
+        headers: Headers to pass on.
+        variant: Name of the production variant.
+    """
+
+    relay: Relay
+    log_stream: str
+    headers: dict[str, str]
+    variant: str
+
+
 class Runtime:
     """Emulator of SageMaker Runtime's API for one endpoint."""
 
@@ -75,18 +92,19 @@ class Runtime:
     # -- operations ----------------------------------------------------------------------------------------------
 
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
-        relay, log_stream, headers = self._check_request(request, INVOKE)
-        return await self._whole(relay, await self._body(request), headers, log_stream, INVOKE)
+        checked = self._check_request(request, INVOKE)
+        return await self._whole(checked, await self._body(request), INVOKE)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        relay, log_stream, headers = self._check_request(request, STREAM)
+        checked = self._check_request(request, STREAM)
+        relay, log_stream, headers, variant = checked
         body = await self._body(request)
         seconds = self._endpoint.limits.stream
-        event, output = self._begin(relay, headers, body, seconds, log_stream), None
+        event, output = self._begin(checked, body, seconds), None
         try:
             async with relay.post("/invocations", body, headers, seconds) as reply:
                 await raise_for_status(reply, log_stream)
-                returned = to_client(reply.headers, STREAM, self._endpoint.variant)
+                returned = to_client(reply.headers, STREAM, variant)
                 returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
                 answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
                 await answer.prepare(request)
@@ -100,7 +118,7 @@ class Runtime:
             # stream. A client that disconnects also causes a ClientError, and does not see this response.
             raise model_error(0, TIMED_OUT, log_stream) from error
         finally:
-            self._captures.end(event, self._endpoint.variant, output)
+            self._captures.end(event, variant, output)
         await answer.write_eof()
         return answer
 
@@ -113,7 +131,7 @@ class Runtime:
         endpoint = self._endpoint
         most = endpoint.limits.small_body
         try:
-            relay, log_stream, headers = self._check_request(request, ROUTED)
+            checked = self._check_request(request, ROUTED)
             if not request.headers.get(_TARGET):
                 raise validation_error(f"Header {_TARGET} is required.")
             body = await self._body(request)
@@ -121,10 +139,10 @@ class Runtime:
                 raise validation_error("The request's body can't be empty.")
             if len(body) > most:
                 raise validation_error(f"Request body is larger than {most} bytes, a router's maximum.", 413)
-            answer = await self._whole(relay, body, headers, log_stream, ROUTED)
+            answer = await self._whole(checked, body, ROUTED)
         except ApiError as error:
             raise ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members) from error
-        arn = f"arn:aws:sagemaker:{log_stream.split(':')[3]}:{ACCOUNT}:endpoint/{endpoint.name}"
+        arn = f"arn:aws:sagemaker:{checked.log_stream.split(':')[3]}:{ACCOUNT}:endpoint/{endpoint.name}"
         answer.headers["X-Amzn-SageMaker-Invoked-Routed-Resource-Arn"] = arn
         answer.headers["X-Amzn-SageMaker-Invoked-Routing-Reason"] = "local-preferred"
         return answer
@@ -139,10 +157,10 @@ class Runtime:
         """
         endpoint = self._endpoint
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
-        endpoint.admit(request.match_info["endpoint"], None)
+        variant = endpoint.admit(request.match_info["endpoint"], None)
         name = request.match_info.get("component")
         component = endpoint.component(name) or Component()
-        log_stream = endpoint.log_stream(region, name)
+        log_stream = endpoint.log_stream(region, name, variant)
         body = await self._body(request)
         headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
         if component.adapter is not None:
@@ -173,50 +191,49 @@ class Runtime:
 
     # -- data capture --------------------------------------------------------------------------------------------
 
-    async def _whole(
-        self, relay: Relay, body: bytes, headers: dict[str, str], log_stream: str, operation: Operation
-    ) -> web.Response:
+    async def _whole(self, checked: _Checked, body: bytes, operation: Operation) -> web.Response:
         """Return the container's whole response, and capture it."""
+        relay, log_stream, headers, variant = checked
         seconds = self._endpoint.limits.invoke
-        event, output = self._begin(relay, headers, body, seconds, log_stream), None
+        event, output = self._begin(checked, body, seconds), None
         try:
             reply, data = await relay.whole(body, headers, seconds, log_stream)
             output = reply.headers.get("Content-Type", ""), data
         finally:
-            self._captures.end(event, self._endpoint.variant, output)
-        returned = to_client(reply.headers, operation, self._endpoint.variant)
+            self._captures.end(event, variant, output)
+        returned = to_client(reply.headers, operation, variant)
         if "Content-Type" in reply.headers:
             returned["Content-Type"] = reply.headers["Content-Type"]
         return web.Response(body=data, headers=returned)
 
-    def _begin(
-        self, relay: Relay, headers: dict[str, str], body: bytes, seconds: float, log_stream: str
-    ) -> Event | None:
+    def _begin(self, checked: _Checked, body: bytes, seconds: float) -> Event | None:
         """Return the capture event of a request, or None if it is not captured.
 
         The shadow variant's copy of the request is sent to the same container.
         """
 
         async def ask() -> Answer:
-            reply, data = await relay.whole(body, headers, seconds, log_stream)
+            reply, data = await checked.relay.whole(body, checked.headers, seconds, checked.log_stream)
             return reply.headers.get("Content-Type", ""), data
 
-        event = self._captures.begin(self._endpoint.capture, headers, body)
+        event = self._captures.begin(self._endpoint.capture, checked.headers, body)
         self._captures.copy(event, ask)
         return event
 
     # -- shared --------------------------------------------------------------------------------------------------
 
-    def _check_request(self, request: web.Request, operation: Operation) -> tuple[Relay, str, dict[str, str]]:
-        """Check a signed request. Return the container's relay, the log stream's ARN, and the headers to pass on."""
+    def _check_request(self, request: web.Request, operation: Operation) -> _Checked:
+        """Check a signed request, and choose the variant that serves it."""
         endpoint, headers = self._endpoint, request.headers
         now = datetime.now(timezone.utc)
         region = check_signed(headers.get("Authorization"), request.query, endpoint.region, now)
-        endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
+        variant = endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
         name = headers.get(COMPONENT)
         component = endpoint.component(name) or Component()
         passed = to_container(headers, operation, component.adapter)
-        return self._relay.to(component.container), endpoint.log_stream(region, name), passed
+        return _Checked(
+            self._relay.to(component.container), endpoint.log_stream(region, name, variant), passed, variant
+        )
 
     async def _body(self, request: web.Request) -> bytes:
         limits = self._endpoint.limits

@@ -348,7 +348,7 @@ class Calls:
     # Endpoints
 
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]), p["EndpointName"])
+        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]).request, p["EndpointName"])
         made = self._cloud.create("endpoint", p["EndpointName"], p, region)
         self._cloud.begin(made, "Creating", wanted=p)
         return {"EndpointArn": made.arn}
@@ -358,7 +358,8 @@ class Calls:
         if endpoint.status == "Failed":
             raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
         self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
-        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]), endpoint.name)
+        counts = endpoint.request.get("Counts", {}) if p.get("RetainAllVariantProperties") else {}
+        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]).request, endpoint.name, counts)
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             if alarm["AlarmName"] not in cloudwatch_backends[ACCOUNT][region].alarms:
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
@@ -376,18 +377,21 @@ class Calls:
         endpoint.coming = p["EndpointConfigName"]
         return {"EndpointArn": endpoint.arn}
 
-    def _check_quota(self, config: Thing, name: str) -> None:
-        """Check that the instances of an endpoint's new configuration and of all other endpoints are within the quotas.
+    def _check_quota(self, config: dict[str, Any], name: str, counts: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Check that the instances of an endpoint's configuration and of all other endpoints are within the quotas.
 
         Additional instances that run only during an update are not counted.
+
+        Args:
+            counts: Numbers of instances that replace the configuration's, by variant.
         """
         used = Counter[str]()
         for (kind, other), endpoint in self._cloud.things.items():
             if kind == "endpoint" and other != name and endpoint.status not in ("Failed", "Deleting"):
                 used += _instances(self._config_of(endpoint), endpoint.request.get("Counts", {}))
-        for variant in _variants(config.request):
+        for variant in _variants(config):
             model = self._cloud.things.get(("model", variant.get("ModelName", "")))
-            for instance, count in _instances({"ProductionVariants": [variant]}, {}).items():
+            for instance, count in _instances({"ProductionVariants": [variant]}, counts).items():
                 quota = self._cloud.quota_of(instance, model.request if model else {})
                 if used[instance] + count > quota:
                     raise TooMany(
@@ -402,14 +406,21 @@ class Calls:
         size = rolling.get("MaximumBatchSize")
         if size is None:
             return
-        (variant,) = self._variants(endpoint)
-        count = variant["CurrentInstanceCount"]
-        percent = size["Value"] if size["Type"] == "CAPACITY_PERCENT" else 100 * size["Value"] / max(count, 1)
-        if not 5 <= percent <= 50:
-            raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
+        for variant in self._variants(endpoint):
+            count = variant["CurrentInstanceCount"]
+            percent = size["Value"] if size["Type"] == "CAPACITY_PERCENT" else 100 * size["Value"] / max(count, 1)
+            if not 5 <= percent <= 50:
+                raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
 
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
+        wanted = {one["VariantName"]: one for one in p["DesiredWeightsAndCapacities"]}
+        config = self._config_of(endpoint)
+        if config and (unknown := wanted.keys() - {variant["VariantName"] for variant in _variants(config)}):
+            raise Invalid(f'Could not find variant "{min(unknown)}" of endpoint "{endpoint.arn}".')
+        counts = {name: one["DesiredInstanceCount"] for name, one in wanted.items() if "DesiredInstanceCount" in one}
+        if counts:
+            self._check_quota(config, endpoint.name, {**endpoint.request.get("Counts", {}), **counts})
 
         def done() -> None:
             for variant in p["DesiredWeightsAndCapacities"]:
@@ -615,6 +626,13 @@ def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _variants(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [*config.get("ProductionVariants", ()), *config.get("ShadowProductionVariants", ())]
+
+
+def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[str, float]:
+    """Return the weights of an endpoint's production variants by name."""
+    weights = endpoint.get("Weights", {})
+    names = {variant["VariantName"]: variant["InitialVariantWeight"] for variant in config["ProductionVariants"]}
+    return {name: weights.get(name, initial) for name, initial in names.items()}
 
 
 def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:

@@ -11,7 +11,7 @@ from deploy.errors import SpecError
 from deploy.spec.components import servers, title
 from handler.config.loader import read_config
 from handler.config.options import KNOWN
-from handler.config.options.names import VARIABLES, find_option, variable
+from handler.config.options.names import FRONTS, VARIABLES, find_option, variable
 
 if TYPE_CHECKING:
     from deploy.spec import Spec
@@ -63,15 +63,19 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
         directory: The model's directory, which may contain a serving.properties file, or None.
     """
     by_name = {setting.name: setting for setting in settings}
+    environ = {name: setting.value for name, setting in by_name.items()}
+    front = environ.get("LMI_FRONT") or "embedded"
     file = directory / "serving.properties" if directory else None
     reading = read_config(
         properties=file if file and file.is_file() else None,
-        environ={name: setting.value for name, setting in by_name.items()},
+        environ=environ,
+        java=front == "djl",
         auto="",  # an image may choose the engine
     )
     origins = {f"environment variable {name}": setting.origin for name, setting in by_name.items()}
     found = [(origins.get(problem.where, problem.where), problem) for problem in reading.problems]
-    return [
+    wrong = [] if front in FRONTS else [f"{by_name['LMI_FRONT'].origin}: {front}: must be {' or '.join(FRONTS)}"]
+    return wrong + [
         f"{origin}: {problem.message.replace('option.', '')}"
         for origin, problem in found
         if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, "")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from handler import __version__
 from handler.config.loader import read_config
+from handler.config.options.names import FRONTS
 from handler.container import djl
 from handler.container.arguments import (
     Arguments,
@@ -31,7 +32,6 @@ from handler.core.log import captured, set_up
 
 log = logging.getLogger("handler.container")
 
-FRONTS = ("djl", "embedded")
 _CACHES = {
     "LMI_CACHE": "lmi",  # converted models
     "HF_HOME": "huggingface",

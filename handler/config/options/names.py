@@ -184,6 +184,9 @@ VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in nam
 
 SECRET = frozenset({"HF_TOKEN"})
 
+FRONTS = ("djl", "embedded")
+"""Values of LMI_FRONT: the HTTP server of the container."""
+
 ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
 """What each `SM_VLLM_*` variable sets in addition to its own option: the engine, and the API of /invocations."""
 

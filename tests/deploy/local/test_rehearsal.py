@@ -208,6 +208,11 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
         S3OutputPathExtension="team/a", Filename="one.out", InferenceId="i-1", RequestTTLSeconds=600,
     )  # fmt: skip
     assert (named["OutputLocation"], named["InferenceId"]) == ("s3://models/answers/team/a/one.out", "i-1")
+    gone = runtime.invoke_endpoint_async(EndpointName="chat", InputLocation="s3://models/answers/in/none.json")
+    for call in (runtime.invoke_endpoint, runtime.invoke_endpoint_with_response_stream):
+        with pytest.raises(ClientError, match="only InvokeEndpointAsync is supported") as raised:
+            call(EndpointName="chat", ContentType="application/json", Body=BODY)
+        assert raised.value.response["Error"]["Code"] == "ValidationError"
     for given, part in REFUSED_ASYNC:
         with pytest.raises(ClientError, match=part):
             runtime.invoke_endpoint_async(EndpointName="chat", **given)
@@ -217,7 +222,8 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
         keys = [item["Key"] for item in found]
         return {f"s3://models/{key}": s3.get_object(Bucket="models", Key=key)["Body"].read() for key in keys}
 
-    wait_for(lambda: len(objects()) == 4, PATIENCE, "no answers")
+    wait_for(lambda: len(objects()) == 5, PATIENCE, "no answers")
+    assert b"Unable to read s3://models/answers/in/none.json" in objects()[gone["FailureLocation"]]
     assert objects()[named["OutputLocation"]] == b'{"generated_text":" one two"}'
     assert objects()[done["OutputLocation"]] == b'{"generated_text":" one two"}'
     assert b"Received client error (424)" in objects()[failed["FailureLocation"]]
@@ -410,11 +416,23 @@ def test_a_quota_that_no_component_is_counted_against_is_not_rehearsed_by_one(
     assert "LMI_REHEARSAL=no-quota: quotas limit the instances of endpoints" in capsys.readouterr().err
 
 
-def test_an_update_with_a_wrong_option_is_rolled_back(account: Path) -> None:
+@pytest.mark.parametrize(
+    ("environment", "logged"),
+    [
+        (
+            {"OPTION_MAX_ROLLING_BATCH_SIZE": "many"},
+            "OPTION_MAX_ROLLING_BATCH_SIZE: max_rolling_batch_size=many: must be",
+        ),
+        ({"LMI_FRONT": "nginx"}, "LMI_FRONT: nginx: must be djl or embedded"),
+    ],
+)
+def test_an_update_with_a_container_that_cannot_start_is_rolled_back(
+    account: Path, environment: dict[str, str], logged: str
+) -> None:
     """`lmi deploy` refuses it before; other clients of AWS do not read options."""
     assert up(account) == 0
     sagemaker = boto3.client("sagemaker")
-    wrong = {"Image": IMAGE, "Environment": {"OPTION_MAX_ROLLING_BATCH_SIZE": "many"}}
+    wrong = {"Image": IMAGE, "Environment": environment}
     sagemaker.create_model(ModelName="wrong", ExecutionRoleArn=ROLE, PrimaryContainer=wrong)
     variant = {"VariantName": "v", "ModelName": "wrong", "InstanceType": "ml.g6.xlarge", "InitialInstanceCount": 1}
     sagemaker.create_endpoint_config(EndpointConfigName="wrong", ProductionVariants=[variant])
@@ -426,9 +444,7 @@ def test_an_update_with_a_wrong_option_is_rolled_back(account: Path) -> None:
     )
     assert updated["EndpointConfigName"].startswith("chat-")
     events = boto3.client("logs").filter_log_events(logGroupName="/aws/sagemaker/Endpoints/chat")["events"]
-    assert "OPTION_MAX_ROLLING_BATCH_SIZE: max_rolling_batch_size=many: must be" in "".join(
-        event["message"] for event in events
-    )
+    assert logged in "".join(event["message"] for event in events)
     sagemaker.delete_endpoint_config(EndpointConfigName="wrong")
     sagemaker.delete_model(ModelName="wrong")
 
@@ -437,6 +453,51 @@ def test_an_unknown_failure_is_refused(variables: dict[str, str]) -> None:
     container = {"Image": IMAGE, "Environment": {"LMI_REHEARSAL": "no-luck"}}
     with pytest.raises(ClientError, match="LMI_REHEARSAL=no-luck: must be one of exit, no-ping, ping-500, no-capacity"):
         boto3.client("sagemaker").create_model(ModelName="m", ExecutionRoleArn=ROLE, PrimaryContainer=container)
+
+
+def test_each_variant_serves_its_share(account: Path) -> None:
+    """TargetVariant overrides the weights; the weights and counts of a variant are changed by its name."""
+    sagemaker, runtime = boto3.client("sagemaker"), boto3.client("sagemaker-runtime")
+    sagemaker.create_model(ModelName="two", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE})
+    types = {"A": "ml.g6.xlarge", "B": "ml.g5.xlarge"}
+    variants = [
+        {"VariantName": name, "ModelName": "two", "InstanceType": kind, "InitialInstanceCount": 1}
+        for name, kind in types.items()
+    ]
+    variants[0]["InitialVariantWeight"] = 0
+    sagemaker.create_endpoint_config(EndpointConfigName="two", ProductionVariants=variants)
+    sagemaker.create_endpoint(EndpointName="two", EndpointConfigName="two")
+
+    def served(**target: str) -> str:
+        answer = runtime.invoke_endpoint(EndpointName="two", ContentType="application/json", Body=BODY, **target)
+        return str(answer["InvokedProductionVariant"])
+
+    def change(**wanted: Any) -> None:
+        sagemaker.describe_endpoint(EndpointName="two")
+        sagemaker.update_endpoint_weights_and_capacities(EndpointName="two", DesiredWeightsAndCapacities=[wanted])
+
+    try:
+        assert sagemaker.describe_endpoint(EndpointName="two")["EndpointStatus"] == "InService"
+        assert {served() for _ in range(8)} == {"B"}
+        assert [served(TargetVariant=name) for name in types] == ["A", "B"]
+        with pytest.raises(ClientError, match="Variant C of endpoint two not found: it has A, B"):
+            served(TargetVariant="C")
+        change(VariantName="A", DesiredWeight=1)
+        change(VariantName="B", DesiredWeight=0)
+        sagemaker.describe_endpoint(EndpointName="two")
+        assert {served() for _ in range(8)} == {"A"}
+        for wrong, code in (("B", "ResourceLimitExceeded"), ("C", "ValidationException")):
+            with pytest.raises(ClientError) as raised:
+                change(VariantName=wrong, DesiredInstanceCount=3)
+            assert raised.value.response["Error"]["Code"] == code
+        change(VariantName="B", DesiredInstanceCount=2)
+        shown = sagemaker.describe_endpoint(EndpointName="two")["ProductionVariants"]
+        assert [one["CurrentInstanceCount"] for one in shown] == [1, 2]
+    finally:
+        sagemaker.describe_endpoint(EndpointName="two")
+        sagemaker.delete_endpoint(EndpointName="two")
+        sagemaker.delete_endpoint_config(EndpointConfigName="two")
+        sagemaker.delete_model(ModelName="two")
 
 
 def test_instances_are_counted_against_the_quota(account: Path) -> None:
