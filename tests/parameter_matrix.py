@@ -83,6 +83,8 @@ _VALUES: Values = {
     "grammar": ({"type": "json", "value": SCHEMA}, {}),
     "adapter_id": ("mine", {}),
     "priority": (-1, {}),
+    "allowed_token_ids": ([4, 5], {}),
+    "cache_salt": ("tenant-1", {}),
     "outputs": (["output_ids", "cum_log_probs"], {}),
 }
 

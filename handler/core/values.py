@@ -138,6 +138,7 @@ class Sampling(NamedTuple):
     stop_token_ids: Annotated[tuple[int, ...], Nature.WITH_BEAMS] = ()
     bad_sequences: tuple[str, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # the only ids that an answer may have; empty: all
     ignore_eos: bool = False
     skip_special_tokens: Annotated[bool, Nature.BY_HANDLER] = True
     marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens to be shown as text
@@ -159,6 +160,7 @@ class Sampling(NamedTuple):
     structured_output: StructuredOutput | None = None
     return_context_logits: Annotated[bool, Nature.WITH_BEAMS] = False
     return_generation_logits: Annotated[bool, Nature.WITH_BEAMS] = False
+    cache_salt: Annotated[str, Nature.WITH_BEAMS] = ""  # shares the prefix cache only with requests of the same salt
 
     def with_seed(self) -> Sampling:
         """Return the parameters with a random seed if they need one and have none. A response may contain the seed."""
@@ -214,12 +216,14 @@ class Pooling(NamedTuple):
         normalize: whether the vector of embed has length 1; None follows the model's own modules. For score and
             classify, whether logits become numbers between 0 and 1 (sigmoid, or softmax if exactly one label applies).
         second: index of the first token of a pair's second text; set when the texts are tokenized.
+        cache_salt: as in Sampling; set when the request goes to the engine.
     """
 
     kind: str
     dimensions: int | None = None
     normalize: bool | None = True
     second: int | None = None
+    cache_salt: str = ""
 
 
 class Truncation(NamedTuple):
@@ -246,6 +250,7 @@ class FieldNames(NamedTuple):
     max_new_tokens: str = "parameters.max_new_tokens"
     stop_token_ids: str = "parameters.stop_token_ids"
     bad_token_ids: str = "parameters.bad_words_list"
+    allowed_token_ids: str = "allowed_token_ids"
     logit_bias: str = "parameters.logit_bias"
     logits: str = "parameters.outputs"
     dimensions: str = "dimensions"

@@ -523,7 +523,8 @@ class Batcher:
             )
             own = sampling if first == 0 else sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=False)
             media = None if prompt.media is None else prompt.media.file
-            yield EngineRequest(key, prompt.ids, request.pooling or own, request.adapter, media)
+            pooling = request.pooling and request.pooling._replace(cache_salt=sampling.cache_salt)
+            yield EngineRequest(key, prompt.ids, pooling or own, request.adapter, media)
 
     def _end_sequence(self, request: RunningRequest, key: int, index: int) -> None:
         request.sequences[index] = None

@@ -344,6 +344,7 @@ class Preprocessor:
         sampling, vocabulary = request.sampling, prompt.vocabulary
         check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
         check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
+        check_ids(names.allowed_token_ids, sampling.allowed_token_ids, vocabulary)
         check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
         rows = num_prompt * sampling.return_context_logits
         rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits

@@ -222,6 +222,8 @@ _REASONS = {
     "num_beams": "it has no beam search",
     "bad_sequences": "it can only repeat the prompt",
     "bad_token_ids": "it can only repeat the prompt",
+    "allowed_token_ids": "it can only repeat the prompt",
+    "cache_salt": "it has no prefix cache",
     "no_repeat_ngram_size": "it can only repeat the prompt",
     "structured_output": "it can only repeat the prompt",
     "thinking_token_budget": "it can only repeat the prompt",

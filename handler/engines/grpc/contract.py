@@ -36,6 +36,8 @@ REASONS = {
     "typical_p": "typical decoding is not supported",
     "return_context_logits": "logits cannot be streamed",
     "return_generation_logits": "logits cannot be streamed",
+    "allowed_token_ids": NO_FIELD,
+    "cache_salt": NO_FIELD,
 }
 """Sampling field -> why no contract supports it."""
 

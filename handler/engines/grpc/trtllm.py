@@ -69,6 +69,7 @@ class TrtLlm(Contract):
         "bad_token_ids": "TorchSampler cannot forbid tokens",
         "logit_bias": "the servers' gRPC contract needs a bias for every token of the vocabulary",
         "prompt_logprobs": "the server sends them only with the answer's last message",
+        "cache_salt": "the server drops the contract's cache_salt_id",
     }
 
     def own_stops(self, sampling: Sampling) -> bool:

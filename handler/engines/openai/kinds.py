@@ -76,6 +76,8 @@ KINDS = {
         {
             "logit_bias": "Dynamo silently drops it",
             "bad_sequences": "Dynamo refuses bad_words",
+            "allowed_token_ids": "Dynamo drops it",
+            "cache_salt": "older releases of Dynamo drop it",
         },
         {"top_logprobs": 5},
         {"nvext": {"extra_fields": ["completion_token_ids"]}},
@@ -148,6 +150,8 @@ _TABLE: Mapping[str, Rule] = {
     "top_logprobs": _logprobs,
     "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
     "logit_bias": _bias,
+    "allowed_token_ids": unless_neutral("allowed_token_ids", make=list),
+    "cache_salt": unless_neutral("cache_salt"),
     "structured_output": _guide,
 }
 

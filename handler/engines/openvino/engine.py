@@ -413,6 +413,8 @@ _CAPABILITIES = Capabilities(
         "typical_p": "it does not implement typical decoding",
         "bad_sequences": "it cannot forbid token sequences",
         "bad_token_ids": "it cannot forbid tokens",
+        "allowed_token_ids": "it cannot forbid tokens",
+        "cache_salt": "its prefix cache cannot be divided",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
         "logit_bias": "it does not implement a logit bias",
         "top_logprobs": "it reports only the log-probability of the chosen token",

@@ -442,6 +442,8 @@ def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
 
 def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
     reasons = {"typical_p": "it does not implement typical decoding"}
+    if release < (1, 2):
+        reasons["cache_salt"] = "before TensorRT-LLM 1.2 all requests share the prefix cache"
     if torch_sampler(arguments):
         reasons["bad_sequences"] = "TorchSampler cannot forbid sequences of tokens"
         if release < (1, 3):

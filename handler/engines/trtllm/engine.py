@@ -135,7 +135,8 @@ class TrtLlm:
             more["lora_request"] = lora_request(adapter.name, adapter.id, adapter.path)
         if self._salted:
             # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
-            more["cache_salt"] = f"{os.getpid()}.{request.key}" if options.prompt_logits else cache_salt(media)
+            own = f"{os.getpid()}.{request.key}"
+            more["cache_salt"] = own if options.prompt_logits else cache_salt(media, sampling.cache_salt)
         if not self._expects_results():
             self._silence.begin()
         self._loop.run_until_complete(self._submit(request.key, inputs, arguments, options, more))
@@ -589,11 +590,10 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 # * The hash of an image in the KV cache does not depend on its width. If hashing fails once, it is turned off for good.
 
 
-def cache_salt(media: MediaPrompt | None) -> str | None:
-    """Return the name of the prefix cache for prompts with the same media, or None if there are no media."""
-    if media is None or not media.media:
-        return None
-    return hashlib.sha256(",".join(medium.digest for medium in media.media).encode()).hexdigest()
+def cache_salt(media: MediaPrompt | None, salt: str) -> str | None:
+    """Return the name of the prefix cache for prompts with the same media and salt, or None if there are neither."""
+    parts = [salt, *(medium.digest for medium in (media.media if media else ()))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else None
 
 
 class VisionPrompts:

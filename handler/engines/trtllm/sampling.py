@@ -188,6 +188,7 @@ _TABLE: Mapping[str, Rule] = {
     "return_context_logits": _context_logits,
     "return_generation_logits": unless_neutral("return_generation_logits"),
     "structured_output": _guided_decoding,
+    "cache_salt": lambda sampling, model: {},  # `engine.py` passes it beside the parameters
 }
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})

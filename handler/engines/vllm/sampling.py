@@ -56,8 +56,8 @@ def _structured_outputs(sampling: Sampling) -> dict[str, Any]:
     return {"structured_outputs": structured_output_arguments(sampling.structured_output)}
 
 
-def _by_beam_search(sampling: Sampling) -> dict[str, Any]:
-    """Return no arguments, because `engine.py` implements beam search with requests for single tokens."""
+def _by_engine(sampling: Sampling) -> dict[str, Any]:
+    """Return no arguments: `engine.py` implements beam search, and passes the cache's salt with the prompt."""
     return {}
 
 
@@ -80,12 +80,14 @@ _TABLE: Mapping[str, Rule] = {
     "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
     "bad_token_ids": _bias,
     "logit_bias": _bias,
+    "allowed_token_ids": unless_neutral("allowed_token_ids", make=list),
     "prompt_logprobs": _prompt_logprobs,
     "prompt_top_logprobs": _prompt_logprobs,
     "structured_output": _structured_outputs,
-    "num_beams": _by_beam_search,
-    "length_penalty": _by_beam_search,
-    "early_stopping": _by_beam_search,
+    "num_beams": _by_engine,
+    "length_penalty": _by_engine,
+    "early_stopping": _by_engine,
+    "cache_salt": _by_engine,
 }
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})

@@ -85,6 +85,7 @@ TABLE = Table(
         "max_tokens": Parameter("max_new_tokens", integer(0)),
         "temperature": CHAT.parameters["temperature"],
         "output_config": Parameter("structured_output", _output_config),
+        **{name: CHAT.parameters[name] for name in ("chat_template_kwargs", "vllm_xargs", "watermarking")},
         "speed": unsupported("only the standard speed is available", "standard"),
         "compaction": unsupported("the server does not summarize conversations"),
         "container": unsupported("the server has no containers"),
@@ -103,8 +104,9 @@ NO_EFFECT = frozenset(
         "anthropic_beta",
         "betas",
         "diagnostics",
-        "inference_geo",
         "metadata",
+        "mm_payload",
+        "return_mm_kwargs",
         "service_tier",
         "user_profile_id",
         "workspace_id",
@@ -572,12 +574,13 @@ class AnthropicMessages(OpenAiDialect):
         reader.read(body)
         reader.clear_thinking(read_thoughts_kept(body.get("context_management")))
         arguments, unheeded = thinking.template_arguments(context)
+        given = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         translated = {
             **{name: body[name] for name in _SAME if name in body},
             **read_choice(body.get("tool_choice"), body.get("tools")),
             "messages": reader.chat,
             "tools": read_tools(body.get("tools")),
-            "chat_template_kwargs": arguments,
+            "chat_template_kwargs": {**given, **arguments} if isinstance(given, dict) else given,
             "reasoning_effort": read_effort(body),
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),
@@ -635,7 +638,8 @@ class _Chat(OpenAiChat):
         streams = chat.framing is not JSON
         reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
         if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
-            request = request._replace(sampling=Sampling(max_new_tokens=1), read_prompt=None)
+            alone = Sampling(max_new_tokens=1, cache_salt=sampling.cache_salt)
+            request = request._replace(sampling=alone, read_prompt=None)
             reply = PromptOnly(reply)
         sign, keeps = PING if streams else b"", self._keeping is not None
         return ParsedRequest(

@@ -164,6 +164,31 @@ _ELSEWHERE = frozenset(
 )  # fmt: skip
 """Names of parameters that refer to state stored on the server, without which the answer would be different."""
 
+_NEVER_IGNORED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("cache_salt", "extra_key"),
+        "the prefix cache cannot be divided here; engines that can divide it take cache_salt on OpenAI's routes",
+    ),
+    **dict.fromkeys(
+        (
+            "regex", "ebnf", "json_schema", "structural_tag", "grammar", "response_format", "structured_outputs",
+            "guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding",
+        ),
+        "the answer would not be constrained; use the field of this API (documents: wire/structured-output)",
+    ),
+    **dict.fromkeys(
+        (
+            "guardrails", "guardrail_config", "guardrailConfig", "amazon-bedrock-guardrailConfig", "moderation",
+            "safe_prompt", "safety_mode", "safety_settings", "safetySettings",
+        ),
+        "the server does not check contents",
+    ),
+    "watermarking": "no engine supports watermarks",
+    **dict.fromkeys(("inference_geo", "zdr"), "the server cannot choose where requests are processed or stored"),
+}  # fmt: skip
+"""Names that ask for isolation, safety or a constraint, and why the server cannot obey a name that the dialect does not
+know."""
+
 
 _NEUTRAL: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), (1,)),
@@ -176,20 +201,26 @@ _NEUTRAL: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("stop", "stop_sequences", "stop_token_ids", "bad_words", "bad_sequences"), ([],)),
     "top_k": (0, -1),
     "logit_bias": ({},),
+    "watermarking": (False,),
+    "safety_mode": ("OFF", "NONE"),
+    "inference_geo": ("global",),
 }
 """Neutral values of sampling parameters that only some dialects have, by name."""
 
 
-def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
+def report_unknown(
+    names: list[str], body: Mapping[str, Any], context: ServerContext, *, generates: bool = True
+) -> list[str]:
     """Return the unknown names of a body, which a response header reports.
 
     A sampling parameter of another dialect is not reported if its value is neutral.
 
     Args:
         names: the paths of the names that the dialect does not know.
+        generates: whether the request reaches the engine, so that isolation and constraints matter.
 
     Raises:
-        InvalidParameter: a name refers to state stored on the server.
+        InvalidParameter: a name refers to state stored on the server, or asks for what must not be ignored.
         InvalidPayload: unknown names are refused (option.unknown_parameters=refuse).
     """
     found = []
@@ -201,13 +232,28 @@ def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerCon
             raise InvalidParameter(
                 f"{name}: is not supported: nothing is stored between requests; send the whole request"
             )
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL.get(key, ())):
-            found.append(name)
+        if _is_neutral(key, value):
+            continue
+        if generates and isinstance(values, Mapping):
+            _check_heeded(name, key, value)
+            for inner, item in value.items() if isinstance(value, Mapping) else ():
+                _check_heeded(f"{name}.{inner}", inner, item)
+        found.append(name)
     names = found
     if names and context.config.unknown_parameters == "refuse":
         some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
     return names
+
+
+def _is_neutral(key: str, value: Any) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL.get(key, ()))
+
+
+def _check_heeded(name: str, key: str, value: Any) -> None:
+    """Raise InvalidParameter for a name that must not be ignored. Falsy values ask for nothing."""
+    if key in _NEVER_IGNORED and value and not _is_neutral(key, value):
+        raise InvalidParameter(f"{name[:64]}: is not supported: {_NEVER_IGNORED[key]}")
 
 
 # -- conversion of values whose JSON type is not their field's, such as `8.0` or `"8"` for 8, and `1` for true ---------

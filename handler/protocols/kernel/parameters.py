@@ -21,7 +21,9 @@ from handler.protocols.kernel.readers import (
     INT64,
     STRING_OR_STRINGS,
     Named,
+    allowed_token_ids,
     boolean,
+    cache_salt,
     choice,
     grammar,
     integer,
@@ -79,7 +81,10 @@ def unsupported(why: str, *neutral: Any) -> Parameter:
         why: the reason why other values are not supported, for the error message.
     """
 
-    @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}))
+    one = {"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in neutral)
+
+    @accepts(**one, **({"type": "number"} if neutral and numbers else {}))
     def read(value: Any) -> None:
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
             raise ValueError(f"is not supported: {why}")
@@ -225,6 +230,10 @@ ROWS = (
     Row("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
     Row("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
     # parameters of vLLM's chats and completions
+    Row("allowed_token_ids", allowed_token_ids, lmi="allowed_token_ids", openai="allowed_token_ids"),
+    Row(
+        "cache_salt", cache_salt, lmi="cache_salt", openai="cache_salt", anthropic="cache_salt", responses="cache_salt",
+    ),
     Row("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
 )  # fmt: skip
 """LMI's parameters, with the parameters of other dialects that have the same meaning and range."""

@@ -168,6 +168,34 @@ def token_ids(value: Any) -> tuple[int, ...]:
         raise ValueError("must contain token ids, which are integers of at least 0") from None
 
 
+_ALLOWED = 1 << 14
+
+
+@accepts(type="array", maxItems=_ALLOWED, items={"type": "integer", "minimum": 0, "maximum": INT32})
+def allowed_token_ids(value: Any) -> tuple[int, ...]:
+    """Read the only token ids that an answer may have. An empty list or object allows all."""
+    if value == {}:
+        return ()
+    if not isinstance(value, list) or len(value) > _ALLOWED or not all(map(_is_id, value)):
+        raise ValueError(f"must be a list of at most {_ALLOWED} token ids, which are integers of at least 0")
+    return tuple(value)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
+
+
+_SALT = 128
+
+
+@accepts(type="string", minLength=1, maxLength=_SALT)
+def cache_salt(value: Any) -> str:
+    """Read the name of a part of the prefix cache, with vLLM's limits (`validate_cache_salt`, vLLM 0.33)."""
+    if not isinstance(value, str) or not 0 < len(value) <= _SALT or not frozenset("@/\\\0").isdisjoint(value):
+        raise ValueError(f"must be a string of 1 to {_SALT} characters without @, /, \\ and NUL")
+    return value
+
+
 @accepts(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
 def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Read an object that maps token ids to the bias of their logits, as in OpenAI's API. Zeros are dropped."""

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Adapter, FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.parameters import PARAMETERS, Parameter, unsupported
+from handler.protocols.kernel.parameters import PARAMETERS, Parameter, ParsedParameters, unsupported
 from handler.protocols.kernel.readers import boolean, integer, show
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
 
@@ -184,6 +184,7 @@ VLLM_POOLING: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("most_tokens", most_tokens),
     "truncation_side": Parameter("side", truncation_side),
     "priority": PARAMETERS["priority"],
+    "cache_salt": PARAMETERS["cache_salt"],
     "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
     "mm_processor_kwargs": unsupported("the engine reads text only", {}),
     "truncate": unsupported("use truncate_prompt_tokens=-1", False),
@@ -192,17 +193,19 @@ VLLM_POOLING: Mapping[str, Parameter] = {
 
 
 def vllm_fields(
-    others: Mapping[str, Any], adapter: Adapter | None, truncation: Truncation | None = None
+    parameters: ParsedParameters, adapter: Adapter | None, truncation: Truncation | None = None
 ) -> dict[str, Any]:
     """Return the fields of a request that follow from vLLM's pooling parameters and the adapter.
 
     Args:
-        others: the values of the parameters in `VLLM_POOLING`.
+        parameters: the values of the parameters in `VLLM_POOLING`, of which `sampling` has the cache's salt.
         truncation: the truncation if `truncate_prompt_tokens` is missing.
     """
+    others = parameters.others
     if (most := others.get("most_tokens")) is not None:
         truncation = Truncation(None if most == -1 else most, others.get("side", "right"))
-    return {"truncation": truncation, "adapter": adapter, "priority": others.get("priority", 0)}
+    beside = {"adapter": adapter, "priority": others.get("priority", 0)}
+    return {"sampling": parameters.sampling, "truncation": truncation, **beside}
 
 
 def check_prompt_name(name: str, context: ServerContext) -> str:

@@ -459,6 +459,7 @@ def _names(parameters: ParsedParameters) -> FieldNames:
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
         stop_token_ids=names.get("stop_token_ids", names.get("end_id", default.stop_token_ids)),
         bad_token_ids=names.get("bad_token_ids", default.bad_token_ids),
+        allowed_token_ids=names.get("allowed_token_ids", default.allowed_token_ids),
         logit_bias=names.get("logit_bias", default.logit_bias),
         logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
         structured_output=names.get("structured_output", default.structured_output),

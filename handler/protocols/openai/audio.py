@@ -260,6 +260,29 @@ def _prompt(value: Any) -> str:
     return value
 
 
+_ONE = "the most likely transcript is always the answer"
+_OF_VLLM: Mapping[str, Parameter] = {
+    "hotwords": unsupported("add the words to prompt", ""),
+    "max_completion_tokens": unsupported("a transcript is never cut off"),
+    "n": unsupported(_ONE, 1),
+    "use_beam_search": unsupported(_ONE, False),
+    "length_penalty": unsupported(_ONE, 1),
+    "top_p": unsupported("use temperature", 1),
+    "top_k": unsupported("use temperature", 0, -1),
+    "min_p": unsupported("use temperature", 0),
+    "seed": unsupported("transcripts are reproducible only with temperature=0"),
+    "repetition_penalty": unsupported("no engine supports it for transcripts", 1),
+    "presence_penalty": unsupported("no engine supports it for transcripts", 0),
+    "frequency_penalty": unsupported("no engine supports it for transcripts", 0),
+    "include_stop_str_in_output": unsupported("a transcript has no stop strings", False),
+    "stream_include_usage": Parameter("", boolean),  # the last event always has it
+    "stream_continuous_usage_stats": unsupported("only the last event has the usage", False),
+    "vllm_xargs": unsupported("the engines have no extensions that read it", {}, "", "{}"),
+    "watermarking": unsupported("no engine supports watermarks", False),
+}
+"""vLLM's fields (vllm/entrypoints/speech_to_text/*/protocol.py, 0.33)."""
+
+
 def _table(**more: Parameter) -> Table:
     return Table(
         {
@@ -271,6 +294,7 @@ def _table(**more: Parameter) -> Table:
             "timestamp_granularities[]": Parameter("granularities", _granularities),
             "include": unsupported("log-probabilities of tokens are not returned", []),
             "include[]": unsupported("log-probabilities of tokens are not returned", []),
+            **_OF_VLLM,
             **more,
         }
     )
@@ -292,6 +316,7 @@ class Transcriptions(OpenAiDialect):
     needed = "a form or a JSON object with 'file'"
     table = _table(
         language=Parameter("language", _language),
+        to_language=unsupported("use /v1/audio/translations", ""),
         chunking_strategy=unsupported("clips are always split into pieces of 30 s", "auto"),
     )
     fields: Mapping[str, Shape] = {

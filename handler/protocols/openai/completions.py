@@ -363,14 +363,15 @@ class OpenAiEmbeddings(OpenAiDialect):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
         texts = read_texts(body.get("input"), "input")
-        others = read_all(body, context, defaults={}, table=self.table).others
+        parameters = read_all(body, context, defaults={}, table=self.table)
+        others = parameters.others
         ignored = self.ignored(body, context)
         requests = embedding_requests(
             texts,
             "input",
             Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize)),
             context,
-            **vllm_fields(others, adapter),
+            **vllm_fields(parameters, adapter),
         )
         keep = base64_of if others.get("encoding_format") == "base64" else json_of
 

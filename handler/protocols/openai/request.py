@@ -277,9 +277,10 @@ _STRUCTURED_OUTPUT_READERS = {
 
 @accepts(type="object", properties={name: {} for name in _STRUCTURED_OUTPUT_READERS})
 def structured_outputs(value: Any) -> StructuredOutput | None:
-    """Read vLLM's `structured_outputs`, an object with exactly one field."""
+    """Read vLLM's `structured_outputs`, an object with exactly one field that is neither null nor false."""
     wanted = f"must be an object with exactly one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
-    given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
+    items = value.items() if isinstance(value, dict) else ()
+    given = {name: item for name, item in items if item is not None and item is not False}
     if len(given) != 1 or not given.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
         raise ValueError(wanted)
     ((name, item),) = given.items()
@@ -301,14 +302,29 @@ def _budget(value: Any) -> int | None:
 
 _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", most_tokens),
+    "truncation_side": unsupported("a prompt always keeps its end", "left"),
     "structured_outputs": Parameter("structured_output", structured_outputs),
     "use_beam_search": unsupported("beam search is not available on this route", False),
     "prompt_logprobs": unsupported("use echo with logprobs on /v1/completions", [], {}),
-    "allowed_token_ids": unsupported("the engines have no such parameter", [], {}),
     "return_tokens_as_token_ids": unsupported("tokens are returned as text", False),
     "return_token_ids": unsupported("tokens are returned as text", False),
     "logits_processors": unsupported("requests cannot contain code", [], {}),
+    "watermarking": unsupported("no engine supports watermarks", False),
+    "logprob_token_ids": unsupported("use top_logprobs, or logprobs on /v1/completions", []),
+    "repetition_detection": unsupported("use repetition_penalty or frequency_penalty"),
+    "return_weight_versions": unsupported("the weights of a running server never change", False),
+    "vllm_xargs": unsupported("the engines have no extensions that read it", {}),
+    "media_io_kwargs": unsupported("media are always loaded in the same way", {}),
+    "mm_processor_kwargs": unsupported("media are always prepared in the same way", {}),
 }
+"""Parameters of vLLM's requests (vllm/entrypoints/openai/*/protocol.py, 0.33)."""
+
+_OF_SGLANG: Mapping[str, Parameter] = {
+    "regex": PARAMETERS["guided_regex"],
+    "ebnf": PARAMETERS["guided_grammar"],
+    "json_schema": PARAMETERS["guided_json"],
+}
+"""SGLang's names for constraints (sglang/srt/entrypoints/openai/protocol.py)."""
 
 FOREIGN: Mapping[str, Parameter] = {
     "parameters": unsupported("send the parameters at the top level", {}),
@@ -338,6 +354,7 @@ _BOTH = {
     "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
     "response_format": Parameter("structured_output", _format),
     **_OF_VLLM,
+    **_OF_SGLANG,
     **FOREIGN,
 }
 
@@ -356,6 +373,7 @@ CHAT = Table(
         **{name: Parameter(name, read) for name, read in TEMPLATE_READERS.items()},
         "include_reasoning": Parameter("include_reasoning", boolean),
         "thinking_token_budget": Parameter("thinking_token_budget", _budget),
+        "return_prompt_text": unsupported("use /tokenize with return_token_strs", False),
     }
 )
 
@@ -370,6 +388,7 @@ COMPLETIONS = Table(
         "suffix": unsupported("the engines only continue a prompt", ""),
         "prompt_embeds": unsupported("a prompt must be text or token ids", []),
         "add_special_tokens": unsupported("send token ids for a prompt without special tokens", True),
+        "thinking_token_budget": unsupported("reasoning is only limited in chats", -1),
     }
 )
 
@@ -377,7 +396,8 @@ HARMLESS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
         "prediction", "reasoning_effort", "verbosity", "request_id", "guided_decoding_backend",
-        "tool_prompt", "cache_salt",
+        "tool_prompt", "session_id", "stream_interval", "return_token_offsets", "mm_payload", "return_mm_kwargs",
+        "routed_experts_prompt_start",
     }
 )  # fmt: skip
 """Fields that clients of OpenAI, vLLM or TGI send without effect. They are reported as ignored, but not refused."""

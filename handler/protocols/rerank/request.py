@@ -141,14 +141,15 @@ class Rerank(OpenAiDialect):
         model, adapter = self.read_model(body, context)
         query = read_string(body.get("query"), "query")
         documents = _read_documents(body.get("documents"))
-        others = read_all(body, context, defaults={}, table=TABLE).others
+        parameters = read_all(body, context, defaults={}, table=TABLE)
+        others = parameters.others
         ignored = self.ignored(body, context)
         requests = score_requests(
             query,
             [document["text"] for document in documents],
             "documents",
             Pooling("score", normalize=others.get("normalize", True)),
-            **vllm_fields(others, adapter, self._truncation),
+            **vllm_fields(parameters, adapter, self._truncation),
         )
         most = others.get("top_n") or len(documents)
         shown = _encode(documents) if others.get("return_documents", self._return_documents) else None

@@ -112,9 +112,19 @@ def _identifier(value: Any) -> None:
         raise ValueError(f"must have at most {_ID} characters")
 
 
+_OF_VLLM = (
+    "chat_template_kwargs", "ignore_eos", "include_stop_str_in_output", "logit_bias", "media_io_kwargs", "min_p",
+    "mm_processor_kwargs", "priority", "repetition_penalty", "seed", "skip_special_tokens",
+    "spaces_between_special_tokens", "stop_token_ids", "structured_outputs", "top_k", "vllm_xargs", "watermarking",
+)  # fmt: skip
+"""vLLM's fields of responses that are read as in chats (vllm/entrypoints/openai/responses/protocol.py, 0.33)."""
+
 TABLE = Table(
     {
         **named("responses"),
+        **{name: CHAT.parameters[name] for name in _OF_VLLM},
+        "include_reasoning": unsupported("a response always has the reasoning", True),
+        "enable_response_messages": unsupported("send the messages to /tokenize to see the prompt", False),
         "temperature": CHAT.parameters["temperature"],
         "text": Parameter("structured_output", _text),
         "previous_response_id": unsupported(f"responses are not stored (option.responses_store); {_SEND_ALL}"),
@@ -142,8 +152,9 @@ TABLE = Table(
 
 NO_EFFECT = frozenset(
     {
-        "client_metadata", "metadata", "prompt_cache_key", "prompt_cache_options",
-        "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
+        "client_metadata", "metadata", "mm_payload", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "request_id", "return_mm_kwargs", "safety_identifier", "service_tier", "session_id",
+        "stream_options", "user",
     }
 )  # fmt: skip
 """Fields that clients send and that have no effect here. They are reported as ignored, but not refused."""

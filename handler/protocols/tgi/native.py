@@ -505,7 +505,7 @@ class _TgiChatTokenize(_TgiTokenize):
         except InvalidParameter as error:
             raise OutOfRange(error.message) from None
         others = [name for name in given if name not in _NO_EFFECT]
-        ignored = report_unknown([*ignored, *unread, *others], body, context)
+        ignored = report_unknown([*ignored, *unread, *others], body, context, generates=False)
         laid, _ = lay_out(messages, (), context.chat_template, choose_format(context))
         reply = PromptDocument(_chat_tokens)
         request = Request("", messages=tuple(laid), template=template)

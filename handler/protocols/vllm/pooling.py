@@ -63,7 +63,8 @@ class VllmNumbers(OpenAiDialect):
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
-        others = read_all(body, context, defaults={}, table=self.table).others
+        parameters = read_all(body, context, defaults={}, table=self.table)
+        others = parameters.others
         texts = read_texts(body.get("input"), "input")
         ignored = self.ignored(body, context)
         task = _task(context)
@@ -73,7 +74,7 @@ class VllmNumbers(OpenAiDialect):
             "input",
             Pooling(task, normalize=normalize),
             context,
-            **vllm_fields(others, adapter),
+            **vllm_fields(parameters, adapter),
         )
         reply = self.reply(len(requests), model, others, context)
         return ParsedRequest(requests, reply, self.errors, ignored)
@@ -209,11 +210,12 @@ class VllmScoring(OpenAiDialect):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
         pairs, names = _read_pairs(body)
-        others = read_all(body, context, defaults={}, table=self.table).others
+        parameters = read_all(body, context, defaults={}, table=self.table)
+        others = parameters.others
         ignored = self.ignored(body, context)
         embeds = context.task is Task.EMBEDDING
         pooling = Pooling("embed") if embeds else Pooling("score", normalize=others.get("normalize", True))
-        shared = {"pooling": pooling, **vllm_fields(others, adapter)}
+        shared = {"pooling": pooling, **vllm_fields(parameters, adapter)}
         if embeds:
             places = {text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
             requests = [Request(text, names=FieldNames(prompt=names[1]), **shared) for text in places]

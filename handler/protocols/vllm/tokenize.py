@@ -54,7 +54,7 @@ class VllmTokenize(Dialect):
         if (given := body.get(_SPECIAL)) is not None:
             Named(_SPECIAL, given).read(COMPLETIONS.parameters[_SPECIAL].read)
         reply = PromptDocument(_tokens_of(body, context))
-        ignored = report_unknown(_unknown(body, self.fields), body, context)
+        ignored = report_unknown(_unknown(body, self.fields), body, context, generates=False)
         request = Request(prompt, names=FieldNames(prompt="prompt"))
         return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
 
@@ -74,7 +74,7 @@ class VllmTokenizeChat(OpenAiChat):
         parsed = super().parse(given, context)
         render = _tokens_of(body, context)
         reply = PromptDocument(render)
-        others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context)
+        others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
         return parsed._replace(reply=reply, ignored=[*parsed.ignored, *others], take_prompt=reply.take)
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
@@ -96,7 +96,7 @@ class VllmDetokenize(Dialect):
         body = _relax(body)
         read_model(body, context)
         text: VllmText = {"prompt": _text_of(body.get("tokens"), context)}
-        ignored = report_unknown(_unknown(body, {"model", "tokens"}), body, context)
+        ignored = report_unknown(_unknown(body, {"model", "tokens"}), body, context, generates=False)
         return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, ignored)
 
 

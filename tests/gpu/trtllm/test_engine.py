@@ -239,6 +239,20 @@ def test_a_prompt_from_the_cache_is_told_from_a_wrong_answer(model: Path) -> Non
         assert "enable_prefix_caching=false" in found.unsupported["prompt_logprobs"]
 
 
+def test_a_salt_divides_the_prefix_cache(model: Path) -> None:
+    with loaded(model, "version=1.2.1") as found:
+        found.double._cached.clear()
+        for salt in ("a", "b", "a", "", "b", "", ""):
+            found.one(cache_salt=salt)
+        caches = found.double._cached
+        assert sorted(map(len, caches.values())) == [2, 2, 3]
+        assert len(caches[None]) == 3
+        found.one(cache_salt="a", prompt_logprobs=True)
+        assert sorted(map(len, caches.values())) == [1, 2, 2, 3]  # it has a cache of its own
+    with loaded(model, "version=1.1.0") as found:
+        assert "TensorRT-LLM 1.2" in found.unsupported["cache_salt"]
+
+
 # -- the adapter on the double: what only some versions, samplers and options have -------------------------------------
 
 

@@ -174,7 +174,7 @@ def test_a_wrong_parameter_is_refused_by_name(parameters: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("field", [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
-@pytest.mark.parametrize("name", sorted(FOREIGN.keys() - {"adapters"}))
+@pytest.mark.parametrize("name", sorted(FOREIGN.keys() - {"adapters", "grammar"}))
 def test_lmis_names_have_no_effect_in_vllms_bodies(
     name: str, field: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

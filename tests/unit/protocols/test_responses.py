@@ -108,7 +108,7 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
         ({"store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}, []),
         ({"metadata": {"a": "b"}, "prompt_cache_key": "k"}, ["metadata", "prompt_cache_key"]),
         ({"metadata": {f"{number:064}": "v" * 512 for number in range(16)}}, ["metadata"]),
-        ({"seed": 1, "input": [{"role": "user", "content": "a", "name": "b"}]}, ["seed", "input[].name"]),
+        ({"seeds": 1, "input": [{"role": "user", "content": "a", "name": "b"}]}, ["seeds", "input[].name"]),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, []),
         ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema", "tools[].strict"]),
         ({"tools": [SEARCH], "tool_choice": "auto"}, ["tools[].type=web_search"]),

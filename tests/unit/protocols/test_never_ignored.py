@@ -1,0 +1,110 @@
+"""Names that ask for isolation, safety or a constraint: every dialect obeys them, or refuses the request by name."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.errors import ServingError
+from handler.core.values import Request
+from handler.protocols.kernel.body import _NEVER_IGNORED
+from handler.protocols.openapi import DESCRIPTIONS
+from handler.protocols.tgi.native import CHAT_TOKENIZE
+from handler.protocols.vllm.tokenize import TOKENIZE
+from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES
+from tests.unit.protocols.test_parameters import context
+
+SEEING = replace(CAPABLE, no_media={"image": "", "audio": ""})
+SALTED = {"cache_salt": "tenant-1"}
+SCHEMA = {"type": "object"}
+ASKED: dict[str, Any] = {
+    "cache_salt": "tenant-1", "extra_key": "tenant-1", "inference_geo": "us", "zdr": True, "watermarking": True,
+    "guardrails": ["pii"], "guardrail_config": {"id": "x"}, "guardrailConfig": {"id": "x"},
+    "amazon-bedrock-guardrailConfig": {"id": "x"}, "moderation": {"model": "x"}, "safe_prompt": True,
+    "safety_mode": "STRICT", "safety_settings": [1], "safetySettings": [1],
+    "regex": "[0-9]+", "ebnf": 'root ::= "x"', "json_schema": SCHEMA, "structural_tag": {"type": "x"},
+    "grammar": {"type": "regex", "value": "[0-9]+"}, "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "[0-9]+"}, "guided_json": SCHEMA, "guided_json_object": True,
+    "guided_regex": "[0-9]+", "guided_choice": ["a"], "guided_grammar": 'root ::= "x"',
+    "guided_decoding": {"json": "{}"},
+}  # fmt: skip
+
+
+def parse(route: str, body: Any) -> list[Request] | str:
+    """Return the requests to the engine, or the refusal."""
+    try:
+        return list(DIALECTS[route].parse(copy.deepcopy(body), SEEING).requests)
+    except ServingError as error:
+        return error.message
+
+
+def obeys(requests: list[Request], name: str) -> bool:
+    if name == "cache_salt":
+        return {request.sampling.cache_salt for request in requests} == {"tenant-1"}
+    return all(request.sampling.structured_output is not None for request in requests)
+
+
+def test_each_name_is_asked_for() -> None:
+    assert ASKED.keys() == _NEVER_IGNORED.keys()
+
+
+@in_one_test(("route", "dialect"), EXAMPLES)
+def test_it_is_obeyed_or_refused_by_name(route: str, dialect: str) -> None:
+    example = DESCRIPTIONS[dialect].example
+    assert isinstance(parse(route, example), list), "the example itself is good"
+    if dialect in ("openai_transcriptions", "openai_translations"):  # whose `response_format` is that of the transcript
+        names = ASKED.keys() - {"response_format"}
+    else:
+        names = ASKED.keys()
+    for name in names:
+        found = parse(route, {**example, name: ASKED[name]})
+        assert name in found if isinstance(found, str) else obeys(found, name), (name, found)
+        deep = parse(route, {**example, "extra_body": {name: ASKED[name]}})
+        wanted = "'extra_body'" if dialect.startswith("triton") else f"extra_body.{name}"
+        assert wanted in str(deep), (name, deep)
+
+
+@in_one_test("dialect", ["lmi", "tgi_compat", "lmi_async", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
+def test_under_parameters_too(dialect: str) -> None:
+    for name, value in ASKED.items():
+        found = parse(dialect, {"inputs": "a", "parameters": {name: value}})
+        assert name in found if isinstance(found, str) else obeys(found, name), (name, found)
+
+
+def test_names_that_ask_for_nothing_are_not_refused() -> None:
+    nothing = {"inference_geo": "global", "safety_mode": "OFF", "safe_prompt": False, "guardrails": [], "regex": None}
+    for name in ("openai_chat", "anthropic_messages", "tgi_generate", "openai_embeddings", "tei_embed"):
+        assert isinstance(parse(name, {**DESCRIPTIONS[name].example, **nothing}), list), name
+
+
+def test_counts_of_tokens_ignore_them() -> None:
+    """Nothing is computed, so nothing needs isolation. Clients send a chat's own body to /tokenize."""
+    parsed = TOKENIZE.parse({"prompt": "a", **SALTED, "regex": "a"}, SEEING)
+    assert list(parsed.ignored) == ["cache_salt", "regex"]
+    messages = [{"role": "user", "content": "a"}]
+    assert CHAT_TOKENIZE.parse({"messages": messages, **SALTED}, replace(SEEING, chat_template="a")).requests
+
+
+@in_one_test("salt", ["", 7, ["a"], "a" * 129, "a@b", "a/b", "a\\b", "a\0b"])
+def test_a_salt_has_vllms_limits(salt: Any) -> None:
+    found = parse("openai_chat", {**DESCRIPTIONS["openai_chat"].example, "cache_salt": salt})
+    assert str(found).startswith("cache_salt="), found
+
+
+def test_a_prompt_that_only_fills_the_cache_keeps_its_salt() -> None:
+    body = {**DESCRIPTIONS["anthropic_messages"].example, "max_tokens": 0, **SALTED}
+    (request,) = parse("anthropic_messages", body)
+    assert isinstance(request, Request)
+    assert (request.sampling.cache_salt, request.sampling.max_new_tokens) == ("tenant-1", 1)
+
+
+@in_one_test("engine", ["echo", "openvino"])
+def test_engines_without_a_divisible_cache_refuse_it(engine: str) -> None:
+    able = replace(SEEING, engine=engine, unsupported=context(engine, {}).unsupported)
+    for dialect in ("openai_chat", "openai_completions", "openai_responses", "anthropic_messages", "openai_embeddings"):
+        with pytest.raises(ServingError, match=f"cache_salt=.tenant-1.: the engine {engine} does not support it"):
+            DIALECTS[dialect].parse({**DESCRIPTIONS[dialect].example, **SALTED}, able)
