@@ -22,7 +22,10 @@ _MAX_STRING = 1 << 26  # bytes; a chat template has a few thousand
 _MAX_NUMBERS = 1 << 12  # maximum numbers in a list to keep: enough for one per layer, but not for one per token
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
-_NEEDED = {_ARCHITECTURE: "model", b"tokenizer.ggml.tokens": "tokenizer"}
+_TOKENS = b"tokenizer.ggml.tokens"
+_NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
+_SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
+"""Maps a token's name in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
@@ -124,6 +127,33 @@ def matrix_types(path: Path) -> set[int]:
         return {kind for shape, kind, _ in _tensors(file, num_tensors) if len(shape) > 1}
 
 
+def tokenizer_config(path: Path) -> dict[str, object]:
+    """Return the values that tokenizer_config.json would have for a model: the texts of special tokens, and flags.
+
+    Raises:
+        ValueError: If the file is not a GGUF file of a supported version, or if it ends inside its header.
+    """
+    with path.open("rb") as file:
+        values = dict(_pairs(file, _begin(file)[1]))
+        ids = {f"{own}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode()) for name, own in _SPECIAL.items()}
+        flags = {
+            f"add_{name}_token": values.get(f"tokenizer.ggml.add_{name}_token".encode()) for name in ("bos", "eos")
+        }
+        known = {id: "" for id in ids.values() if isinstance(id, int)}
+        for _ in range(_begin(file)[1] if known else 0):
+            key, kind = _string(file), _read(file, "I")
+            if key != _TOKENS or kind != _ARRAY:
+                _value(file, kind)
+                continue
+            _read(file, "I")  # the type of the items, which are strings
+            for id in range(min(_read(file, "Q"), max(known) + 1)):
+                if (text := _string(file)) and id in known:
+                    known[id] = text.decode(errors="replace")
+            break
+    texts = {name: known[id] for name, id in ids.items() if isinstance(id, int) and known[id]}
+    return {**texts, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
+
+
 class Header(NamedTuple):
     """A complete header.
 
@@ -180,6 +210,7 @@ def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]
 
 def _begin(file: BinaryIO) -> tuple[int, int]:
     """Read the start of the header, and return the number of tensors and the number of key-value pairs."""
+    file.seek(0)
     head = file.read(64)
     if why := placeholder(head):
         raise ValueError(f"{file.name} {why}")

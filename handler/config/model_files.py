@@ -99,7 +99,9 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
-    """Read tokenizer_config.json, with a string for each token and without the names of files."""
+    """Read tokenizer_config.json, with a string for each token and without the names of files, or a GGUF file."""
+    if model is not None and model.suffix == ".gguf":
+        return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
         return {}
     given = read_json(model / "tokenizer_config.json")

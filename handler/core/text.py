@@ -227,6 +227,9 @@ class StopMatcher:
         stops: stop strings.
         include: whether the stop string is shown. No text is held back in that case.
         thoughts: marks of a first thought, in which stop strings are ignored.
+
+    Attributes:
+        matched: the stop string that was found, or "".
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False, thoughts: Thoughts | None = None) -> None:
@@ -235,7 +238,7 @@ class StopMatcher:
         self._longest = max(map(len, self._stops), default=0)
         self._include = include
         self._held = ""
-        self.matched = False
+        self.matched = ""
 
     def feed(self, text: str) -> str:
         """Return the text that cannot be part of a stop string."""
@@ -250,7 +253,7 @@ class StopMatcher:
         end, start = self._find(self._held)
         if end:
             safe = self._held[num_sent : end if self._include else start]
-            self._held, self.matched = "", True
+            self._held, self.matched = "", self._held[start:end]
             return safe
         cut = len(self._held) - self._partial(self._held)
         safe, self._held = text if self._include else self._held[:cut], self._held[cut:]
@@ -324,7 +327,7 @@ class SequenceState:
         texts: the present text of each id, or None if `push` must be called. It is None for all ids if the request has
             stop strings or if the last tokens end with an incomplete character.
         special: ids of control tokens.
-        stopped: whether a stop string has ended the sequence.
+        stopped: the stop string that has ended the sequence, or "".
     """
 
     __slots__ = (
@@ -352,7 +355,7 @@ class SequenceState:
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._watched = self._stops is not None or bool(self._ending)
         self.texts = self._texts()
-        self.stopped = False
+        self.stopped = ""
 
     def _texts(self) -> Sequence[str | None]:
         return _NO_TEXTS if self._watched or self._detokenizer.pending else self._detokenizer.texts

@@ -359,6 +359,7 @@ class Extras(NamedTuple):
             label.
         num_cached_tokens: number of the prompt's tokens that were in the engine's cache; once.
         heard: piece of the audio clip that begins with these tokens; only in a transcription.
+        stop: the stop string that ended the sequence. The batcher sets it.
     """
 
     context_logits: Sequence[Sequence[float]] | None = None
@@ -366,6 +367,7 @@ class Extras(NamedTuple):
     vector: Sequence[float] | None = None
     num_cached_tokens: int | None = None
     heard: Heard | None = None
+    stop: str | None = None
 
     def over(self, earlier: Extras) -> Extras:
         """Return these values, with missing ones filled in from an earlier step."""

@@ -23,6 +23,7 @@ from handler.core.errors import (
     ServingError,
 )
 from handler.core.framing import JSON, dumps
+from handler.core.values import Task
 from handler.http.inference import (
     Endpoint,
     Handle,
@@ -39,6 +40,7 @@ from handler.protocols.anthropic import api as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
 from handler.protocols.kernel.body import decode
+from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
@@ -134,8 +136,15 @@ class ModelRoutes:
             "root": id if parent else model.context.source or model.config.model_name,
             "parent": parent,
             "max_model_len": self._max_tokens,
-            "input_modalities": ["text", *taken_media(model.context)],
+            "input_modalities": _modalities(model.context),
         }
+
+
+def _modalities(context: ServerContext) -> list[str]:
+    """Return what requests may contain. Only a model that generates text reads more than its task's own input."""
+    if context.task is Task.TRANSCRIPTION:
+        return ["audio"]
+    return ["text", *(taken_media(context) if context.task is Task.GENERATION else ())]
 
 
 def _is_anthropic(scope: Scope) -> bool:

@@ -154,6 +154,8 @@ _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
 _TRANSCRIPTIONS = Transcriptions()
 _POOLING = {"/pooling": VllmPooling()}
 _RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
+_RERANK_V2 = Rerank("rerank_v2", "Rerank, version 2", return_documents=False, truncation=Truncation(side="right"))
+_RERANKS = {"/v1/rerank": _RERANK, "/v2/rerank": _RERANK_V2}
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
 TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
@@ -165,6 +167,8 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/v1/embeddings": _EMBEDDINGS,
         "/embed": _EMBED,
         "/similarity": TeiSimilarity(),
+        "/rerank": _RANKS,
+        **_RERANKS,
         **_SCORE,
         **_POOLING,
     },
@@ -172,10 +176,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/": _RANKS,
         "/rerank": _RANKS,
         **_SCORE,
-        "/v1/rerank": _RERANK,
-        "/v2/rerank": Rerank(
-            "rerank_v2", "Rerank, version 2", return_documents=False, truncation=Truncation(side="right")
-        ),
+        **_RERANKS,
     },
     Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT, "/classify": VllmClassify(), **_POOLING},
     Task.TRANSCRIPTION: {

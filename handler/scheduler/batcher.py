@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
 from handler.core.text import Prompt, SequenceState, prompt_tokens
-from handler.core.values import Delta, Finish, Request, Token, new_delta, new_token
+from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import EngineRequest, Output, Step, engine_failure
 from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora import AdapterRegistry
@@ -433,7 +433,8 @@ class Batcher:
                 continue
             if text is None and request.single.stopped:
                 self._engine.cancel(key)  # the engine does not know of stop strings
-                deltas.append(Delta(request.id, request.first, (token,), Finish.STOP))
+                extras = Extras(stop=request.single.stopped)
+                deltas.append(Delta(request.id, request.first, (token,), Finish.STOP, extras=extras))
                 self._end_sequence(request, key, 0)
                 continue
             fast_path = request.fast_path
@@ -470,12 +471,15 @@ class Batcher:
                 return deltas.append(self._unwritten(request, error))
             fast_path.num_tokens += len(tokens)
             return self.fast_paths.append(fast_path)
+        extras = output.extras
         if finish is not None:
+            if (state := request.sequences[output.sequence]) is not None and state.stopped:
+                extras = (extras or NO_EXTRAS)._replace(stop=state.stopped)
             if output.finish is None:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
         sequence = request.first + output.sequence
-        deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, output.extras))
+        deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, extras))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """Cancel a failed request and return its last delta."""

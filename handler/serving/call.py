@@ -143,7 +143,9 @@ class Preprocessor:
         if any_media if dialect is None else dialect.any_media:
             return head
         if not head.is_prompt and not self._is_form(head) and not _JSON_TYPES.fullmatch(head.media_type):
-            others = "" if dialect is not None else " or text/plain"
+            forms = self.dialect_of(head).forms
+            others = f" or {_FORM}, with the audio clip as the file 'file'" if forms else ""
+            others = others or ("" if dialect is not None else " or text/plain")
             raise UnsupportedMedia(f"content type {head.media_type!r} is not supported; send application/json{others}")
         return head
 

@@ -15,7 +15,7 @@ from typing import Any
 from handler import __version__, engines
 from handler.config import environment
 from handler.config.config import Config
-from handler.config.model_files import DEMO, DEMO_MEMBER, embedding_prompts, label_names, tokenizer_config
+from handler.config.model_files import DEMO, DEMO_MEMBER, embedding_prompts, label_names, locate, tokenizer_config
 from handler.core import child_processes, loop
 from handler.core.errors import ConfigError
 from handler.core.loop import LoopWatch, run_in_daemon_thread
@@ -96,8 +96,22 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
             for kind in MEDIA
         },
         max_media=max_media,
-        tokenizer_config=tokenizer_config(Path(shown)) if shown and config.enable_tokenizer_info_endpoint else {},
+        tokenizer_config=_tokenizer_config(Path(shown), spec)
+        if shown and config.enable_tokenizer_info_endpoint
+        else {},
     )
+
+
+def _tokenizer_config(config: Config, shown: Path | str | None, spec: Spec) -> dict[str, Any]:
+    """Return what /tokenizer_info shows. A model that was converted from a GGUF file has its tokens in that file."""
+    if not shown or not config.enable_tokenizer_info_endpoint:
+        return {}
+    if found := tokenizer_config(Path(shown)):
+        return found
+    with contextlib.suppress(ConfigError, OSError, ValueError):
+        model_id = engines.fetch(spec.engine, spec.config.options.model_id, spec.config)
+        return tokenizer_config(locate(model_id or DEMO).path)
+    return {}
 
 
 def _source(model_id: str | None) -> str:

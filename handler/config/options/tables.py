@@ -170,7 +170,7 @@ class Options:
     openai_compat: bool = option(boolean, False, "answer chats on /invocations as on /v1/chat/completions")
     root_schema: str = option(one_of("tgi", "mindie"), "tgi", "API of the embedded server's route /: tgi or mindie")
     enable_streaming: bool = option(_streaming, False, "stream responses in dynamic batching, as lines {\"outputs\": [...]}")
-    enable_force_include_usage: bool = option(_switch, False, "end streamed chats and completions with token counts, as with stream_options.include_usage")
+    enable_force_include_usage: bool = option(_switch, False, "every chunk of streamed chats and completions has token counts, as with include_usage and continuous_usage_stats in stream_options")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server answers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
     batch_transform: bool = option(boolean, False, "answer refused requests with status 200, for SageMaker's batch transform (local.md); SAGEMAKER_BATCH sets it")
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); none leaves calls in the text")

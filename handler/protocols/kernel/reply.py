@@ -56,6 +56,11 @@ class SequenceOutput:
         return sum(token.id >= 0 for token in self.tokens)
 
     @property
+    def last_id(self) -> int:
+        """The id of the last token, or -1 if there is none."""
+        return self.tokens[-1].id if self.tokens else -1
+
+    @property
     def num_values(self) -> int:
         """The approximate number of tokens and their alternatives."""
         return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in (self.tokens, self.prefill) if tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,6 +141,11 @@ def embedding_requests(
         )
         for index, text in enumerate(texts)
     ]
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of two vectors of length 1."""
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:

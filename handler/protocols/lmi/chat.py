@@ -25,7 +25,7 @@ from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
 from handler.protocols.lmi.request import DynamicBatch, Lmi, noting_foreign, without_foreign
 from handler.protocols.openai import chat as openai
-from handler.protocols.openai.api import OpenAiMessagePart, StreamUsage
+from handler.protocols.openai.api import OpenAiMessagePart, StopReason, StreamUsage
 from handler.protocols.openai.chat import CHAT_EXAMPLE, ChatFormat, OpenAiChat, ParsedChat, ReadAnswer
 from handler.protocols.openai.request import CHAT, Choice, Usage, read_stream
 
@@ -36,6 +36,9 @@ class LmiChatFormat(ChatFormat):
     def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
         reason = super().reason(finish, called=called, broken=broken)
         return finish.value if finish is not None and reason == "stop" else reason
+
+    def stopped(self, finish: Finish | None, stop: str | None, last_id: int) -> StopReason:
+        return {}
 
 
 class ChatStream(openai.ChatStream):

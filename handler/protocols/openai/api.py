@@ -132,14 +132,20 @@ class OpenAiMessagePart(TypedDict, total=False):
     tool_calls: list[ToolCallPart] | None
 
 
-class OpenAiChatChoice(TypedDict):
+class StopReason(TypedDict):
+    """vLLM's field beside `finish_reason`: the stop string or the id of the stop token that ended the answer."""
+
+    stop_reason: NotRequired[str | int | None]
+
+
+class OpenAiChatChoice(StopReason):
     index: Count
     message: OpenAiMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
-class OpenAiChatPart(TypedDict):
+class OpenAiChatPart(StopReason):
     index: Count
     delta: OpenAiMessagePart
     logprobs: ChatLogprobs | None
@@ -175,7 +181,7 @@ class TokenIds(TypedDict):
     token_ids: NotRequired[list[Count]]
 
 
-class OpenAiTextChoice(TokenIds):
+class OpenAiTextChoice(TokenIds, StopReason):
     index: Count
     text: str
     logprobs: TextLogprobs | None
@@ -284,7 +290,7 @@ class OpenAiModel(TypedDict):
     """The model or an adapter.
 
     `root` is the last part of the model's path or URI, `parent` is the base model of an adapter, and
-    `input_modalities` lists what messages may contain.
+    `input_modalities` lists what requests may contain.
     """
 
     id: str

@@ -32,6 +32,7 @@ from handler.protocols.openai.api import (
     OpenAiChatPart,
     OpenAiError,
     OpenAiMessagePart,
+    StopReason,
     StreamUsage,
     TokenLogprob,
     ToolCallPart,
@@ -50,6 +51,7 @@ from handler.protocols.openai.request import (
     identity,
     names,
     read_stream,
+    stop_reason,
     streaming,
 )
 
@@ -97,6 +99,10 @@ class ChatFormat(NamedTuple):
     form: AnswerForm
     every_role: bool = False
     thoughts: bool = True
+
+    def stopped(self, finish: Finish | None, stop: str | None, last_id: int) -> StopReason:
+        """Return vLLM's field for the end of a choice."""
+        return {"stop_reason": stop_reason(finish, stop, last_id)}
 
     @property
     def named(self) -> bool:
@@ -200,7 +206,9 @@ class ChatStream(Stream[ChatChoice]):
 
     def _part(self, choice: ChatChoice, token: Token, finish: Finish | None) -> OpenAiChatPart | None:
         if choice.reader is None:
-            return self._choice_part(choice, {"content": token.text}, [token], finish)
+            return self._ended(
+                choice, self._choice_part(choice, {"content": token.text}, [token], finish), token, finish
+            )
         events = choice.reader.feed(token)
         if self._format.thoughts or not choice.reader.thinking:
             choice.waiting.append(token)
@@ -210,7 +218,10 @@ class ChatStream(Stream[ChatChoice]):
         if not delta and finish is None:
             return None
         tokens, choice.waiting = choice.waiting, []
-        return self._choice_part(choice, delta, tokens, finish)
+        return self._ended(choice, self._choice_part(choice, delta, tokens, finish), token, finish)
+
+    def _ended(self, choice: ChatChoice, part: OpenAiChatPart, token: Token, finish: Finish | None) -> OpenAiChatPart:
+        return part if finish is None else {**part, **self._format.stopped(finish, choice.stop, token.id)}
 
     def _choice_part(
         self, choice: ChatChoice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
@@ -269,6 +280,7 @@ class ReadAnswer(NamedTuple):
         number: The index of the choice.
         content: The text, or None if there is only reasoning or tool calls.
         reason: The finish reason for the client.
+        stopped: vLLM's field beside the reason.
     """
 
     number: int
@@ -276,6 +288,7 @@ class ReadAnswer(NamedTuple):
     parts: MessageParts
     logprobs: ChatLogprobs | None
     reason: str | None
+    stopped: StopReason
 
 
 class ChatDocument(WholeAnswer):
@@ -298,6 +311,7 @@ class ChatDocument(WholeAnswer):
             "message": {"role": "assistant", "content": answer.content, "refusal": None, **answer.parts},
             "logprobs": answer.logprobs,
             "finish_reason": answer.reason,
+            **answer.stopped,
         }
 
     def _answers(self) -> list[ReadAnswer]:
@@ -317,7 +331,8 @@ class ChatDocument(WholeAnswer):
         content, parts = _gather(shown)
         broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
         reason = self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken)
-        return ReadAnswer(sequence.index, content, parts, self._format.logprobs.of(tokens), reason)
+        stopped = self._format.stopped(sequence.finish, sequence.extras.stop, sequence.last_id)
+        return ReadAnswer(sequence.index, content, parts, self._format.logprobs.of(tokens), reason, stopped)
 
 
 def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:

@@ -50,6 +50,7 @@ from handler.protocols.openai.request import (
     identity,
     names,
     read_stream,
+    stop_reason,
     streaming,
 )
 
@@ -150,13 +151,14 @@ class TextStream(Stream[TextChoice]):
         text = token.text if choice.begun else choice.prompt + token.text
         at = choice.at if choice.begun or prefill else len(choice.prompt)
         choice.at += len(text)
-        return {
+        part: OpenAiTextChoice = {
             "index": choice.index,
             "text": text,
             "logprobs": self._format.columns(prefill, [token], at),
             "finish_reason": REASONS[finish],
             **self._format.ids([token]),
         }
+        return part if finish is None else {**part, "stop_reason": stop_reason(finish, choice.stop, token.id)}
 
 
 class TextDocument(WholeAnswer):
@@ -191,6 +193,7 @@ class TextDocument(WholeAnswer):
             "text": prompt + sequence.text,
             "logprobs": self._format.columns(prefill, sequence.tokens, at),
             "finish_reason": REASONS[sequence.finish],
+            "stop_reason": stop_reason(sequence.finish, sequence.extras.stop, sequence.last_id),
             **self._format.ids(sequence.tokens),
         }
 

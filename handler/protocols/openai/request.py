@@ -75,6 +75,18 @@ class Head(NamedTuple):
         }
 
 
+def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | int | None:
+    """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended an answer, or None.
+
+    Args:
+        stop: The stop string, or None if a token ended the answer.
+        last_id: The id of the last token, or -1 if there is none.
+    """
+    if finish is not Finish.STOP:
+        return None
+    return stop or (last_id if last_id >= 0 else None)
+
+
 def identity(prefix: str) -> tuple[str, int]:
     """Return a new id for an answer, and the current time in seconds since 1970."""
     return f"{prefix}-{new_digits()}", int(time.time())
@@ -125,11 +137,12 @@ class Choice:
     chunks have token counts. It is None before the first chunk, and if other fields change as well.
     """
 
-    __slots__ = ("begun", "index", "text_event")
+    __slots__ = ("begun", "index", "stop", "text_event")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.begun = False
+        self.stop: str | None = None  # the stop string that ended the choice
         self.text_event: bytes | None = None
 
 
@@ -161,6 +174,10 @@ class Stream(TokenStream, Generic[C]):
         counts: StreamUsage = {"usage": _COUNTS if wanted.always else None} if wanted.always or wanted.null else {}
         self._event = template(framing.encode(self._value([SLOT], counts)))
         self._is_text = not wanted.always  # True if `Choice.text_event` is a whole chunk
+
+    def _take(self, place: int, delta: Delta) -> None:
+        super()._take(place, delta)
+        self._choices[place].stop = delta.extras and delta.extras.stop
 
     def _token(self, place: int, token: Token) -> bytes:
         choice = self._choices[place]
@@ -507,7 +524,7 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
     """Read `stream_options`.
 
     Args:
-        force: True to report token counts at the end regardless of the options.
+        force: True to report token counts in every chunk and at the end regardless of the options, as in vLLM.
     """
     if not isinstance(options, dict):
         raise ValueError("must be an object")
@@ -517,7 +534,7 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} must be true or false")
     at_end = force or bool(options.get("include_usage"))
-    return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
+    return Usage(at_end, force or (at_end and bool(options.get("continuous_usage_stats"))), null=at_end)
 
 
 STREAM: Mapping[str, Shape] = {"stream": nullable(FLAG), "stream_options": nullable(schema_of_reader(read_usage))}

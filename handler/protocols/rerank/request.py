@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
-from handler.core.values import Pooling, Truncation
+from handler.core.values import Pooling, Task, Truncation
 from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
@@ -21,6 +21,8 @@ from handler.protocols.kernel.schema import Count, NotRequired, Shape, accepts, 
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     VLLM_POOLING,
+    cosine,
+    embedding_requests,
     read_list,
     read_string,
     score_requests,
@@ -118,7 +120,7 @@ _DESCRIPTION = Description(
 
 
 class Rerank(OpenAiDialect):
-    """The dialect that ranks documents by their relevance to a query.
+    """The dialect that ranks documents by their relevance to a query, or with an embedding model by the cosine.
 
     Args:
         title: The dialect's title in the OpenAPI document.
@@ -144,13 +146,15 @@ class Rerank(OpenAiDialect):
         parameters = read_all(body, context, defaults={}, table=TABLE)
         others = parameters.others
         ignored = self.ignored(body, context)
-        requests = score_requests(
-            query,
-            [document["text"] for document in documents],
-            "documents",
-            Pooling("score", normalize=others.get("normalize", True)),
-            **vllm_fields(parameters, adapter, self._truncation),
-        )
+        texts = [document["text"] for document in documents]
+        shared = vllm_fields(parameters, adapter, self._truncation)
+        embeds = context.task is Task.EMBEDDING
+        if embeds:
+            of_query = embedding_requests([query], "query", Pooling("embed"), context, **shared)
+            requests = of_query + embedding_requests(texts, "documents", Pooling("embed"), context, **shared)
+        else:
+            pooling = Pooling("score", normalize=others.get("normalize", True))
+            requests = score_requests(query, texts, "documents", pooling, **shared)
         most = others.get("top_n") or len(documents)
         shown = _encode(documents) if others.get("return_documents", self._return_documents) else None
 
@@ -159,11 +163,12 @@ class Rerank(OpenAiDialect):
             return value if shown is None else {**value, "document": shown[index]}
 
         def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
-            best_first = sorted(enumerate(vectors), key=lambda item: -item[1][0])
+            scores = [cosine(vectors[0], vector) for vector in vectors[1:]] if embeds else [one for (one,) in vectors]
+            best_first = sorted(enumerate(scores), key=lambda item: -item[1])
             return {
                 "id": f"rerank-{new_uuid()}",
                 "model": model,
-                "results": [ranked(index, score) for index, (score,) in best_first[:most]],
+                "results": [ranked(index, score) for index, score in best_first[:most]],
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
 

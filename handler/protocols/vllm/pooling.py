@@ -5,7 +5,6 @@ Source: vllm/entrypoints/pooling/*/protocol.py.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from handler.protocols.kernel.texts import (
     NON_EMPTY,
     VLLM_POOLING,
     TooManyTexts,
+    cosine,
     embedding_requests,
     read_list,
     read_string,
@@ -229,7 +229,7 @@ class VllmScoring(OpenAiDialect):
             if not embeds:
                 return float(vectors[index][0])
             first, second = (vectors[places[text]] for text in pairs[index])
-            return math.fsum(one * other for one, other in zip(first, second, strict=True))
+            return cosine(first, second)
 
         def render(vectors: Vectors, num_tokens: int) -> VllmScores:
             data: list[VllmScore] = [

@@ -180,6 +180,22 @@ def test_all_routes_have_the_same_ranks(servers: dict[str, LiveServer]) -> None:
     assert not all(0 < rank["score"] < 1 for rank in raw)
 
 
+def test_an_embedding_model_ranks_by_the_cosine_that_score_has(servers: dict[str, LiveServer]) -> None:
+    server = servers["text-embedding"]
+    scores = [row["score"] for row in ask(server, "/score", {"text_1": ECHO_QUERY, "text_2": ECHO_TEXTS})["data"]]
+    best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
+    assert scores[0] == pytest.approx(1)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = ask(server, path, {"query": ECHO_QUERY, "documents": [*ECHO_TEXTS, ECHO_TEXTS[1]], "top_n": 3})
+        assert [rank["index"] for rank in answer["results"]][:2] == best_first[:2]
+        found = {rank["index"]: rank["relevance_score"] for rank in answer["results"]}
+        assert [found[index] for index in best_first[:2]] == [scores[index] for index in best_first[:2]]
+    long = {"query": "a " * 200_000, "documents": ["b"]}
+    assert "query" in http.post(server.url + "/v1/rerank", json=long).text
+    (model,) = http.get(server.url + "/v1/models").json()["data"]
+    assert model["input_modalities"] == ["text"]
+
+
 def test_labels(servers: dict[str, LiveServer]) -> None:
     server = servers["text-classification"]
     one = ask(server, "/predict", {"inputs": "a b"})
@@ -203,10 +219,13 @@ ROUTES = {
 @pytest.mark.parametrize("task", ROUTES)
 def test_routes_for_other_tasks_say_what_the_model_is_for(servers: dict[str, LiveServer], task: str) -> None:
     for other, paths in ROUTES.items():
-        for path in paths if other != task else ():
+        tasks = (
+            "text-embedding or rerank" if other == "rerank" else other
+        )  # which an embedding model does by the cosine
+        for path in paths if task not in tasks.split(" or ") else ():
             found = http.post(servers[task].url + path, json={"inputs": "a"})
             assert found.status_code == 404, path
-            assert f"it is for option.task={other}, and this model's task is {task}" in found.text
+            assert f"it is for option.task={tasks}, and this model's task is {task}" in found.text
             assert found.json().keys() <= {"error", "error_type", "message", "type"}
 
 

@@ -371,19 +371,50 @@ def test_what_each_chunk_repeats_and_how_many_there_are_is_bounded(echo_server: 
     assert (long["param"], many["param"]) == ("model", "n")
 
 
-def test_the_server_may_count_every_stream() -> None:
+def test_the_server_may_count_every_chunk() -> None:
     """vLLM's option: gateways bill by the counts of clients that do not ask for them."""
     with serve("--engine", "echo", "-o", "option.enable_force_include_usage=true") as server:
         server.wait_ready()
-        counts = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
         complete = {"prompt": "one two three", "max_tokens": 2}
-        for options in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": {"include_usage": True}}):
-            events = server.post({**complete, "stream": True, **options}, COMPLETIONS).text.split("\n\n")
-            assert json.loads(events[-3].removeprefix("data: "))["usage"] == counts
-        assert server.post(complete, COMPLETIONS).json()["usage"] == counts
-        for path in (CHAT, "/invocations"):
-            streamed = server.post({**ASK, "stream": True}, path).text
-            assert streamed.count('"usage":{"prompt_tokens"') == 1
+        assert server.post(complete, COMPLETIONS).json()["usage"]["completion_tokens"] == 2
+        asked = ((complete, COMPLETIONS), ({**ASK, "max_tokens": 2}, CHAT), ({**ASK, "max_tokens": 2}, "/invocations"))
+        for body, path in asked:
+            for options in (
+                {},
+                {"stream_options": {"include_usage": False}},
+                {"stream_options": {"include_usage": True}},
+            ):
+                streamed = server.post({**body, "stream": True, **options}, path).text
+                chunks = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if "{" in line]
+                assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-3:] == [1, 2, 2], path
+                assert all(chunk["usage"]["prompt_tokens"] for chunk in chunks)
+
+
+def test_what_ended_an_answer_is_told_as_in_vllm(echo_server: LiveServer) -> None:
+    """`stop_reason`: the stop string or token, in whole answers and in a stream's last chunk of each choice."""
+    prompt = {"prompt": "one two three four", "max_tokens": 9}
+    chat = {"messages": [{"role": "user", "content": "one two three four"}], "max_tokens": 9}
+    (plain,) = echo_server.post({**prompt, "return_token_ids": True}, COMPLETIONS).json()["choices"]
+    third = plain["token_ids"][2]
+    cases: list[tuple[dict[str, Any], str, str | int | None]] = [
+        ({**prompt, "stop": ["e thr", "four"]}, COMPLETIONS, "four"),
+        ({**prompt, "stop": ["two thr"]}, COMPLETIONS, "two thr"),
+        ({**prompt, "stop": ["four"], "max_tokens": 4}, COMPLETIONS, "four"),
+        ({**prompt, "stop": ["o thr"], "include_stop_str_in_output": True}, COMPLETIONS, "o thr"),
+        ({**prompt, "stop": ["four"], "stop_token_ids": [third]}, COMPLETIONS, third),
+        ({**prompt, "stop": ["five"], "max_tokens": 3}, COMPLETIONS, None),
+        ({**chat, "stop": ["three"]}, CHAT, "three"),
+        ({**chat, "stop": ["three"], "n": 2}, CHAT, "three"),
+        (chat, CHAT, None),
+    ]
+    for body, path, wanted in cases:
+        choices = echo_server.post(body, path).json()["choices"]
+        assert [choice["stop_reason"] for choice in choices] == [wanted] * body.get("n", 1), body
+        streamed = echo_server.post({**body, "stream": True}, path).text
+        chunks = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if "{" in line]
+        parts = [part for chunk in chunks for part in chunk["choices"]]
+        assert [part["stop_reason"] for part in parts if part["finish_reason"]] == [wanted] * body.get("n", 1), body
+        assert not [part for part in parts if not part["finish_reason"] and "stop_reason" in part]
 
 
 # -- chat completions through a live server: the wire with echo, real answers with the demo model ----------------------

@@ -171,6 +171,18 @@ def test_a_form_is_answered(server: LiveServer, path: str) -> None:
     assert "x-lmi-ignored-parameters" not in answer.headers
 
 
+def test_raw_audio_is_refused_with_the_form_to_send(server: LiveServer) -> None:
+    for path in (TRANSCRIPTIONS, TRANSLATIONS, "/invocations"):
+        answer = http.post(server.url + path, content=CLIP, headers={"content-type": "audio/mpeg"})
+        assert answer.status_code == 415
+        assert "multipart/form-data, with the audio clip as the file 'file'" in answer.text
+
+
+def test_the_model_reads_audio_only(server: LiveServer) -> None:
+    (model,) = http.get(server.url + "/v1/models").json()["data"]
+    assert model["input_modalities"] == ["audio"]
+
+
 def test_json_has_the_file_in_base64(server: LiveServer) -> None:
     body = {"file": base64.b64encode(CLIP).decode(), "language": "en"}
     for path in (TRANSCRIPTIONS, "/invocations"):

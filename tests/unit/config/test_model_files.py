@@ -7,10 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from handler.config import model_files
 from handler.config.loader import Reading, read_config, read_server_config
-from handler.config.model_files import locate
+from handler.config.model_files import locate, tokenizer_config
 from handler.config.user_files import describe_model_py
 from handler.core import child_processes
 from handler.core.errors import ConfigError
@@ -18,6 +19,7 @@ from handler.core.values import Role
 from handler.engines.huggingface.files import prepare_checkpoint
 from handler.serving.check import check
 from handler.serving.engine import downloads_of
+from tests.checkpoints.small_gguf import write_small
 
 # -- finding a model, and saying what is missing when there is none ----------------------------------------------------
 
@@ -218,3 +220,19 @@ def test_an_entry_point_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
 def test_the_check_says_what_is_called(text: str, options: str, wanted: str, tmp_path: Path) -> None:
     found = describe_model_py(tmp_path / "model.py", reading(tmp_path, text, options).config)
     assert found == f"{tmp_path}/model.py: {wanted}"
+
+
+# -- what /tokenizer_info shows of a GGUF file -------------------------------------------------------------------------
+
+
+def test_special_tokens_of_a_gguf_file_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_small(path, Kind.F16, keys={"tokenizer.ggml.padding_token_id": 257, "tokenizer.ggml.add_bos_token": False})
+    found = tokenizer_config(path)
+    assert found == {"bos_token": "<eos>", "eos_token": "<eos>", "pad_token": "ab", "add_bos_token": False}
+
+
+def test_ids_outside_a_gguf_files_vocabulary_have_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_small(path, Kind.F16, keys={"tokenizer.ggml.padding_token_id": 1 << 30})
+    assert "pad_token" not in tokenizer_config(path)

@@ -33,7 +33,7 @@ def match(pieces: list[str], stops: list[str], *, include: bool = False) -> tupl
             break
     if not matcher.matched:
         shown.append(matcher.flush())
-    return "".join(shown), matcher.matched, shown
+    return "".join(shown), bool(matcher.matched), shown
 
 
 @given(st.text())
