@@ -53,6 +53,7 @@ class DispatchByField(Dialect):
         self._others = others
         self._otherwise = mode if otherwise is None else others[otherwise]
         self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, self._otherwise.errors
+        self.computes = self._otherwise.computes
         self._by_field = {**{field: others[field] for field in before}, "inputs": mode, **others}
 
     @property

@@ -9,12 +9,12 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.core.errors import Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
+from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.framing import JSON
 from handler.core.loop import Begun
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.dialect import ParsedRequest, Reply
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.errors import Headers, HttpResponse
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
@@ -271,7 +271,13 @@ class RequestTask:
             thread = self._admission.formatters
             self._threaded = ThreadedReply(parsed.reply, parsed.formatter, thread, self._feed_and_flush)
             self._reply = self._threaded
+        if self._dialect.computes:
+            self._stats.count_opened()
         self._stats.note_accepted(parsed)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return self._admission.preprocessor.dialect_of(self._head)
 
     # -- rendering of the response -------------------------------------------------------------------------------
 
@@ -406,8 +412,11 @@ class RequestTask:
         if self.parsed is not None:
             errors = self.parsed.errors
         else:
-            preprocessor = self._admission.preprocessor
-            errors = preprocessor.dialect_of(self._head).errors_of(body, preprocessor.context)
+            errors = self._dialect.errors_of(body, self._admission.preprocessor.context)
+            if self._dialect.computes and isinstance(
+                error, InvalidParameter | Unavailable
+            ):  # as TGI: the body was read
+                self._stats.count_opened()
         answer = errors.whole(error)
         self.status, self._content_type, self._error_headers = answer.status, answer.content_type, answer.headers
         self.error = error.with_traceback(None)  # a traceback refers to this task: a cycle

@@ -595,6 +595,7 @@ class AnthropicCount(AnthropicMessages):
     """The dialect of Anthropic's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "anthropic_count"
+    computes = False
     description = Description(
         title="Anthropic token count",
         request="AnthropicCountRequest",

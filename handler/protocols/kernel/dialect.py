@@ -292,6 +292,7 @@ class Dialect(ABC):
             (`Upload`) by name.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
+        computes: whether the engine answers. TGI does not count requests that are only tokenized.
         errors: the error format if nothing is known about the request.
         description: the description of the bodies for the OpenAPI document.
     """
@@ -300,6 +301,7 @@ class Dialect(ABC):
     any_media = False
     forms = False
     unique_keys = False
+    computes = True
     errors: ErrorFormat
     description: Description
 

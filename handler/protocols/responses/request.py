@@ -682,6 +682,7 @@ class ResponsesCount(OpenAiResponses):
     """The dialect of OpenAI's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "openai_responses_count"
+    computes = False
     description = Description(
         title="OpenAI response token count",
         request="OpenAiResponsesCountRequest",

@@ -475,6 +475,7 @@ class _TgiTokenize(Dialect):
     """The dialect of /tokenize. It accepts the bodies of /generate, but reads only `inputs`, as TGI does."""
 
     name = "tgi_tokenize"
+    computes = False
     unique_keys = True
     errors = TgiErrors()
 
@@ -490,6 +491,7 @@ class _TgiChatTokenize(_TgiTokenize):
     """The dialect of /chat_tokenize. It renders a chat into the same prompt as /v1/chat/completions."""
 
     name = "tgi_chat_tokenize"
+    computes = True  # TGI counts it
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict) or "messages" not in body:

@@ -42,6 +42,7 @@ class VllmTokenize(Dialect):
     """The dialect of /tokenize for a prompt."""
 
     name = "vllm_tokenize"
+    computes = False
     errors = ERRORS
     fields = frozenset({"model", "prompt", _SPECIAL, _STRINGS})
 
@@ -63,6 +64,7 @@ class VllmTokenizeChat(OpenAiChat):
     """The dialect of /tokenize for a chat. It renders the same prompt as /v1/chat/completions, including tools."""
 
     name = "vllm_tokenize_chat"
+    computes = False
     errors = ERRORS
     table = Table({name: CHAT.parameters[name] for name in _SHAPING})
     fields: Mapping[str, Shape] = {name: OpenAiChat.fields[name] for name in ("messages", "model", "tools")}
@@ -88,6 +90,7 @@ class VllmDetokenize(Dialect):
     """The dialect of /detokenize, which decodes token ids, including those of special tokens."""
 
     name = "vllm_detokenize"
+    computes = False
     errors = ERRORS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from handler.core.log import of_request
-from handler.core.values import Finish
+from handler.core.values import Finish, Request, Sampling
 from handler.engines.base import EngineStatistics
 from handler.engines.process.replicas import ReplicaReport
 from handler.protocols.kernel.dialect import ParsedRequest, Timing
@@ -67,7 +67,7 @@ class Histogram(Collector):
         yield family
 
 
-# -- metrics with vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.32) ------------
+# -- metrics with vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.33) ------------
 # A value that the engine does not report is not exported.
 
 _LABELS = ("model_name", "engine")
@@ -84,6 +84,7 @@ _QUEUE = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 )  # fmt: skip
+_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
@@ -96,6 +97,7 @@ class VllmMetrics(Collector):
     Args:
         queued: returns the number of requests in the queue.
         engines: returns the number of sequences and the statistics of each engine.
+        tokens: returns the number of tokens generated so far.
 
     Attributes:
         first_token: histogram of seconds from a request's acceptance to its first token.
@@ -109,9 +111,11 @@ class VllmMetrics(Collector):
         model_name: str,
         queued: Callable[[], int],
         engines: Callable[[], Sequence[tuple[int, EngineStatistics]]],
+        tokens: Callable[[], int],
     ) -> None:
         self._model_name = model_name
-        self._queued, self._engines = queued, engines
+        self._queued, self._engines, self._tokens = queued, engines, tokens
+        self._num_prompt_tokens = 0
         labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds",
@@ -128,28 +132,50 @@ class VllmMetrics(Collector):
             registry,
             labels,
         )
-        self._queue = Histogram(
-            "vllm:request_queue_time_seconds",
-            "Seconds from tokenizing a request to its start in the engine",
-            _QUEUE,
-            registry,
-            labels,
-        )
-        self._prompt_tokens = Histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens per request", _TOKENS, registry, labels
-        )
-        self._generated = Histogram(
-            "vllm:request_generation_tokens", "Generated tokens per request", _TOKENS, registry, labels
-        )
+        self._others = {
+            name: Histogram(f"vllm:{name}", help, bounds, registry, labels)
+            for name, help, bounds in (
+                ("request_queue_time_seconds", "Seconds from tokenizing a request to its start in the engine", _QUEUE),
+                ("e2e_request_latency_seconds", "Seconds from a request's acceptance to its last token", _QUEUE),
+                ("request_inference_time_seconds", "Seconds of a request in the engine", _QUEUE),
+                ("request_prefill_time_seconds", "Seconds from the start in the engine to the first token", _QUEUE),
+                ("request_decode_time_seconds", "Seconds from the first token to the last", _QUEUE),
+                ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
+                ("request_prompt_tokens", "Prompt tokens per request", _TOKENS),
+                ("request_generation_tokens", "Generated tokens per request", _TOKENS),
+                ("request_params_n", "The parameter n of requests", _NUMBERS),
+                ("request_params_max_tokens", "The maximum of new tokens of requests", _TOKENS),
+            )
+        }
         self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
-    def count(self, request: RequestRecord) -> None:
-        """Count a request that has ended, unless the engine never got it."""
+    def count(self, request: RequestRecord, samplings: Iterable[Sampling], per_token: float | None) -> None:
+        """Count a request that has ended, unless the engine never got it.
+
+        Args:
+            samplings: the parameters of its prompts, if text is generated.
+            per_token: mean seconds between its tokens, or None if there is only one.
+        """
         if request.queue is None:
             return
-        self._queue.observe(request.queue)
-        self._prompt_tokens.observe(request.num_prompt_tokens)
-        self._generated.observe(request.num_tokens)
+        self._num_prompt_tokens += request.num_prompt_tokens
+        values = {
+            "request_queue_time_seconds": request.queue,
+            "e2e_request_latency_seconds": request.total,
+            "request_inference_time_seconds": request.total - request.started,
+            "request_prompt_tokens": request.num_prompt_tokens,
+            "request_generation_tokens": request.num_tokens,
+        }
+        if request.num_tokens:
+            values["request_prefill_time_seconds"] = request.first - request.started
+            values["request_decode_time_seconds"] = request.total - request.first
+        if per_token is not None:
+            values["request_time_per_output_token_seconds"] = per_token
+        for name, value in values.items():
+            self._others[name].observe(value)
+        for sampling in samplings:
+            self._others["request_params_n"].observe(sampling.n)
+            self._others["request_params_max_tokens"].observe(sampling.max_new_tokens)
         is_cut = request.outcome == "ok" and request.finish == Finish.LENGTH.value
         self._ended["length" if is_cut else _REASONS.get(request.outcome, "error")] += 1
 
@@ -171,6 +197,8 @@ class VllmMetrics(Collector):
             (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries),
             (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits),
             (counter, "num_preemptions", "Requests preempted for lack of room in the KV cache", preemptions),
+            (counter, "prompt_tokens", "Prompt tokens of requests that have ended", [self._num_prompt_tokens]),
+            (counter, "generation_tokens", "Tokens generated", [self._tokens()]),
         ):
             family = kind(f"vllm:{name}", help, labels=_LABELS)
             for number, value in enumerate(values):
@@ -188,24 +216,56 @@ class VllmMetrics(Collector):
 # Sources: docs/source/reference/metrics.md and router/src/server.rs of huggingface/text-generation-inference 3.
 
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
+_TGI_ERRORS = {
+    **dict.fromkeys(("overloaded", "unavailable"), "overloaded"),
+    "refused": "validation",
+    "failed": "generation",
+    "cancelled": "dropped",
+}
+"""TGI's label `err` by outcome."""
 
 
 class TgiMetrics:
     def __init__(self, registry: CollectorRegistry, queued: Callable[[], int], active: Callable[[], int]) -> None:
         self._num_opened = 0
         self._num_ok = 0
+        self._failed: Counts[str] = Counts()
         Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
         Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
-        self._duration = Histogram(
-            "tgi_request_duration", "Duration of successful requests, in seconds", _DURATIONS, registry
-        )
+        self._others = {
+            name: Histogram(f"tgi_request_{name}", help, bounds, registry)
+            for name, help, bounds in (
+                ("duration", "Duration of successful requests, in seconds", _DURATIONS),
+                ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
+                ("queue_duration", "Seconds in the queue", _DURATIONS),
+                ("inference_duration", "Seconds in the engine", _DURATIONS),
+                ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
+                ("generated_tokens", "Generated tokens per request", _TOKENS),
+                ("input_length", "Prompt tokens per request", _TOKENS),
+                ("max_new_tokens", "The maximum of new tokens of requests", _TOKENS),
+            )
+        }
 
     def count_opened(self) -> None:
         self._num_opened += 1
 
-    def count_success(self, seconds: float) -> None:
+    def count_success(self, request: RequestRecord, samplings: Iterable[Sampling]) -> None:
         self._num_ok += 1
-        self._duration.observe(seconds)
+        queue, inference = request.queue or 0.0, request.total - request.started
+        for name, value in (
+            ("duration", request.total),
+            ("validation_duration", request.started - queue),
+            ("queue_duration", queue),
+            ("inference_duration", inference),
+            ("mean_time_per_token_duration", inference / max(1, request.num_tokens)),
+            ("generated_tokens", request.num_tokens),
+            ("input_length", request.num_prompt_tokens),
+            *(("max_new_tokens", sampling.max_new_tokens) for sampling in samplings),
+        ):
+            self._others[name].observe(value)
+
+    def count_failure(self, outcome: str) -> None:
+        self._failed[_TGI_ERRORS[outcome]] += 1
 
     def counters(self) -> bytes:
         """Render the counters, whose names must not end with `_total`, which prometheus_client would append."""
@@ -214,6 +274,9 @@ class TgiMetrics:
             ("tgi_request_success", "Number of successful requests", self._num_ok),
         )
         lines = [f"# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n" for name, help, value in values]
+        name = "tgi_request_failure"
+        lines.append(f"# HELP {name} Number of failed requests\n# TYPE {name} counter\n")
+        lines += [f'{name}{{err="{err}"}} {self._failed[err]}\n' for err in sorted({*_TGI_ERRORS.values()})]
         return "".join(lines).encode()
 
 
@@ -363,7 +426,7 @@ class Metrics:
         )
         self._adapters = _Adapters(gauges.adapters)
         registry.register(self._adapters)
-        self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines)
+        self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines, gauges.tokens)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
 
     def show_captured(self, counts: Callable[[], tuple[int, int]]) -> None:
@@ -375,7 +438,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request when it arrives, before its outcome is known."""
+        """Count a request that TGI would count: once its body is read, before its outcome is known."""
         if self._tgi is not None:
             self._tgi.count_opened()
 
@@ -384,15 +447,15 @@ class Metrics:
         self.first_token.observe(seconds)
         self._vllm.first_token.observe(seconds)
 
-    def count(self, request: RequestRecord, num_sequences: int, adapters: Iterable[str] = ()) -> None:
+    def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
         """Count a request that has ended, and pass it to the recorders.
 
         Like the durations of vLLM, TGI and DJL Serving, those here exclude requests that were refused or that needed no
         engine, such as /tokenize. Their short durations would hide the long ones of an overloaded server.
 
         Args:
-            num_sequences: number of sequences that the request asked for.
-            adapters: names of the LoRA adapters that the request used.
+            parsed: the prompts of the request, with their parameters.
+            opened: whether `count_opened` has counted it.
         """
         self._by_outcome[request.outcome].inc()
         admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED
@@ -402,12 +465,17 @@ class Metrics:
         num_tokens, after_first = request.num_tokens, request.total - request.first
         if num_tokens > 1:
             self.per_token.observe(after_first / (num_tokens - 1))
+        num_sequences, between = sum(one.sampling.num_sequences for one in parsed), None
         if (later := num_tokens - num_sequences) > 0:
-            self._vllm.inter_token.observe(after_first * num_sequences / later, later)
-        self._vllm.count(request)
-        self._adapters.num_requests.update(adapters)
-        if self._tgi is not None and admitted and request.outcome == "ok":
-            self._tgi.count_success(request.total)
+            self._vllm.inter_token.observe(between := after_first * num_sequences / later, later)
+        samplings = [one.sampling for one in parsed if one.pooling is None]
+        self._vllm.count(request, samplings, between)
+        self._adapters.num_requests.update({one.adapter.name for one in parsed if one.adapter is not None})
+        if self._tgi is not None and opened:
+            if request.outcome != "ok":
+                self._tgi.count_failure(request.outcome)
+            elif admitted:
+                self._tgi.count_success(request, samplings)
         for note in self.recorders:
             note(request)
 
@@ -463,7 +531,12 @@ class RequestStats:
         self.num_prompt_tokens = 0
         self.num_tokens = 0
         self.error = ""
-        metrics.count_opened()
+        self._opened = False
+
+    def count_opened(self) -> None:
+        """Count the request for TGI's `tgi_request_count`."""
+        self._opened = True
+        self._metrics.count_opened()
 
     def note_accepted(self, parsed: ParsedRequest) -> None:
         """Note that the body has been parsed. The request's times start here."""
@@ -513,8 +586,7 @@ class RequestStats:
             self._count_first()
         record = self._record(outcome, finish)
         requests, ignored = (self._parsed.requests, self._parsed.ignored) if self._parsed is not None else ((), ())
-        adapters = {request.adapter.name for request in requests if request.adapter is not None}
-        self._metrics.count(record, sum(request.sampling.num_sequences for request in requests), adapters)
+        self._metrics.count(record, requests, opened=self._opened)
         names = [name[:64] for name in ignored[:32]]
         fields: dict[str, Any] = {
             "request_id": self._request_id,
@@ -552,6 +624,7 @@ class RequestStats:
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self.num_tokens,
             queue=self._started_at - self._encoded_at if self._started_at else None,
+            started=self._started_at - self._accepted_at if self._started_at else 0.0,
             first=self._first_at - self._accepted_at if self.num_tokens else 0.0,
             total=time.perf_counter() - self._accepted_at if self._accepted_at else 0.0,
         )

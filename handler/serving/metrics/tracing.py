@@ -36,6 +36,7 @@ class RequestRecord(NamedTuple):
         finish: finish reason of the last sequence, or "" if no sequence has ended.
         error: error message, or "" without an error.
         queue: seconds from tokenizing to the start in the engine, or None if the engine never got the request.
+        started: seconds from the request's acceptance to its start in the engine, or 0 if the engine never got it.
         first: seconds to the first token, or 0 without a token.
         total: seconds to the end of the request, or 0 if it was not accepted.
     """
@@ -50,6 +51,7 @@ class RequestRecord(NamedTuple):
     queue: float | None
     first: float
     total: float
+    started: float = 0.0
 
 
 class Tracer:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
+from handler.core.values import Request
 from handler.engines.base import EngineRequest, EngineStatistics
 from handler.engines.echo import engine as echo
 from handler.engines.process import engine_process
@@ -56,8 +57,17 @@ VLLM = {
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",
     "vllm:request_queue_time_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_time_per_output_token_seconds": "histogram",
     "vllm:request_prompt_tokens": "histogram",
     "vllm:request_generation_tokens": "histogram",
+    "vllm:request_params_n": "histogram",
+    "vllm:request_params_max_tokens": "histogram",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
 }
 VLLM_BOUNDS = {
@@ -65,19 +75,28 @@ VLLM_BOUNDS = {
         "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 "
         "160.0 640.0 2560.0 +Inf"
     ),
-    "vllm:inter_token_latency_seconds": (
-        "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 +Inf"
-    ),
-    "vllm:request_queue_time_seconds": (
-        "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 960.0 1920.0 7680.0 +Inf"
+    "vllm:request_params_n": "1.0 2.0 5.0 10.0 20.0 +Inf",
+    **dict.fromkeys(
+        ("vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds"),
+        "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 +Inf",
     ),
     **dict.fromkeys(
-        ("vllm:request_prompt_tokens", "vllm:request_generation_tokens"),
+        (
+            "vllm:request_queue_time_seconds",
+            "vllm:e2e_request_latency_seconds",
+            "vllm:request_inference_time_seconds",
+            "vllm:request_prefill_time_seconds",
+            "vllm:request_decode_time_seconds",
+        ),
+        "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 960.0 1920.0 7680.0 +Inf",
+    ),
+    **dict.fromkeys(
+        ("vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:request_params_max_tokens"),
         "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0 1000.0 2000.0 5000.0 10000.0 20000.0 50000.0 "
         "100000.0 200000.0 500000.0 +Inf",
     ),
 }
-"""As vLLM 0.32 exports them, which dashboards and alarms name; those of tokens end at the model's context there."""
+"""As vLLM 0.33 exports them, which dashboards and alarms name; those of tokens end at the model's context there."""
 ADAPTERS = {"lmi_adapters": "gauge", "lmi_adapter_requests": "counter"}
 REPORTED = {
     "vllm:kv_cache_usage_perc": "gauge",
@@ -90,7 +109,15 @@ TGI = {
     "tgi_batch_current_size": "gauge",
     "tgi_request_count": "counter",
     "tgi_request_success": "counter",
+    "tgi_request_failure": "counter",
     "tgi_request_duration": "histogram",
+    "tgi_request_validation_duration": "histogram",
+    "tgi_request_queue_duration": "histogram",
+    "tgi_request_inference_duration": "histogram",
+    "tgi_request_mean_time_per_token_duration": "histogram",
+    "tgi_request_generated_tokens": "histogram",
+    "tgi_request_input_length": "histogram",
+    "tgi_request_max_new_tokens": "histogram",
 }
 ENDED = ("stop", "length", "abort", "error")
 DASHBOARD = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-dashboard.json"
@@ -222,8 +249,24 @@ def test_a_request_counts_its_tokens_after_the_first_of_each_sequence(server: Ap
     assert (grown("vllm:request_prompt_tokens_sum"), grown("vllm:request_generation_tokens_sum")) == (3, 5 * n)
     reasons = {reason: grown("vllm:request_success_total", finished_reason=reason) for reason in ENDED}
     assert reasons == {"stop": 0, "length": 1, "abort": 0, "error": 0}
-    assert grown("tgi_request_count_total") == 2  # the parser adds the suffix
+    assert (grown("vllm:prompt_tokens_total"), grown("vllm:generation_tokens_total")) == (3, 5 * n)
+    assert (grown("vllm:request_params_n_sum"), grown("vllm:request_params_max_tokens_sum")) == (n, 5)
+    assert grown("vllm:request_time_per_output_token_seconds_sum") == pytest.approx(
+        grown("vllm:inter_token_latency_seconds_sum") / between
+    )
+    whole, *parts = (grown(f"vllm:{name}_seconds_sum") for name in (
+        "e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time",
+    ))  # fmt: skip
+    assert grown("lmi_request_duration_seconds_sum") == pytest.approx(whole)
+    assert 0 < sum(parts) <= whole
+    assert sum(parts[1:]) == pytest.approx(grown("vllm:request_inference_time_seconds_sum"))
+    assert grown("tgi_request_count_total") == 1  # the parser adds the suffix; `{}` is no request of TGI's form
     assert grown("tgi_request_success_total") == grown("tgi_request_duration_count") == 1
+    assert [grown(f"tgi_request_{name}_sum") for name in ("input_length", "generated_tokens", "max_new_tokens")] == [
+        3, 5 * n, 5,
+    ]  # fmt: skip
+    durations = [grown(f"tgi_request_{name}duration_sum") for name in ("validation_", "queue_", "inference_")]
+    assert grown("tgi_request_duration_sum") == pytest.approx(sum(durations))
     assert server.metric("tgi_request_count") == value(after, "tgi_request_count_total")
 
 
@@ -269,6 +312,25 @@ def test_requests_in_the_queue_and_in_the_engine() -> None:
         assert [answer.result().status_code for answer in asked] == [200, 200]
 
 
+def test_tgis_count_has_the_requests_that_tgi_counts(server: AppServer) -> None:
+    """Those whose body has the right form; a wrong value is a failure, and tokenizing counts for chats only."""
+
+    def grown(path: str, body: Any, **more: Any) -> tuple[float, float]:
+        before = scrape(server)
+        http.post(server.url + path, **({"content": body} if isinstance(body, bytes) else {"json": body}), **more)
+        after = scrape(server)
+        names = {"tgi_request_count_total": {}, "tgi_request_failure_total": {"err": "validation"}}
+        count, failed = (value(after, name, **of) - value(before, name, **of) for name, of in names.items())
+        return count, failed
+
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert grown("/generate", {"inputs": "a"}) == grown("/v1/chat/completions", {**chat, "max_tokens": 1}) == (1, 0)
+    assert grown("/generate", {"inputs": "a", "parameters": {"temperature": -1}}) == (1, 1)
+    assert grown("/generate", {"inputs": 7}) == grown("/generate", b"{") == (0, 0)
+    assert grown("/tokenize", {"inputs": "a"}) == grown("/detokenize", {"tokens": [1]}) == (0, 0)
+    assert grown("/v1/messages/count_tokens", chat) == grown("/v1/responses/input_tokens", {"input": "a"}) == (0, 0)
+
+
 def test_requests_refused_by_a_full_queue_have_no_duration() -> None:
     slow = ("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=20", "job_queue_size=1")
     options = (*slow, "option.tgi_metrics=true")
@@ -287,7 +349,8 @@ def test_requests_refused_by_a_full_queue_have_no_duration() -> None:
         metrics = scrape(server)
     counts = [value(metrics, "lmi_requests_total", outcome=outcome) for outcome in ("ok", "overloaded")]
     assert counts == [3, 7]
-    assert [value(metrics, f"tgi_request_{name}_total") for name in ("count", "success")] == [10, 2]
+    assert [value(metrics, f"tgi_request_{name}_total") for name in ("count", "success")] == [9, 2]
+    assert value(metrics, "tgi_request_failure_total", err="overloaded") == 7
     durations = ("lmi_request_duration_seconds", "tgi_request_duration", "vllm:request_queue_time_seconds")
     assert {name: value(metrics, f"{name}_count") for name in durations} == dict.fromkeys(durations, 2)
     assert value(metrics, "lmi_request_duration_seconds_bucket", le="0.25") == 0
@@ -355,8 +418,8 @@ def metrics() -> Metrics:
 
 def test_a_request_that_the_engine_started_at_once_has_a_queue_time_and_one_that_it_never_got_has_none() -> None:
     made = metrics()
-    made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), 1)
-    made.count(RequestRecord("id", {}, "refused", "", "", 0, 0, queue=None, first=0.0, total=0.0), 1)
+    made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), [Request("")])
+    made.count(RequestRecord("id", {}, "refused", "", "", 0, 0, queue=None, first=0.0, total=0.0), [Request("")])
     assert samples(made.registry)["vllm:request_queue_time_seconds_count"] == 1
 
 
@@ -376,7 +439,7 @@ def test_a_request_that_the_engine_started_at_once_has_a_queue_time_and_one_that
 )
 def test_only_requests_that_the_engine_took_have_a_duration(outcome: str, queue: float | None, counts: int) -> None:
     made = metrics()
-    made.count(RequestRecord("id", {}, outcome, "", "", 1, 0, queue=queue, first=0.0, total=2.0), 1)
+    made.count(RequestRecord("id", {}, outcome, "", "", 1, 0, queue=queue, first=0.0, total=2.0), [Request("")])
     found = samples(made.registry)
     names = ("lmi_request_duration_seconds_count", "lmi_request_duration_seconds_sum")
     assert [found[name] for name in names] == [counts, 2.0 * counts]
@@ -385,12 +448,12 @@ def test_only_requests_that_the_engine_took_have_a_duration(outcome: str, queue:
 def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
     made = metrics()
     made.count_first(8.0)
-    made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), 1)
+    made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), [Request("")])
     before = samples(made.registry)
     assert "TimeToFirstToken" not in cloudwatch_check(json.dumps(document("m", before, before, 1.5)))
     for first in (0.1, 0.3):
         made.count_first(first)
-        made.count(RequestRecord("id", {}, "ok", "", "", 4, 11, queue=0.0, first=first, total=first + 1), 1)
+        made.count(RequestRecord("id", {}, "ok", "", "", 4, 11, queue=0.0, first=first, total=first + 1), [Request("")])
     found = cloudwatch_check(json.dumps(document("m", before, samples(made.registry), 1.5)))
     assert found["_aws"]["Timestamp"] == 1500
     assert found["ModelName"] == "m"

@@ -66,10 +66,11 @@ def test_each_supported_parameter_changes_the_keywords() -> None:
         "max_new_tokens": 7, "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
         "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),),
         "seed": 7, "stop_token_ids": (3,), "bad_sequences": ("x",), "bad_token_ids": (3,), "ignore_eos": True,
+        "allowed_token_ids": (3,),
         "logprobs": True, "top_logprobs": 2, "prompt_logprobs": True, "do_sample": False,
         "structured_output": StructuredOutput("json_object", ""),
     }  # fmt: skip
-    elsewhere = {"num_beams", "length_penalty", "early_stopping", "prompt_top_logprobs"}
+    elsewhere = {"num_beams", "length_penalty", "early_stopping", "prompt_top_logprobs", "cache_salt"}
     assert values.keys() | elsewhere == SUPPORTS, "add a value of each parameter to `values`"
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
     plain = sampling_arguments(Sampling(**base))

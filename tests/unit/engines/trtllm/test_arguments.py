@@ -308,8 +308,14 @@ UNLESS_ASKED = {"typical_p", "num_beams", "structured_output", "return_generatio
 @pytest.mark.parametrize(
     ("release", "options", "lacks"),
     [
-        ((1, 0), (), UNLESS_ASKED | PENALTIES | {"bad_sequences", "min_p", "prompt_logprobs", "return_context_logits"}),
-        ((1, 1), ("enable_prefix_caching=false",), UNLESS_ASKED | PENALTIES | {"bad_sequences", "min_p"}),
+        (
+            (1, 0),
+            (),
+            UNLESS_ASKED
+            | PENALTIES
+            | {"bad_sequences", "cache_salt", "min_p", "prompt_logprobs", "return_context_logits"},
+        ),
+        ((1, 1), ("enable_prefix_caching=false",), UNLESS_ASKED | PENALTIES | {"bad_sequences", "cache_salt", "min_p"}),
         ((1, 2), (), UNLESS_ASKED | PENALTIES | {"bad_sequences"}),
         ((1, 2), ("sampler_type=TRTLLMSampler",), UNLESS_ASKED | {"top_logprobs", "best_of"}),
         ((1, 2), ("max_beam_width=2",), UNLESS_ASKED - {"num_beams"} | {"top_logprobs", "best_of"}),
