@@ -96,9 +96,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
             for kind in MEDIA
         },
         max_media=max_media,
-        tokenizer_config=_tokenizer_config(Path(shown), spec)
-        if shown and config.enable_tokenizer_info_endpoint
-        else {},
+        tokenizer_config=_tokenizer_config(config, shown, spec),
     )
 
 

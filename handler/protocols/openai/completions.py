@@ -158,7 +158,9 @@ class TextStream(Stream[TextChoice]):
             "finish_reason": REASONS[finish],
             **self._format.ids([token]),
         }
-        return part if finish is None else {**part, "stop_reason": stop_reason(finish, choice.stop, token.id)}
+        if finish is not None:
+            part["stop_reason"] = stop_reason(finish, choice.stop, token.id)
+        return part
 
 
 class TextDocument(WholeAnswer):
