@@ -32,6 +32,7 @@ from handler.protocols.openai.api import (
     OpenAiTextAnswer,
     OpenAiTextChoice,
     OpenAiTextChunk,
+    StopReason,
     StreamUsage,
     TextLogprobs,
     TokenIds,
@@ -151,16 +152,17 @@ class TextStream(Stream[TextChoice]):
         text = token.text if choice.begun else choice.prompt + token.text
         at = choice.at if choice.begun or prefill else len(choice.prompt)
         choice.at += len(text)
-        part: OpenAiTextChoice = {
+        ended: StopReason = {}
+        if finish is not None:
+            ended["stop_reason"] = stop_reason(finish, choice.stop, token.id)
+        return {
             "index": choice.index,
             "text": text,
             "logprobs": self._format.columns(prefill, [token], at),
             "finish_reason": REASONS[finish],
             **self._format.ids([token]),
+            **ended,
         }
-        if finish is not None:
-            part["stop_reason"] = stop_reason(finish, choice.stop, token.id)
-        return part
 
 
 class TextDocument(WholeAnswer):
