@@ -176,9 +176,15 @@ class RefusedByEngine(InvalidParameter):
     """
 
     _REFUSED = "the engine refused the request"
+    _OVERFLOW = re.compile("context length|maximum allowed length|should not exceed max_(?:seq_len|num_tokens)", re.I)
 
     def __init__(self, words: str, detail: str = "") -> None:
         super().__init__(f"{self._REFUSED}: {words}" if words else self._REFUSED, detail=detail)
+
+    @property
+    def tells_overflow(self) -> bool:
+        """True if the server has too little room for the prompt, as vLLM, SGLang or TensorRT-LLM tell it."""
+        return bool(self._OVERFLOW.search(self.message))
 
     @property
     def public(self) -> str:
@@ -186,11 +192,23 @@ class RefusedByEngine(InvalidParameter):
 
 
 class TooLong(_OfTheClient):
-    """The request needs more tokens than the model accepts."""
+    """The request needs more tokens than the model accepts.
+
+    The messages contain OpenAI's and vLLM's words for it, and TGI's if the fields are TGI's. Clients search for these
+    words, to shorten a conversation or to use another model (tests/joints/test_error_words.py).
+    """
+
+    @staticmethod
+    def _context(limit: int, *, of_tgi: bool) -> str:
+        tgi = f" (`inputs` tokens + `max_new_tokens` must be <= {limit})" if of_tgi else ""
+        return f"this model's maximum context length is {limit} tokens{tgi}"
 
 
 class PromptTooLong(TooLong):
     """The prompt is too long.
+
+    Args:
+        limit: maximum number of tokens in prompt and answer together. None if there is no answer.
 
     Attributes:
         name: name of the prompt in the client's dialect.
@@ -199,14 +217,19 @@ class PromptTooLong(TooLong):
         most: maximum number of tokens in the prompt.
     """
 
-    def __init__(self, name: str, num_prompt: int, most: int, *, exact: bool = True) -> None:
+    def __init__(self, name: str, num_prompt: int, most: int, *, limit: int | None = None, exact: bool = True) -> None:
         given = f"{num_prompt}" if exact else f"at least {num_prompt}"
-        super().__init__(f"'{name}' has {given} tokens; the model accepts at most {most}")
+        context = self._context(limit or most, of_tgi=limit is not None and name == "inputs")
+        super().__init__(
+            f"'{name}' has {given} tokens; the model accepts at most {most}. Input tokens exceed the configured "
+            f"limit: {context}. Please reduce the length of the {name}"
+        )
         self.name, self.num_prompt, self.given, self.most, self._exact = name, num_prompt, given, most, exact
 
-    def named(self, name: str) -> PromptTooLong:
-        """Return the same error with the prompt's name in another dialect."""
-        return PromptTooLong(name, self.num_prompt, self.most, exact=self._exact)
+    def named(self, name: str, limit: int | None = None) -> PromptTooLong:
+        """Return the same error with the prompt's name in another dialect, and with `limit`."""
+        most = min(self.most, limit - 1) if limit else self.most
+        return PromptTooLong(name, self.num_prompt, most, limit=limit, exact=self._exact)
 
 
 class AnswerTooLong(TooLong):
@@ -214,9 +237,9 @@ class AnswerTooLong(TooLong):
 
     def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:
         tokens = "token" if num_prompt == 1 else "tokens"
+        context = self._context(most, of_tgi=name.endswith("max_new_tokens"))
         super().__init__(
-            f"{name}={wanted}: with {num_prompt} prompt {tokens} it must be at most {most - num_prompt}, as the model "
-            f"accepts {most} in total"
+            f"{name}={wanted}: with {num_prompt} prompt {tokens} it must be at most {most - num_prompt}: {context}"
         )
         self.num_prompt, self.wanted, self.most = num_prompt, wanted, most
 

@@ -309,15 +309,16 @@ class Preprocessor:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
             prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
-        elif request.messages:
-            prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
-            if media:
-                return place_media(request, prompt, media, self._tokenizer.media_tokens)
         else:
             try:
-                prompt = self._tokenizer.encode(request.prompt)
+                if request.messages:
+                    prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
+                else:
+                    prompt = self._tokenizer.encode(request.prompt)
             except PromptTooLong as error:
-                raise error.named(request.names.prompt) from None
+                raise error.named(request.names.prompt, self._most_tokens()) from None
+            if media:
+                return place_media(request, prompt, media, self._tokenizer.media_tokens)
         if request.truncation is None:
             return prompt
         most = request.truncation.most or self._room(request)
@@ -361,7 +362,7 @@ class Preprocessor:
         limit = info.max_total_tokens
         most = min(limit - 1, self.context.config.max_input_len or limit)
         if num_prompt > most:
-            raise PromptTooLong(names.prompt, num_prompt, most)
+            raise PromptTooLong(names.prompt, num_prompt, most, limit=limit)
         needed = _needed(request)
         if num_prompt + needed > limit and not request.fill_context:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)

@@ -8,7 +8,15 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypedDict
 
-from handler.core.errors import InvalidParameter, NotKept, Overloaded, PromptTooLong, ServingError
+from handler.core.errors import (
+    InvalidParameter,
+    ModelNotFound,
+    NotKept,
+    Overloaded,
+    PromptTooLong,
+    RefusedByEngine,
+    ServingError,
+)
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.schema import Count, NotRequired
@@ -238,8 +246,12 @@ class AnthropicErrors(ErrorFormat):
     def body(self, error: ServingError) -> AnthropicError:
         """Return an error as a body, or as the `error` event of a stream."""
         message = in_own_words(error.message)
-        if isinstance(error, PromptTooLong):  # clients recognize this message and shorten the conversation
+        if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
             message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
+        elif isinstance(error, RefusedByEngine) and error.tells_overflow:
+            message = f"prompt is too long: {message}"
+        elif isinstance(error, ModelNotFound):  # or ask for another model
+            message = f"model: {error.name}{error.served}"
         status = self.status(error)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         detail: AnthropicErrorDetail = {"type": kind, "message": message}

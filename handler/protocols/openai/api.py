@@ -13,6 +13,7 @@ from handler.core.errors import (
     ModelNotFound,
     NotKept,
     Overloaded,
+    RefusedByEngine,
     ServingError,
     TooLong,
     Unauthorized,
@@ -458,11 +459,11 @@ class OpenAiErrors(ErrorFormat):
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 
     def body(self, error: ServingError) -> OpenAiError:
-        number = self.status(error)
+        number, message = self.status(error), error.message
         param, code = None, None
         if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
             param = field_of(error.message)
-        if isinstance(error, TooLong):
+        if isinstance(error, TooLong) or (isinstance(error, RefusedByEngine) and error.tells_overflow):
             code = "context_length_exceeded"
         elif isinstance(error, ModelNotFound):
             param, code = "model", "model_not_found"
@@ -470,11 +471,11 @@ class OpenAiErrors(ErrorFormat):
             param = error.param or None
             code = "previous_response_not_found" if param == "previous_response_id" else None
         elif isinstance(error, Unauthorized):
-            code = "invalid_api_key"
+            code, message = "invalid_api_key", f"Incorrect API key provided, or none: {message}"
         elif number == 429:
             code = "rate_limit_exceeded"
         kind = _INVALID if number < 500 and number != 429 else "rate_limit_error" if number == 429 else "server_error"
-        return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 ERRORS = OpenAiErrors()

@@ -407,6 +407,7 @@ class OpenAiChat(OpenAiDialect):
         whole: The framing of whole answers.
         stream: The framing of streams.
         refusal: True if `logprobs` in answers has the field `refusal`, as in OpenAI's API.
+        prompt_field: The field with the prompt in the client's body.
     """
 
     name = "openai_chat"
@@ -427,6 +428,7 @@ class OpenAiChat(OpenAiDialect):
     whole: Framing = JSON
     stream: Framing = SSE_DONE
     refusal = True
+    prompt_field = "messages"
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
@@ -452,7 +454,7 @@ class OpenAiChat(OpenAiDialect):
             adapter=adapter,
             priority=parameters.others.get("priority", 0),
             fill_context=self.max_new_tokens(context) is None and "max_new_tokens" not in parameters.names,
-            names=names("messages", parameters),
+            names=names(self.prompt_field, parameters),
         )
         for_tgi = model == "tgi"
         format = self.format(

@@ -713,6 +713,7 @@ class _Chat(OpenAiChat):
         | {"reasoning_effort": CHAT.parameters["reasoning_effort"]}
     )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
+    prompt_field = "input"
 
     def __init__(self, head: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None = None) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""Calls with litellm's provider for Triton; answers and events are text."""
+"""Calls with litellm's provider for Triton, or the one that `provider` names; answers and events are text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class Litellm:
 
 
 def _asked(url: str, prompt: str, options: dict[str, Any]) -> dict[str, Any]:
-    messages = [{"role": "user", "content": prompt}]
-    return {"model": "triton/model", "messages": messages, "api_base": url, "num_retries": 0, "timeout": 100, **options}
+    provider = options.pop("provider", "triton")
+    messages, key = [{"role": "user", "content": prompt}], {} if provider == "triton" else {"api_key": "none"}
+    limits = {"num_retries": 0, "max_retries": 0, "timeout": 100}
+    return {"model": f"{provider}/model", "messages": messages, "api_base": url, **limits, **key, **options}
 
 
 main(Litellm())
