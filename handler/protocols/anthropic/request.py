@@ -51,7 +51,7 @@ from handler.protocols.kernel.messages import (
 from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
 from handler.protocols.kernel.readers import Named, integer, json_schema, show
 from handler.protocols.kernel.reply import PromptOnly
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect
 
@@ -153,10 +153,10 @@ _HEADER_LINE = re.compile(r"^x-anthropic-[^:\n]*:.*\n?", re.MULTILINE)
 """Matches a line of Claude Code's system prompt that is meant for Anthropic's servers and differs in each session."""
 
 _BLOCK = record({"type": {"enum": [*_FIELDS]}})
-_CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK, minItems=1)]}
+_CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK), NULL]}
 MESSAGES: Mapping[str, Shape] = {
-    "messages": listing(record({"role": {"enum": [*_ROLES]}, "content": _CONTENT}), minItems=1),
-    "system": nullable(_CONTENT),
+    "messages": listing(record({"role": {"enum": [*_ROLES]}}, {"content": _CONTENT}), minItems=1),
+    "system": _CONTENT,
 }
 """The schemas of the fields that `MessagesReader` reads."""
 
@@ -196,6 +196,8 @@ class MessagesReader(TurnsReader):
         if not self.chat:
             raise InvalidPayload("'messages' must not consist of x-anthropic-… lines only")
         join_turns(self.chat)
+        if len(self.chat) > 1 and self.chat[-1] == {"role": "assistant", "content": ""}:
+            self.chat.pop()  # as in Anthropic's API, the last message may be empty
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(
@@ -209,10 +211,10 @@ class MessagesReader(TurnsReader):
             del message["reasoning_content"]
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
-        if isinstance(content, str):
-            return self._add_text(role, content)
-        if not isinstance(content, list) or not content:
-            raise InvalidPayload(f"{at} must be a string or a non-empty list of blocks")
+        if isinstance(content, str) or content is None or content == []:
+            return self._add_text(role, content or "")
+        if not isinstance(content, list):
+            raise InvalidPayload(f"{at} must be a string or a list of blocks")
         for index, block in enumerate(content):
             self._read_block(role, block, f"{at}[{index}]")
         self._add_shown()
@@ -260,10 +262,13 @@ class MessagesReader(TurnsReader):
 
     def _read_call(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, name = string_at(block.get("id"), f"{at}.id"), string_at(block.get("name"), f"{at}.name")
-        if not isinstance(block.get("input"), dict):
+        arguments = block.get("input")
+        if arguments is None or arguments == []:
+            arguments = {}
+        if not isinstance(arguments, dict):
             raise InvalidPayload(f"{at}.input must be an object")
         self._calls[id] = name
-        return {"id": id, "type": "function", "function": {"name": name, "arguments": block["input"]}}
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, content = string_at(block.get("tool_use_id"), f"{at}.tool_use_id"), block.get("content")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload
@@ -174,6 +176,8 @@ class PartReader(NamedTuple):
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
         """Read the content of a message, which is a string or a list of parts. A part may already be a MediaSource.
 
+        None has no parts, as in vLLM. Without parts the content is an empty text.
+
         Args:
             at: the path of the content.
             media: whether the parts may be media.
@@ -184,8 +188,10 @@ class PartReader(NamedTuple):
         """
         if isinstance(content, str):
             return [content]
-        if not isinstance(content, list) or not content:
-            raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
+        if content is None:
+            return []
+        if not isinstance(content, list):
+            raise InvalidPayload(f"{at} must be a string or a list of parts")
         parts = [self._part(part, f"{at}[{index}]", media=media) for index, part in enumerate(content)]
         return [part for part in parts if part is not None]
 
@@ -254,6 +260,30 @@ def _input_audio(given: Any, at: str) -> MediaSource:
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
 
+_WORD = r"""(?:'[^']*'|"[^"]*")"""
+_COMPARED = re.compile(
+    rf"""\brole\b['"]?[\])]?\s*(?:==|!=|\bin\b|\.(startswith))\s*[\[(]?\s*({_WORD}(?:\s*,\s*{_WORD})*)"""
+)
+"""Matches a comparison of a message's role in a chat template."""
+
+
+@functools.lru_cache(16)
+def _template_roles(template: str) -> tuple[str, ...]:
+    """Return the roles that a chat template knows besides `ROLES`. With "…" at the end, it stands for a prefix."""
+    found = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
+    return tuple(sorted({f"{word}…" if prefix else word for word, prefix in found if word} - {*ROLES}))
+
+
+def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext) -> None:
+    """Raise InvalidPayload if a role is neither in `roles` nor known to the chat template."""
+    others = _template_roles(context.chat_template)
+    known = isinstance(role, str) and any(
+        role.startswith(one[:-1]) if one[-1] == "…" else role == one for one in others
+    )
+    if role not in roles and not known:
+        raise InvalidPayload(f"{at}.role must be one of {', '.join((*roles, *others))}")
+
+
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
 _THOUGHTS = ("reasoning", "reasoning_content")
@@ -270,7 +300,7 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
 
 MESSAGES: Shape = listing(
     record(
-        {"role": {"enum": [*ROLES]}},
+        {"role": {**TEXT, "description": f"{', '.join(ROLES)}, or another role that the chat template knows"}},
         {
             "content": {"anyOf": [TEXT, PARTS, NULL]},
             **{name: shape for fields in _READ.values() for name, shape in fields.items()},
@@ -314,17 +344,14 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
 def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
     """Read a message, and append its media to `media`."""
     role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
+    check_role(role, at, ROLES, parts.context)
     if role == "assistant":
         if "audio" in message:
             raise InvalidPayload(f"{at}.audio is not supported: answers are not stored; send its transcript as content")
         calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
-        read = {"role": role, "content": ""}
-        if content is not None or not (calls or thoughts):
-            read["content"] = _text(content, f"{at}.content", parts)
         return {
-            **read,
+            "role": role,
+            "content": _text(content, f"{at}.content", parts),
             **thoughts,
             **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
         }
@@ -376,6 +403,8 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidPayload(f"{at} must be an object whose 'function' has 'name' and 'arguments'")
     arguments = function.get("arguments")
+    if arguments is None or arguments == []:
+        arguments = {}
     if isinstance(arguments, str):
         arguments = read_arguments(arguments, "messages[].tool_calls[].function.arguments", unknown)
     if not isinstance(arguments, dict):

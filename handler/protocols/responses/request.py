@@ -31,6 +31,7 @@ from handler.protocols.kernel.messages import (
     PartReader,
     TurnsReader,
     add_to_turn,
+    check_role,
     join_turns,
     read_arguments,
     string_at,
@@ -275,10 +276,10 @@ class InputReader(TurnsReader):
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
     def _message(self, item: Mapping[str, Any], at: str) -> None:
-        if (role := item.get("role")) not in _ROLES:
-            raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
-        content, place = item.get("content"), f"{at}.content"
-        for part in self._parts.read(content, place, media=True) if role == "user" else [self._text(content, place)]:
+        role, content, place = item.get("role"), item.get("content"), f"{at}.content"
+        check_role(role, at, _ROLES, self._context)
+        parts = self._parts.read(content, place, media=True) if role == "user" else [self._text(content, place)]
+        for part in parts or [""]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
@@ -305,7 +306,8 @@ class InputReader(TurnsReader):
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
         field = "input" if item["type"] == "custom_tool_call" else "arguments"
-        id, text = string_at(item.get("call_id"), f"{at}.call_id"), string_at(item.get(field), f"{at}.{field}")
+        id, given = string_at(item.get("call_id"), f"{at}.call_id"), item.get(field)
+        text = "" if given is None or given == [] else string_at(given, f"{at}.{field}")
         name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
         if len(text) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.{field} has {len(text)} characters; the maximum is {MAX_ARGUMENTS}")
@@ -330,9 +332,9 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type") or "message"
     id = item.get("id")
     found = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
-    if kind == "message" and isinstance(item["content"], str):
+    if kind == "message" and isinstance(text := item.get("content") or "", str):
         part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
-        found["content"] = [{**part, "text": item["content"]}]
+        found["content"] = [{**part, "text": text}]
     return found if item.get("status") else {**found, "status": "completed"}
 
 

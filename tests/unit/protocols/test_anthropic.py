@@ -225,7 +225,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(max_tokens=-1), "max_tokens=-1: must be an integer from 0"),
         (body(messages=[]), "'messages' must be a non-empty list"),
         (body(messages=[{"role": "tool", "content": ""}]), "messages[0].role must be one of user, assistant, system"),
-        (talk([]), "messages[0].content must be a string or a non-empty list of blocks"),
+        (talk({}), "messages[0].content must be a string or a list of blocks"),
         (talk([{"type": "text"}]), "messages[0].content[0].text must be a string"),
         (talk([{"type": "image", "source": {}}]), "messages[0].content[0]: 'image' is not supported: the engine"),
         (talk([{"type": "document"}]), "messages[0].content[0]: 'document' is not supported: send its text in a block"),

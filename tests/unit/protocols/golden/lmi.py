@@ -83,6 +83,6 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "async/chat_tools": ("lmi_async", {**CHAT, "tools": TOOLS}, saying(CALL)),
     "async/chat_stream_tools": ("lmi_async", {**CHAT, "tools": TOOLS, "stream": True}, saying(CALL, 9)),
     "async/chat_unknown_model": ("lmi_async", {**CHAT, "model": "other"}, None),
-    "async/chat_bad_payload": ("lmi_async", {"messages": [{"role": "user"}]}, None),
+    "async/chat_bad_payload": ("lmi_async", {"messages": [{"role": "user", "content": 5}]}, None),
     "async/chat_too_long": ("lmi_async", CHAT, refused(PromptTooLong("messages", 9000, 8191))),
 }  # fmt: skip
