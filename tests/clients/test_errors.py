@@ -40,7 +40,7 @@ both = pytest.mark.parametrize("how", ["generate", "stream"])
 )
 def test_litellm(litellm: Driver, short: LiveServer, provider: str, path: str, how: str) -> None:
     """On these exceptions its fallbacks and retries depend."""
-    url, options = short.url + path, {"provider": provider, "max_tokens": 4}
+    url, options = short.url + path, dict[str, Any](provider=provider, max_tokens=4)
     assert raised(litellm, how, url, **options) == "ContextWindowExceededError"
     assert raised(litellm, how, url, "a", **options | {"model": f"{provider}/nobody"}) == "NotFoundError"
 

@@ -274,14 +274,19 @@ def _template_roles(template: str) -> tuple[str, ...]:
     return tuple(sorted({f"{word}…" if prefix else word for word, prefix in found if word} - {*ROLES}))
 
 
-def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext) -> None:
-    """Raise InvalidPayload if a role is neither in `roles` nor known to the chat template."""
+def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext) -> str:
+    """Return a role that is in `roles`, or that the chat template knows.
+
+    Raises:
+        InvalidPayload: it is neither. The message names those that are known.
+    """
     others = _template_roles(context.chat_template)
     known = isinstance(role, str) and any(
         role.startswith(one[:-1]) if one[-1] == "…" else role == one for one in others
     )
     if role not in roles and not known:
         raise InvalidPayload(f"{at}.role must be one of {', '.join((*roles, *others))}")
+    return str(role)
 
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
@@ -289,7 +294,7 @@ MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 _THOUGHTS = ("reasoning", "reasoning_content")
 
 _CALL = record(
-    {"function": record({"name": TEXT}, {"arguments": {"type": ["string", "object"]}})},
+    {"function": record({"name": TEXT}, {"arguments": {"type": ["string", "object", "null"]}})},
     {"id": nullable(TEXT), "type": TEXT, "index": COUNT},
 )
 _READ: Mapping[str, Mapping[str, Shape]] = {
@@ -343,8 +348,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
 
 def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
     """Read a message, and append its media to `media`."""
-    role, content = message.get("role"), message.get("content")
-    check_role(role, at, ROLES, parts.context)
+    role, content = check_role(message.get("role"), at, ROLES, parts.context), message.get("content")
     if role == "assistant":
         if "audio" in message:
             raise InvalidPayload(f"{at}.audio is not supported: answers are not stored; send its transcript as content")

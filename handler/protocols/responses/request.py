@@ -276,8 +276,8 @@ class InputReader(TurnsReader):
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
     def _message(self, item: Mapping[str, Any], at: str) -> None:
-        role, content, place = item.get("role"), item.get("content"), f"{at}.content"
-        check_role(role, at, _ROLES, self._context)
+        content, place = item.get("content"), f"{at}.content"
+        role = check_role(item.get("role"), at, _ROLES, self._context)
         parts = self._parts.read(content, place, media=True) if role == "user" else [self._text(content, place)]
         for part in parts or [""]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
