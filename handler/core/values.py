@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
@@ -132,7 +131,7 @@ class Sampling(NamedTuple):
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0  # 0: no limit
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
-    seed: Annotated[int | None, Nature.SAMPLED] = None  # None: drawn when a request that samples is accepted
+    seed: Annotated[int | None, Nature.SAMPLED] = None  # None: the engine draws
     stop: Annotated[tuple[str, ...], Nature.BY_HANDLER] = ()
     include_stop: Annotated[bool, Nature.BY_HANDLER] = False
     stop_token_ids: Annotated[tuple[int, ...], Nature.WITH_BEAMS] = ()
@@ -161,10 +160,6 @@ class Sampling(NamedTuple):
     return_context_logits: Annotated[bool, Nature.WITH_BEAMS] = False
     return_generation_logits: Annotated[bool, Nature.WITH_BEAMS] = False
     cache_salt: Annotated[str, Nature.WITH_BEAMS] = ""  # shares the prefix cache only with requests of the same salt
-
-    def with_seed(self) -> Sampling:
-        """Return the parameters with a random seed if they need one and have none. A response may contain the seed."""
-        return self if self.seed is not None or not self.do_sample else self._replace(seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
         """Return the seed with which one of several sequences can be reproduced by itself."""

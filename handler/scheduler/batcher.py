@@ -514,9 +514,9 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one for each sample, with its own seed."""
+        """Yield one engine request for a beam search, or one for each sample. If the request has a seed, so do they."""
         request, prompt = active.request, active.prompt
-        sampling = request.sampling.with_seed()
+        sampling = request.sampling
         active.unfinished = sampling.num_sequences
         width = active.unfinished if sampling.num_beams > 1 else 1
         for first in range(0, active.unfinished, width):

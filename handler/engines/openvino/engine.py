@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -364,7 +365,8 @@ def _choice(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
-    return {"rng_seed": (sampling.seed or 0) & _MAX_SEED}
+    # GenAI's default is 0 for every request, so that equal requests would have equal answers.
+    return {"rng_seed": (random.getrandbits(63) if sampling.seed is None else sampling.seed) & _MAX_SEED}
 
 
 def _top(sampling: Sampling) -> dict[str, Any]:

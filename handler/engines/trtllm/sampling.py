@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,7 +94,12 @@ def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
-    return {"seed": sampling.seed or 0}
+    """Return the request's seed, or a random one.
+
+    TensorRT-LLM's default is the same for all requests, so equal requests would have equal answers (issue 1000 of
+    NVIDIA/TensorRT-LLM; with speculative decoding also in 1.3: issue 19487).
+    """
+    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
 
 
 def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:

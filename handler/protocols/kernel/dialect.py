@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import dumps
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Delta, Request, Task, Token
+from handler.core.values import Adapter, Delta, Request, Sampling, Task, Token
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.schema import Shape
 
@@ -157,6 +158,15 @@ class ServerContext:
     def own_name(self) -> str:
         """The model's name in responses if the request names none: the first option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
+
+    def with_seed(self, sampling: Sampling) -> Sampling:
+        """Return the parameters with a random seed if they sample and have none, for an answer that reports the seed.
+
+        All other requests reach the engine without a seed that their client did not send: with one, vLLM samples more
+        slowly (vllm/v1/sample/ops/topk_topp_sampler.py). Engines that do not support seeds get none either.
+        """
+        needed = sampling.do_sample and sampling.seed is None and "seed" not in self.unsupported
+        return sampling._replace(seed=random.getrandbits(53)) if needed else sampling
 
 
 class Timing(NamedTuple):

@@ -277,6 +277,7 @@ class Lmi(Dialect):
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # fields of Sampling
     details_default = False
+    reports_seed = False  # whether details contain the seed
     description = Description(
         title="LMI",
         request="LmiRequest",
@@ -376,16 +377,16 @@ class Lmi(Dialect):
         engines = context.sampling_defaults if parameters.get("do_sample") else {}
         parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
         others = parsed.others
-        sampling = parsed.sampling.with_seed()
-        sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
+        sampling, end_id = _use_end_id(parsed.sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
+        # Several sequences, alternatives and prompt tokens are only shown in the details, so they imply details.
+        details = details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0
         ids = others.get("prompt_ids")
         request = Request(
             prompt=_prompt(prompt, ids, context),
-            sampling=sampling,
+            sampling=context.with_seed(sampling) if details and self.reports_seed else sampling,
             truncation=keep_last(flags["truncate"]),
-            # Several sequences, alternatives and prompt tokens are only shown in the details, so they imply details.
-            details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
+            details=details,
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
             adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),

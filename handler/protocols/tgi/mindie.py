@@ -179,12 +179,15 @@ def _check_limits(read: Body, context: ServerContext) -> None:
 def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
     parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": 20}, table=TABLE)
-    seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # MindIE's answers always have a seed
+    sampling = parameters.sampling
+    details = given.get("details", False) or sampling.prompt_logprobs
+    if details and sampling.seed is None:
+        sampling = sampling._replace(seed=random.randrange(1, 1 << 53))  # MindIE's details always have a seed
     return Request(
         prompt=read.inputs,
-        sampling=parameters.sampling._replace(seed=seed),
+        sampling=sampling,
         truncation=keep_last(given.get("truncate")),
-        details=given.get("details", False) or parameters.sampling.prompt_logprobs,
+        details=details,
         full_text=given.get("return_full_text", False),
         adapter=parameters.others.get("adapter"),
     )

@@ -369,12 +369,13 @@ class Tgi(TgiFormat, Dialect):
 
     def _request(self, read: Body, given: Mapping[str, Any], context: ServerContext) -> Request:
         parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
-        sampling = parameters.sampling.with_seed()
+        sampling = parameters.sampling
+        details = given.get("details", False) or sampling.prompt_logprobs
         return Request(
             prompt=read.inputs,
-            sampling=sampling,
+            sampling=context.with_seed(sampling) if details else sampling,
             truncation=keep_last(given.get("truncate")),
-            details=given.get("details", False) or sampling.prompt_logprobs,
+            details=details,
             full_text=given.get("return_full_text", self._full_text),
             adapter=parameters.others.get("adapter"),
             fill_context="max_new_tokens" not in given,

@@ -188,3 +188,4 @@ class TgiCompat(Lmi):
     stream_framing = SSE
     defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})
     details_default = True
+    reports_seed = True

@@ -170,7 +170,7 @@ _FIELDS = [*Sampling._field_defaults.items(), ("pretended", 0.5)]
 class Later(namedtuple("Later", [name for name, _ in _FIELDS], defaults=[value for _, value in _FIELDS])):  # type: ignore[misc]
     """Sampling with one field more, of which no engine knows."""
 
-    num_sequences, with_seed = Sampling.num_sequences, Sampling.with_seed
+    num_sequences = Sampling.num_sequences
 
 
 @pytest.mark.parametrize("setting", [*SETTINGS, *KINDS])

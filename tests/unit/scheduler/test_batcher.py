@@ -270,19 +270,11 @@ def test_the_prompts_tokens_come_with_the_first_sequence_alone() -> None:
     assert sorted(found) == [(0, False), (0, True), (1, False), (1, False)]
 
 
-def test_an_unset_seed_is_drawn_for_each_request() -> None:
-    engine = Scripted()
-    batcher = Batcher(engine)
-    submit(batcher, "a", do_sample=True)
-    submit(batcher, "a", do_sample=True)
-    assert None not in engine.seeds
-    assert len(set(engine.seeds)) == 2
-
-
-def test_a_greedy_request_needs_no_seed() -> None:
+def test_no_request_gets_a_seed_that_it_does_not_have() -> None:
     engine = Scripted()
     submit(Batcher(engine), "a", n=2)
-    assert engine.seeds == [None, None]
+    submit(Batcher(engine), "a", n=2, do_sample=True)
+    assert engine.seeds == [None] * 4
 
 
 def test_of_what_is_cancelled_nothing_is_left() -> None:
