@@ -28,6 +28,14 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "sep
 """Maps a token's name in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
+_END_KEYS = {f"tokenizer.ggml.{name}_token_id".encode() for name in ("eos", "eot", "eom")}
+_END_MARKS = {
+    *(b"<|eot_id|>", b"<|im_end|>", b"<|end|>", b"<|return|>", b"<|call|>", b"<|flush|>", b"<|calls|>"),
+    *(b"<end_of_turn>", b"<|endoftext|>", b"</s>", b"<|eom_id|>", b"<EOT>", b"_<EOT>", b"[EOT]", b"[EOS]"),
+    *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>"),
+    "<｜end▁of▁sentence｜>".encode(),
+}
+"""The texts of tokens that end an answer, whatever else the header contains."""
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
@@ -46,6 +54,31 @@ def context_length(path: Path) -> int | None:
             if key.endswith(b".context_length") and isinstance(value, int):
                 return value if value > 0 else None
     return None
+
+
+def end_ids(path: Path) -> frozenset[int]:
+    """Return the ids of the tokens that end an answer, as llama.cpp does (src/llama-vocab.cpp, `special_eog_ids`).
+
+    These are the header's tokens for the end of the text, turn and message, and all tokens with a text in `_END_MARKS`:
+    the end of the text alone is often not what the chat template ends a turn with.
+
+    Raises:
+        ValueError: If the file is not a GGUF file of a supported version, or if it ends inside its header.
+    """
+    values: dict[bytes, object] = {}
+    tokens: list[bytes] = []
+    with path.open("rb") as file:
+        _, num_values = _begin(file)
+        for key, value in _pairs(file, num_values, tokens):
+            if key in _END_KEYS:
+                values[key] = value
+    by_text = {text: id for id, text in enumerate(tokens) if text in _END_MARKS}
+    if by_text.keys() >= {b"<|return|>", b"<|call|>"} or by_text.keys() >= {b"<|calls|>", b"<|flush|>"}:
+        by_text.pop(b"<|end|>", None)  # Harmony's, and Solar Open's: the end of a message, not of the answer
+    if b"<|tool_response>" in by_text:
+        by_text.pop(b"</s>", None)  # Gemma 4's: a word of its vocabulary
+    ids = (*by_text.values(), *values.values())
+    return frozenset(id for id in ids if isinstance(id, int) and 0 <= id < len(tokens))
 
 
 class Contents(NamedTuple):
@@ -192,10 +225,11 @@ def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
         yield from _pairs(file, num_values)
 
 
-def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
-    """Yield the key-value pairs, with values as in `Header`."""
+def _pairs(file: BinaryIO, count: int, tokens: list[bytes] | None = None) -> Iterator[tuple[bytes, object]]:
+    """Yield the key-value pairs, with values as in `Header`. Add the texts of all tokens to `tokens`."""
     for _ in range(count):
-        yield _string(file), _value(file, _read(file, "I"))
+        key = _string(file)
+        yield key, _value(file, _read(file, "I"), tokens if key == _TOKENS else None)
 
 
 def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
@@ -253,7 +287,8 @@ def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
     return None
 
 
-def _value(file: BinaryIO, kind: int) -> object:
+def _value(file: BinaryIO, kind: int, strings: list[bytes] | None = None) -> object:
+    """Read a value. Add the strings of a list to `strings`."""
     if kind == _STRING:
         return _string(file)
     if kind == _ARRAY:
@@ -264,7 +299,9 @@ def _value(file: BinaryIO, kind: int) -> object:
         if item != _STRING:
             raise ValueError(f"{file.name} is broken: its header has a list of unknown type {item}")
         for _ in range(count):
-            _string(file)
+            text = _string(file)
+            if strings is not None:
+                strings.append(text)
         return None
     if kind not in _SCALARS:
         raise ValueError(f"{file.name} is broken: its header has a value of unknown type {kind}")

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from handler.config import model_files
+from handler.config import gguf, model_files
 from handler.config.model_files import visible
 from handler.config.options.option import beginning
 from handler.core.errors import ConfigError, Problems
@@ -424,14 +424,21 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(config: EngineConfig) -> frozenset[int]:
-    """Return the ids that end an answer: those in generation_config.json, or else config.json, and the tokenizer's."""
+    """Return the ids that end an answer, for all engines.
+
+    These are the tokenizer's own, and those in generation_config.json, or else config.json. A GGUF file has all of its
+    own in the header; a directory that was converted from one has them in generation_config.json.
+    """
     assert config.model is not None
+    if config.model.suffix == ".gguf":
+        return gguf.end_ids(config.model)
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
     generation = model_files.file_values(config.options, config.model)
-    for values in (generation, model_files.read_json(config.model / "config.json")):
+    for values in (generation, model_files.read_text_config(config.model)):
         if (ids := values.get("eos_token_id")) is not None:
-            return of_tokenizer | frozenset(ids if isinstance(ids, list) else [ids])
+            ids = ids if isinstance(ids, list) else [ids]
+            return of_tokenizer | {id for id in ids if isinstance(id, int) and id >= 0}
     return of_tokenizer
 
 

@@ -421,7 +421,7 @@ _UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
 
 _MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
 
-RECIPE = "4"  # part of every fingerprint: change it whenever the conversion changes
+RECIPE = "5"  # part of every fingerprint: change it whenever the conversion changes
 SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.argv[1:], weights={!r})"
 
 
@@ -565,7 +565,8 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)
     special = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
-    ids = {key: id for key, id in special.items() if id >= 0}
+    ids: dict[str, Any] = {key: id for key, id in special.items() if id >= 0}
+    ids |= {"eos_token_id": ends} if (ends := sorted(gguf.end_ids(source))) else {}
     (target / "generation_config.json").write_text(json.dumps(ids))
     config = ids | {"max_position_embeddings": gguf.context_length(source)}
     if weights == "rows":

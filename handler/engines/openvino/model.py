@@ -261,8 +261,6 @@ def context_length(model: Path) -> int | None:
 
 
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
-    """Return the ids of the end tokens specified by the tokenizer and generation_config.json."""
-    eos = tokenizer.get_eos_token_id()
-    more = model_files.file_values(config.options, config.model).get("eos_token_id") or []
-    ids = [eos, *(more if isinstance(more, list) else [more])]
-    return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
+    """Return the ids of the end tokens specified by the model's files and OpenVINO's tokenizer."""
+    own = tokenizer.get_eos_token_id()
+    return files.eos_ids(config) | ({own} if own >= 0 else set())

@@ -25,6 +25,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from handler.core import child_processes
 from handler.core.errors import ConfigError
+from handler.core.values import Delta, Finish
 from handler.engines import downloads
 from handler.engines.openvino import gguf as gguf_graph
 from handler.engines.openvino import gguf as gguf_weights
@@ -32,6 +33,8 @@ from handler.engines.openvino.engine import properties
 from handler.engines.openvino.gguf import converted_model, default_weights, exact_blocks, writable, write_model
 from tests.checkpoints.small_gguf import FEED, HEADS, HIDDEN, LAYERS, write_small
 from tests.doubles.downloads import serve_hub
+from tests.process.engines.test_conformance import ids as ids_of
+from tests.process.engines.test_conformance import start
 from tests.servers import ANSWER_LIMIT, serve
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
@@ -93,7 +96,24 @@ def test_the_tokenizer_is_the_files(f32_model: Path, demo_model: Path) -> None:
 def test_says_what_an_engine_asks_of_a_directory(exact_demo: Path) -> None:
     config = json.loads((exact_demo / "config.json").read_text())
     assert config["max_position_embeddings"] == 8192
-    assert json.loads((exact_demo / "generation_config.json").read_text())["eos_token_id"] == 2
+    assert json.loads((exact_demo / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+
+
+@pytest.mark.parametrize("name", ["eot", "eom"])
+def test_an_answer_ends_at_the_headers_end_of_a_turn(tmp_path: Path, name: str) -> None:
+    def answer(*keys: str, end: int = 0) -> list[Delta]:
+        source = tmp_path / f"{len(keys)}.gguf"
+        write_small(source, Kind.Q8_0, keys={f"tokenizer.ggml.{key}_token_id": end for key in keys})
+        driver = start("openvino", converted_model(source, tmp_path / "cache", "exact"))
+        try:
+            return driver.one("abc", max_new_tokens=4)
+        finally:
+            driver.engine.close()
+
+    first, *others = ids_of(answer())
+    assert others, "nothing ends it"
+    deltas = answer(name, end=first)
+    assert (ids_of(deltas), deltas[-1].finish) == ([first], Finish.EOS)
 
 
 def test_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

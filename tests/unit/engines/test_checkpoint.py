@@ -280,6 +280,11 @@ def test_end_tokens_are_those_of_the_generation_config_before_the_models(tmp_pat
     assert eos_ids(EngineConfig(model=tmp_path)) == {3, 4}
 
 
+def test_end_tokens_of_a_part_for_text_count_and_what_is_no_id_does_not(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": [2, -1, "</s>", null]}}')
+    assert eos_ids(EngineConfig(model=tmp_path)) == {2}
+
+
 @pytest.mark.parametrize(
     ("files", "own", "wanted"),
     [

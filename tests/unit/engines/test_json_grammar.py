@@ -195,7 +195,7 @@ class Drawn:
             config = self._trial._config(structured_output, seed, max_new_tokens=max_new_tokens)
             [result] = pipeline.generate([self._trial._prompt()], [config])
             [ids] = result.m_generation_ids
-            if ids[-1] == 2:
+            if ids[-1] in self._trial._eos:
                 yield self._trial._tokenizer.decode(ids[:-1], skip_special_tokens=False)
 
 

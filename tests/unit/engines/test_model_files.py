@@ -13,7 +13,8 @@ import pytest
 
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.files import check_checkpoint
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.files import check_checkpoint, eos_ids
 from handler.engines.openvino.ir_files import check_directory, parts
 from tests.environment import clean_environment
 
@@ -230,6 +231,37 @@ def test_the_types_of_a_gguf_files_matrices_are_read(tmp_path: Path) -> None:
     assert gguf.matrix_types(path) == set(), "it has a vector"
     path.write_bytes(gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<IQQIQ", 2, 4, 4, 12, 0)))
     assert gguf.matrix_types(path) == {12}
+
+
+def end(name: bytes, id: int, kind: int = 4) -> bytes:
+    return pair(b"tokenizer.ggml.%s_token_id" % name, kind, struct.pack("<i", id))
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends", "expected"),
+    [
+        ("a b", [], set()),
+        ("a b", [end(b"eos", 1)], {1}),
+        ("<|endoftext|> a <|im_end|>", [end(b"eos", 0)], {0, 2}),  # the template ends a turn with <|im_end|>
+        ("a b c d", [end(b"eos", 0), end(b"eot", 1), end(b"eom", 2), end(b"bos", 3)], {0, 1, 2}),
+        ("a b", [end(b"eos", -1, 5), end(b"eot", 2), end(b"eom", 1, 5)], {1}),  # the others are no tokens
+        ("a <end_of_turn> <|eot_id|> <|eom_id|> </s>", [end(b"eos", 0)], {0, 1, 2, 3, 4}),
+        ("<|return|> <|call|> <|end|> <|end|>x", [], {0, 1}),
+        ("<|calls|> <|flush|> <|end|>", [end(b"eos", 1)], {0, 1}),
+        ("a <|end|>", [], {1}),
+        ("<|tool_response> </s> <turn|>", [], {0, 2}),
+        ("<｜end▁of▁sentence｜> a", [], {0}),
+    ],
+)
+def test_the_ends_of_a_gguf_file_are_llama_cpps(
+    tmp_path: Path, texts: str, ends: list[bytes], expected: set[int]
+) -> None:
+    tokens = [string(text.encode()) for text in texts.split(" ")]
+    header = pair(b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, len(tokens)) + b"".join(tokens))
+    for pairs in ([header, *ends], [*ends, header]):
+        (tmp_path / "a.gguf").write_bytes(gguf_file(ARCHITECTURE, *pairs))
+        assert gguf.end_ids(tmp_path / "a.gguf") == expected
+        assert eos_ids(EngineConfig(model=tmp_path / "a.gguf")) == expected
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), [(4, 8, 8), (5, -8, None), (4, 0, None)])
