@@ -180,7 +180,7 @@ class Options:
     chat_template: str | None = option(string, None, "a chat template to use instead of the model's own, or the path of a file with one")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "default arguments of the chat template: {\"enable_thinking\": false}")
     generation_config: str = option(string, "auto", "source of default sampling parameters: auto (the model's generation_config.json), vllm (none), or a directory with another such file")
-    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that override those in generation_config.json: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes a value")
+    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that override those in generation_config.json: {\"temperature\": 0.6, \"top_p\": 0.9}; null removes a value")
     install_requirements: bool = option(boolean, True, "install the model directory's requirements.txt at each start (formatters.md)")
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters of a request: report names them in x-lmi-ignored-parameters, refuse refuses the request")
     # sessions
