@@ -177,7 +177,7 @@ def why_equal(one: Recorded, mutant: Mutant) -> str:
         and len(mutant.place) == 1
         and _joins(one.documents.values) == _joins(read_documents(mutant.answer.body).values)
     ):
-        return "a piece of text moved without a change of the joined text"
+        return "the joined texts are the same, and choices may arrive in any order"
     if mutant.operation == "change" and name in ARGUMENTS and mutant.old.strip() == mutant.new.strip():
         return "white space between the JSON of arguments"
     if (
@@ -191,15 +191,17 @@ def why_equal(one: Recorded, mutant: Mutant) -> str:
 
 
 def _joins(documents: list[Any]) -> dict[str, list[Any]]:
-    """Return the texts of a stream, joined by place, and its other values in order."""
+    """Return the texts of a stream, joined by place and choice, and its other values in order."""
     joined: dict[str, list[Any]] = {}
     for document in documents:
-        kind = f"{document.get('type')}{document.get('index')}" if isinstance(document, dict) else ""
+        choices = document.get("choices") if isinstance(document, dict) else None
+        of = choices[0] if choices else document
+        kind = f"{of.get('type')}{of.get('index')}" if isinstance(of, dict) else ""
         for place, value, _ in _walk([document], ()):
             if not isinstance(value, dict | list):
                 joined.setdefault(f"{kind} {generic(place)}", []).append(value)
     return {
-        place: ["".join(map(str, values))] if place.rpartition(".")[2] in TEXTS | ARGUMENTS else values
+        place: ["".join(value or "" for value in values)] if place.rpartition(".")[2] in TEXTS | ARGUMENTS else values
         for place, values in joined.items()
     }
 
@@ -226,8 +228,8 @@ def main() -> None:
                     why = (why_equal(one, mutant) if greedy else "sampled") if cls is Class.EQUAL else ""
                     counts[mutant.operation, f"{cls.value}: {why}" if cls is Class.EQUAL else cls.value] += 1
         print("greedy" if greedy else "sampled", sum(counts.values()))
-        for (operation, cls), number in sorted(counts.items()):
-            print(f"  {operation:8} {cls:40} {number:6}")
+        for (operation, kind), number in sorted(counts.items()):
+            print(f"  {operation:8} {kind:40} {number:6}")
 
 
 if __name__ == "__main__":
