@@ -214,7 +214,7 @@ ASYNC_ASKED = {
     "chat, model": Ask({**ASYNC_CHAT, "model": "lmi"}),
     "chat, logprobs": Ask(LOGPROBS),
     "chat, choices": Ask({**ASYNC_CHAT, "n": 2, "temperature": 1, "seed": 7}),
-    "chat, stop": Ask({**ASYNC_CHAT, "stop": ["xyz"], "stop_token_ids": [7], "seed": 3}),
+    "chat, stop": Ask({**ASYNC_CHAT, "stop": ["xyz"], "stop_token_ids": [0], "seed": 3}),
     "chat, stream": Ask({**ASYNC_CHAT, "stream": True, "ignore_eos": True}),
     "chat, stream, usage": Ask(
         {**ASYNC_CHAT, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
