@@ -171,7 +171,7 @@ def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, model_server: Li
     ("options", "error", "words"),
     [
         ({"extra_body": {"temperature": 3}}, "BadRequestError", "temperature=3: must be a number"),
-        ({"model": "other"}, "NotFoundError", "Model not found: other"),
+        ({"model": "other"}, "NotFoundError", "model: other"),
         ({"messages": []}, "BadRequestError", "'messages' must be a non-empty list"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
