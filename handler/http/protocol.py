@@ -211,7 +211,9 @@ MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn 
 _PIECE = 1 << 11  # bytes of a head or of chunks that are parsed at a time
 _MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are parsed before it waits for a turn
 _HEAD_END = b"\r\n\r\n"
-_MAX_BEGUN = 8  # maximum number of requests that begin in an iteration of the event loop
+_MAX_BEGUN = 64  # maximum number of requests that begin in an iteration of the event loop,
+_MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
+_NEW_CONNECTION = 4  # minus this for each connection whose first head was read
 _PROBES = ("/ping", "/health")  # these begin at once
 
 
@@ -219,19 +221,19 @@ class LoopTurns:
     """The shares of connections in the iterations of the event loop.
 
     In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
-    others. Heads are read first. Then requests begin in turns, a few in each iteration, and fewer while many heads
-    arrive. Requests without a body go before others.
+    others. Heads are read first. Then requests begin in turns, a few in each iteration, and fewer while many clients
+    connect. Requests without a body go before others.
     """
 
     def __init__(self) -> None:
         self._quick = deque[Callable[[], object]]()
         self._others = deque[Callable[[], object]]()
-        self._num_heads = self._num_begun = 0  # in this iteration
+        self._num_new = self._num_begun = 0  # connections and requests of this iteration
         self._is_due = False
 
-    def note_head(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count a head that was read in this iteration."""
-        self._num_heads += 1
+    def note_connection(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count a connection whose first head was read in this iteration."""
+        self._num_new += 1
         self._expect(loop)
 
     def soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object], *, quick: bool = False) -> None:
@@ -241,7 +243,7 @@ class LoopTurns:
             quick: whether the call goes before those that are not.
         """
         self._expect(loop)
-        if self._quick or self._others or self._num_begun + self._num_heads > _MAX_BEGUN:
+        if self._quick or self._others or self._num_begun >= min(self._most(), _MAX_QUICK if quick else _MAX_BEGUN):
             (self._quick if quick else self._others).append(call)
         else:
             self._num_begun += 1
@@ -252,16 +254,19 @@ class LoopTurns:
             self._is_due = True
             loop.call_soon(self._turn, loop)
 
+    def _most(self) -> int:
+        return max(1, _MAX_BEGUN - _NEW_CONNECTION * self._num_new)
+
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_due, num_heads = False, self._num_heads
-        self._num_heads = self._num_begun = 0
+        self._is_due, most = False, self._most()
+        self._num_new = self._num_begun = 0
         if not (self._quick or self._others):
             return
         self._expect(loop)
-        while self._quick and self._num_begun < _MAX_BEGUN:
+        while self._quick and self._num_begun < _MAX_QUICK:
             self._num_begun += 1
             self._quick.popleft()()
-        most = max(self._num_begun + 1, _MAX_BEGUN - num_heads)
+        most = max(most, self._num_begun + 1)
         while self._others and self._num_begun < most:
             self._num_begun += 1
             self._others.popleft()()
@@ -310,10 +315,11 @@ def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
     return f"HTTP/1.1 {answer.status} {phrase}\r\n{lines}\r\n".encode() + answer.body
 
 
-_INVALID = BadRequest("this is not a valid HTTP request")
-_TOO_LARGE = _HeadTooLarge(
+_INVALID = _refusal(BadRequest("this is not a valid HTTP request"))
+_TOO_MUCH = (
     f"the request's headers or trailers are too long or too many: at most {_MAX_HEAD} bytes and {MAX_FIELDS} fields"
 )
+_TOO_LARGE = _refusal(_HeadTooLarge(_TOO_MUCH))
 _STOPPING = Unavailable("the server is stopping")
 
 
@@ -452,9 +458,9 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
-                return self._stop(_refusal(_INVALID))
+                return self._stop(_INVALID)
         if self._head_size + self._unparsed > _MAX_HEAD:
-            self._stop(_refusal(_TOO_LARGE))
+            self._stop(_TOO_LARGE)
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
             self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
@@ -508,7 +514,8 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._turns.note_head(self.loop)
+        if self.cycle is None:
+            self._turns.note_connection(self.loop)
         super().on_headers_complete()
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         self._in_head, self._in_body = False, True
