@@ -22,7 +22,7 @@ from handler.engines.base import (
     Rule,
     arguments,
 )
-from handler.engines.remote.servers import Answer, Failed, Part, score
+from handler.engines.remote.servers import Answer, Failed, Part, score, with_ends
 
 MOST_BYTES = 1 << 22
 """Maximum size of a message in bytes. A prompt is refused if its log-probabilities would not fit."""
@@ -244,11 +244,12 @@ class GrpcCall(Answer):
         self._sampling = request.sampling
         self._num_prompt = len(request.ids)
         self._goes_on = request.goes_on
-        self.message = contract.request("", request.ids, request.sampling)
         self._ends = self._stops if self._sampling.ignore_eos else self._stops | eos
+        sampling = with_ends(request.sampling, eos)
+        self.message = contract.request("", request.ids, sampling)
         self._most_id = most_id
         self._last = -1
-        self._own_stops = self._stops if contract.own_stops(request.sampling) else frozenset()
+        self._own_stops = self._ends if contract.own_stops(sampling) else frozenset()
         self.stopped = False
 
     @property
@@ -289,7 +290,7 @@ class GrpcCall(Answer):
         least = self._sampling.min_new_tokens - self._num_ids  # stop tokens do not end a shorter answer
         if stop := next((at for at, id in enumerate(ids, 1) if id in self._own_stops and at > least), 0):
             ids, tops, logprobs = ids[:stop], tops[:stop], logprobs[:stop]
-            part.finish, self.stopped = Finish.STOP, True
+            part.finish, self.stopped = self.finish("stop", ids[-1]), True
         if self._sampling.prompt_logprobs and first:
             self._take_prompt(chunk, part)
         self.take(part, ids, logprobs, tops)

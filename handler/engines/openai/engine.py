@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest
+from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
-from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Client, Model, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, Server, Setting, find_model
+from handler.engines.remote.servers import Failed, Part, Refused, Server, Setting, find_model, with_ends
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -33,6 +33,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         if kind == "auto":
             kind = self._wanted_kind = find_kind(urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        self._eos = eos_ids(config) if kind == "vllm" and config.model is not None else frozenset()
         self._client: Client = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
@@ -47,7 +48,8 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
     def new_call(self, request: EngineRequest) -> EventAnswer:
-        return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request)
+        sampling = with_ends(request.sampling, self._eos)
+        return EventAnswer(completion(self._kind, self._model, request.ids, sampling), request)
 
     async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
         """Read a response to the end, including the token counts after the finish_reason, and release the connection.

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -176,6 +176,12 @@ class Answer:
             case "stop":
                 return Finish.STOP if last in self._stops else Finish.EOS
         raise Failed("ended the request for an unknown reason", f"finish_reason={str(reason)[:100]!r}")
+
+
+def with_ends(sampling: Sampling, eos: Collection[int]) -> Sampling:
+    """Add a model's end tokens to the stop tokens, as a server's flags may make it ignore generation_config.json."""
+    ends = () if sampling.ignore_eos else sorted(eos)
+    return sampling._replace(stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *ends))))
 
 
 def score(value: Any) -> float:

@@ -752,6 +752,23 @@ def test_structured_output_is_enforced_or_refused_whatever_vllms_flags(
             assert ask(found, key=3) == ANSWER
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_end_tokens_that_a_server_does_not_know_end_an_answer(kind: str, model: Path) -> None:
+    """Those of option.generation_config, and those that vLLM leaves out with --generation-config vllm."""
+    ending = tiny.EOS[-1]
+    with listening(kind) as server, engine(model, server) as found:
+        server.eos = frozenset({tiny.EOS[0]})
+
+        def answer(**more: Any) -> Result:
+            found.add(EngineRequest(1, [301, ending], Sampling(max_new_tokens=9, logprobs=False, **more)))
+            return run(found, 1)[1]
+
+        assert answer() == ([301, ending], Finish.EOS, "")
+        assert answer(ignore_eos=True) == ([301, ending] * 4 + [301], Finish.LENGTH, "")
+        late = answer(min_new_tokens=3)
+        assert (late.ids[-1], len(late.ids), late.finish) == (ending, 4, Finish.EOS)
+
+
 def test_a_server_that_tells_its_flags_is_asked_only_if_it_has_to_be(model: Path) -> None:
     with listening("vllm") as server, engine(model, server) as found:
         assert ask(found, RULED) == OBEYED

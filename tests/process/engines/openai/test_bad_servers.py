@@ -45,7 +45,9 @@ SAMPLING = Sampling(max_new_tokens=8, logprobs=False, stop_token_ids=(9,))
 
 
 @contextlib.contextmanager
-def engine(*servers: Server, timeout: float = PATIENCE, **options: Any) -> Iterator[UrlEngine]:
+def engine(
+    *servers: Server, timeout: float = PATIENCE, model: Path | None = None, **options: Any
+) -> Iterator[UrlEngine]:
     given = {
         "base_url": tuple(server.url for server in servers),
         "base_url_kind": "vllm",
@@ -53,7 +55,7 @@ def engine(*servers: Server, timeout: float = PATIENCE, **options: Any) -> Itera
         "base_url_timeout": timeout,
         **options,
     }
-    found = UrlEngine(EngineConfig(Config(engine_options=given)))
+    found = UrlEngine(EngineConfig(Config(engine_options=given), model=model))
     try:
         with mock.patch("handler.engines.remote.engine._PAUSE", 0.01):
             yield found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from handler.core.values import Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineRequest
 from handler.engines.remote import engine as remote_engine
-from tests.process.engines.openai.server import Server, enforcing, listening, status
+from tests.doubles import tiny
+from tests.process.engines.openai.server import DONE, HEAD, Server, enforcing, event, listening, status
 from tests.process.engines.openai.test_bad_servers import engine, one, run
 
 RULED = Sampling(max_new_tokens=2, logprobs=False, structured_output=StructuredOutput("choice", '["ab"]'))
@@ -61,6 +63,17 @@ def test_a_server_is_asked_once_and_again_after_a_while_and_after_a_failure(monk
         assert one(found, RULED, key=5) == OBEYED
         server.always = REASONING
         assert "does not enforce" in one(found, RULED, key=6).error
+
+
+def test_end_tokens_of_the_model_are_sent_along(tmp_path: Path) -> None:
+    """vLLM leaves out those of generation_config.json with --generation-config vllm."""
+    with listening() as server, engine(server, model=tiny.make(tmp_path)) as found:
+        server.always = enforcing
+        assert one(found, FREE._replace(stop_token_ids=(9,))).finish is Finish.LENGTH
+        assert one(found, FREE._replace(stop_token_ids=(9,), ignore_eos=True), key=2).finish is Finish.LENGTH
+        assert [request.body["stop_token_ids"] for request in server.received] == [[9, *tiny.EOS], [9]]
+        server.scripts = [(HEAD, event(5), event(tiny.EOS[1], finish="stop", stop_reason=tiny.EOS[1]), DONE)]
+        assert one(found, FREE, key=3) == ([5, tiny.EOS[1]], Finish.EOS, "")
 
 
 def test_a_server_that_refuses_structured_output_says_so_itself() -> None:
