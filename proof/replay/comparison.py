@@ -501,6 +501,12 @@ def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
     """Compare all values. Those of two streams of equal length are compared one by one, except for texts."""
     aligned = len(old.values) == len(new.values)
     found: dict[tuple[str, str, str], Finding] = {}
+    if aligned:  # a field that only one of several choices lost
+        for place in sorted(old.places.keys() ^ new.places.keys()):
+            if (name := name_of(place)) not in TEXTS and name not in ARGUMENTS:
+                change = "present -> absent" if place in old.places else "absent -> present"
+                finding = Finding(Class.TEXT, "value", _public(without_indexes(place)), change)
+                found.setdefault(finding.key, finding)
     for place in sorted(old.places.keys() & new.places.keys()):
         name = name_of(place)
         one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
