@@ -218,6 +218,11 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
     for name in _HANDLERS:
         if name in more:
             raise ConfigError(f"option.engine_args: {name!r} has no effect there; use option.{name}")
+    return override(arguments, more)
+
+
+def override(arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with those in `more` in their place. JSON objects are merged by their keys."""
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, EngineConfig, EngineInfo, EngineStatistics, Interrupted, Output, Step
 from handler.engines.process.supervisor import end_with_children, end_with_this_process
-from handler.engines.vllm.arguments import construct, engine_arguments, environment, lmcache_environment
+from handler.engines.vllm.arguments import construct, engine_arguments, environment, lmcache_environment, override
 
 log = logging.getLogger("handler.engine")
 
@@ -27,7 +27,7 @@ class CoreEngine:
 
     Args:
         config: the engine's configuration.
-        more: arguments of EngineArgs, with priority over those from the options.
+        more: arguments of EngineArgs, with priority over those from the options. JSON objects are merged.
 
     Attributes:
         arguments: the arguments of EngineArgs.
@@ -79,7 +79,7 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
 
     Args:
         config: the engine's configuration.
-        more: arguments of EngineArgs, with priority over those from the options.
+        more: arguments of EngineArgs, with priority over those from the options. JSON objects are merged.
     """
     os.environ.update(environment(config, os.environ))
     end_with_this_process()
@@ -88,7 +88,8 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu()) | more
+    arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
+    arguments = override(arguments, more)
     os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
     # vLLM's default for the number of tokens in a step depends on this context.
     context = UsageContext.OPENAI_API_SERVER

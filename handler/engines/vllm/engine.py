@@ -253,11 +253,16 @@ class VllmPooling(CoreEngine):
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
         self._files = read_pooling(config.model, config.options.pooling)
-        pooler: dict[str, Any] = {"use_activation": False}
-        if config.task is Task.EMBEDDING:
-            pooler["seq_pooling_type"] = pooling_type(self._files.mode, str(config.model))
-        self._task = "embed" if config.task is Task.EMBEDDING else "classify"
-        super().__init__(config, runner="pooling", pooler_config=pooler)
+        embeds = config.task is Task.EMBEDDING
+        more: dict[str, Any] = {"pooler_config": {"use_activation": not embeds}}
+        if embeds:
+            more["pooler_config"]["seq_pooling_type"] = pooling_type(self._files.mode, str(config.model))
+        else:
+            # Without an activation, vLLM before 0.31 also leaves out the one inside BERT's pooler. The activation of
+            # a regression is the identity (vllm/model_executor/layers/pooler/activations.py, get_act_fn).
+            more["hf_overrides"] = {"problem_type": "regression"}
+        self._task = "embed" if embeds else "classify"
+        super().__init__(config, runner="pooling", **more)
         from vllm.inputs import tokens_input
         from vllm.pooling_params import PoolingParams
 
@@ -282,7 +287,7 @@ class VllmPooling(CoreEngine):
     def add(self, request: EngineRequest) -> None:
         pooling = request.pooling
         types = None if pooling.second is None else {"compressed_token_type_ids": pooling.second}
-        params = self._params(use_activation=False, task=self._task, extra_kwargs=types)
+        params = self._params(use_activation=self._task == "classify", task=self._task, extra_kwargs=types)
         pending = Pending(request.key)
         self._submit_as(pending, self._tokens_input(list(request.ids)), params)
         self._running[request.key] = pending, pooling

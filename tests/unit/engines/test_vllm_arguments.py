@@ -17,7 +17,7 @@ from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.vllm import arguments as lmcache
-from handler.engines.vllm.arguments import engine_arguments, environment
+from handler.engines.vllm.arguments import engine_arguments, environment, override
 from handler.engines.vllm.engine import capabilities
 from tests.one_test import in_one_test
 
@@ -314,3 +314,10 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "vllm" or None)
     with pytest.raises(ConfigError, match="pip install lmcache"):
         lmcache_arguments(config(AUTO))
+
+
+def test_what_the_engine_sets_leaves_a_users_keys_beside_it() -> None:
+    own = arguments('option.engine_args={"hf_overrides": {"rope_theta": 1.0, "problem_type": "x"}}')
+    overridden = override(own, {"runner": "pooling", "hf_overrides": {"problem_type": "regression"}})
+    assert overridden["hf_overrides"] == {"rope_theta": 1.0, "problem_type": "regression"}
+    assert overridden["runner"] == "pooling"
