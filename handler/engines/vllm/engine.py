@@ -102,7 +102,7 @@ class Vllm(CoreEngine):
             stops, num_tops = frozenset(sampling.stop_token_ids), sampling.prompt_top_logprobs
             pending = Pending(key, stops, sampling.top_logprobs, scores, num_tops, begun=request.goes_on)
             start = partial(
-                self._run, pending, self._prompt(request.ids, media), self._params(sampling), request.adapter
+                self._run, pending, self._prompt(request.ids, media, sampling), self._params(sampling), request.adapter
             )
         if self._exclusion is None:
             start()
@@ -120,8 +120,8 @@ class Vllm(CoreEngine):
             self._continue(beams)
             on_failure.pop_all()
 
-    def _prompt(self, ids: Sequence[int], media: MediaPrompt | None) -> Any:
-        return engine_input(self._engine.renderer, ids, media, self._media_tokens)
+    def _prompt(self, ids: Sequence[int], media: MediaPrompt | None, sampling: Sampling) -> Any:
+        return engine_input(self._engine.renderer, ids, media, self._media_tokens, sampling.cache_salt)
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
@@ -177,7 +177,7 @@ class Vllm(CoreEngine):
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.media)
+            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.media, sampling)
             self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
@@ -289,7 +289,8 @@ class VllmPooling(CoreEngine):
         types = None if pooling.second is None else {"compressed_token_type_ids": pooling.second}
         params = self._params(use_activation=self._task == "classify", task=self._task, extra_kwargs=types)
         pending = Pending(request.key)
-        self._submit_as(pending, self._tokens_input(list(request.ids)), params)
+        prompt = self._tokens_input(list(request.ids), cache_salt=pooling.cache_salt or None)
+        self._submit_as(pending, prompt, params)
         self._running[request.key] = pending, pooling
 
     def cancel(self, key: int) -> None:
@@ -377,7 +378,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
 
 
 def engine_input(
-    renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: Mapping[str, MediaTokens]
+    renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: Mapping[str, MediaTokens], salt: str = ""
 ) -> Any:
     """Return the engine's input for a prompt, which may contain media.
 
@@ -388,6 +389,7 @@ def engine_input(
         ids: ids of the prompt, with one placeholder for each token of the media.
         prompt: the prompt's media, or None.
         tokens: the model's media tokens, by kind of medium.
+        salt: shares the prefix cache only with prompts of the same salt; "" shares it with all prompts without one.
 
     Raises:
         ValueError: vLLM refuses the media, or computes different ids.
@@ -395,7 +397,7 @@ def engine_input(
     if prompt is None:
         from vllm.inputs import tokens_input
 
-        return tokens_input(list(ids))
+        return tokens_input(list(ids), cache_salt=salt or None)
     data: dict[str, list[Any]] = {}
     names: dict[str, list[str]] = {}
     for medium in prompt.media:
@@ -405,6 +407,7 @@ def engine_input(
         "prompt_token_ids": collapse(ids, prompt.media, tokens),
         "multi_modal_data": data,
         "multi_modal_uuids": names,
+        **({"cache_salt": salt} if salt else {}),
     }
     (found,) = renderer.render_cmpl([given])
     if list(found["prompt_token_ids"]) != list(ids):

@@ -87,6 +87,7 @@ _TABLE: Mapping[str, Rule] = {
     "num_beams": _by_engine,
     "length_penalty": _by_engine,
     "early_stopping": _by_engine,
+    "cache_salt": _by_engine,
 }
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})

@@ -118,6 +118,22 @@ def test_an_answer_has_only_allowed_tokens(vllm: Driver) -> None:
     assert {*ids(choice)} <= {*allowed}
 
 
+def test_a_salt_divides_the_prefix_cache(vllm: Driver) -> None:
+    prompt = f"{STORY} there were many people. " * 8
+
+    def cached(**more: Any) -> int:
+        extras = [delta.extras for delta in vllm.one(prompt, max_new_tokens=2, **more) if delta.extras]
+        return extras[0].num_cached_tokens or 0 if extras else 0
+
+    assert cached() == 0
+    first = cached()
+    assert first >= 16
+    found = [cached(cache_salt=salt) for salt in ("tenant-a", "tenant-b", "tenant-a", "tenant-b", "")]
+    assert found == [0, 0, first, first, first]
+    assert cached(cache_salt="tenant-c", num_beams=2) == 0
+    assert cached(cache_salt="tenant-d") == 0
+
+
 def test_a_search_whose_beams_all_end_at_once_ends_alone(vllm: Driver) -> None:
     alone = ids(vllm.one(STORY))
     (first,) = (token for delta in vllm.one(PROMPT, top_logprobs=8, max_new_tokens=1) for token in delta.tokens)

@@ -70,7 +70,7 @@ def test_each_supported_parameter_changes_the_keywords() -> None:
         "logprobs": True, "top_logprobs": 2, "prompt_logprobs": True, "do_sample": False,
         "structured_output": StructuredOutput("json_object", ""),
     }  # fmt: skip
-    elsewhere = {"num_beams", "length_penalty", "early_stopping", "prompt_top_logprobs"}
+    elsewhere = {"num_beams", "length_penalty", "early_stopping", "prompt_top_logprobs", "cache_salt"}
     assert values.keys() | elsewhere == SUPPORTS, "add a value of each parameter to `values`"
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
     plain = sampling_arguments(Sampling(**base))
