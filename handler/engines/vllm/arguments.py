@@ -151,6 +151,8 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         # vLLM reads only the end tokens from it, because every request already contains all sampling parameters.
         "generation_config": str(model_files.directory(config.options) or "auto"),
     }
+    if cpu:
+        arguments["worker_extension_cls"] = "handler.engines.vllm.cpu_worker.Extension"
     limits = {
         "max_num_batched_tokens": config.options.max_num_batched_tokens,
         "max_model_len": config.options.max_model_len,

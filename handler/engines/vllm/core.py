@@ -7,6 +7,7 @@ import dis
 import inspect
 import logging
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -91,6 +92,8 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
     arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
     arguments = override(arguments, more)
     os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
+    # vLLM's default is 0, with which each replica would draw the same tokens, and a restarted engine once more.
+    arguments.setdefault("seed", random.getrandbits(31))
     # vLLM's default for the number of tokens in a step depends on this context.
     context = UsageContext.OPENAI_API_SERVER
     with patch_sync_client():

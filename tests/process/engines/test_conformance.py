@@ -41,6 +41,8 @@ class Setup(NamedTuple):
     dtype: str = "fp32"  # in which a model's arithmetic does not depend on what else is in the batch
 
 
+STEP = 256  # tokens, of OpenVINO's steps too
+
 # Compact JSON: where white space is free, a small model may go on with it to the end.
 GUIDED = {"backend": "xgrammar", "disable_any_whitespace": True}
 
@@ -57,6 +59,7 @@ SETUPS = {
             "engine_args": {
                 "structured_outputs_config": GUIDED,
                 "block_size": 32,  # on a CPU 128 by default, so that a beam would compute its prompt at every step
+                "max_num_batched_tokens": STEP,
             },
         },
     ),
@@ -66,6 +69,7 @@ SETUPS = {
     ),
 }
 GRPC_SERVER = (
+    *("--max-num-batched-tokens", str(STEP)),
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--block-size", "32"),
     *(
         "--kv-cache-memory-bytes",
@@ -228,6 +232,21 @@ def test_a_seed_gives_the_same_sample_alone_and_in_company(driver: Driver) -> No
 def test_unset_seeds_differ(driver: Driver) -> None:
     drawn = {tuple(ids(deltas)) for deltas in driver.batch(driver.prompts[1], *[{"do_sample": True}] * 4)}
     assert (len(drawn) > 1) == (driver.name != "echo")  # which has one candidate
+
+
+@pytest.mark.parametrize("seeds", [(None, None, None), (1, 2, 3)])
+def test_long_prompts_are_sampled_in_company(driver: Driver, seeds: tuple[int | None, ...]) -> None:
+    """Each is longer than a step, so that steps compute parts of them beside others' tokens."""
+    if seeds[0] is not None:
+        driver.needs("seed")
+    alone, long = ids(driver.one(driver.prompts[0])), driver.prompts[1] + " the" * (2 * STEP)
+    sampled = {"do_sample": True, "max_new_tokens": 4, "ignore_eos": True}
+    for _ in range(2):
+        started = [driver.submit(long, **sampled, seed=seed) for seed in seeds]
+        neighbour = driver.submit(driver.prompts[0])
+        found = driver.run()
+        assert [len(ids(found[id])) for id in started] == [4, 4, 4]
+        assert ids(found[neighbour]) == alone
 
 
 def test_the_largest_seed_is_taken(driver: Driver) -> None:

@@ -90,7 +90,10 @@ def test_the_defaults() -> None:
         "trust_remote_code": False,
         "enable_lora": False,
         "max_logprobs": -1,
+        "worker_extension_cls": "handler.engines.vllm.cpu_worker.Extension",
     }
+    assert engine_arguments(config_with(), 1, cpu=False).keys().isdisjoint({"worker_extension_cls", "seed"})
+    assert arguments('option.engine_args={"worker_extension_cls": "own"}')["worker_extension_cls"] == "own"
 
 
 def test_every_option_of_vllm_has_its_row_or_is_refused() -> None:
