@@ -213,7 +213,7 @@ _MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are p
 _HEAD_END = b"\r\n\r\n"
 _MAX_BEGUN = 64  # maximum number of requests that begin in an iteration of the event loop,
 _MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
-_NEW_CONNECTION = 4  # minus this for each connection whose first head was read
+_NEW_CONNECTION = 4  # minus this for each new connection, as the next one in the kernel's queue may be for /ping
 _PROBES = ("/ping", "/health")  # these begin at once
 
 
@@ -232,7 +232,7 @@ class LoopTurns:
         self._is_due = False
 
     def note_connection(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count a connection whose first head was read in this iteration."""
+        """Count a new connection of this iteration."""
         self._num_new += 1
         self._expect(loop)
 
@@ -263,7 +263,7 @@ class LoopTurns:
         if not (self._quick or self._others):
             return
         self._expect(loop)
-        while self._quick and self._num_begun < _MAX_QUICK:
+        while self._quick and self._num_begun < min(most, _MAX_QUICK):
             self._num_begun += 1
             self._quick.popleft()()
         most = max(most, self._num_begun + 1)
@@ -360,6 +360,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        self._turns.note_connection(self.loop)
         self._cycle_transport = _CycleTransport(self)
         self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
@@ -514,8 +515,6 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        if self.cycle is None:
-            self._turns.note_connection(self.loop)
         super().on_headers_complete()
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         self._in_head, self._in_body = False, True

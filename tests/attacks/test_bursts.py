@@ -23,7 +23,7 @@ BURSTS: dict[str, tuple[int, bytes, bytes]] = {
     "requests after a body": (300, CHUNKED + b"1\r\n1\r\n0\r\n\r\n" + (GET % b"nothing" + b"\r\n") * 1000, b"4"),
     "streams": (1024, post_bytes(chat("a b c d", stream=True, max_tokens=2), CHAT), b"200"),
     "whole answers": (1024, post_bytes(parameters(max_new_tokens=2), INVOCATIONS), b"200"),
-    "invalid requests": (500, b"GET\r\n\r\n" * 1000, b"400"),
+    "invalid requests": (1024, b"GET\r\n\r\n" * 1000, b"400"),
 }
 """Number of connections, the bytes of each, and how the status of the first answer begins."""
 
