@@ -238,7 +238,7 @@ class Lease:
                     log.write(f"{name}: {line}")
                     log.flush()
                 running[name].wait()
-                self._write("acceptance", {"suite": name, **_verdicts(lines[name])})
+                self._write("acceptance", {"suite": name, **verdicts(lines[name])})
 
             try:
                 futures = [pool.submit(run, name) for name in _ACCEPTANCE]
@@ -335,7 +335,7 @@ def _pytest(arguments: Sequence[str], environment: Mapping[str, str]) -> subproc
     )
 
 
-def _verdicts(lines: Sequence[str]) -> dict[str, Any]:
+def verdicts(lines: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of tests that passed, failed and so on, and the names of those that did not pass."""
     verdicts = ("PASSED", "FAILED", "ERROR", "SKIPPED")
     ended = [(line.split()[0], verdict) for line in lines for verdict in verdicts if f"{verdict} [" in line]
