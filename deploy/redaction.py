@@ -38,7 +38,7 @@ _WITHIN = re.compile(
 """Matches a secret inside a value: a JSON member, a command-line argument or a header."""
 
 _NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?|true|false", re.IGNORECASE)
 """Numbers and booleans, e.g. `max_token=512`, are not secrets. SageMaker passes them as strings."""
 
 

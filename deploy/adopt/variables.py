@@ -31,6 +31,7 @@ from handler.config.options.names import (
     unknown_variable,
     variable,
 )
+from handler.core.numbers import is_digits
 
 
 class Container(NamedTuple):
@@ -84,7 +85,7 @@ def container_kind(image: str, said: str | None) -> Container:
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
 
 
-_TGI = re.compile(r"(?:-tgi|^v?)(\d+\.\d+(?:\.\d+)?)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
+_TGI = re.compile(r"(?:-tgi|^v?)([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
 
 _MODEL_ID = "option.model_id"
 _LENGTH = "option.max_model_len"
@@ -302,7 +303,7 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
         found.unmapped.append((shown(origin, given), refusal))
     elif no_effect := _no_effect(option, engine):
         found.idle.append((shown(origin, given), no_effect))
-    elif same == _LENGTH and value.isdecimal() and int(value):
+    elif same == _LENGTH and is_digits(value) and int(value):
         found.context = int(value)
     elif variable_of(name) not in (variable(key), origin):
         found.environment[origin] = given
@@ -332,9 +333,9 @@ def typed(text: str) -> Value:
     """Return a variable's value as a number or a boolean if it can be converted back to the same string."""
     if text in ("true", "false"):
         return text == "true"
-    if re.fullmatch(r"0|[1-9]\d{0,14}", text):
+    if re.fullmatch(r"0|[1-9][0-9]{0,14}", text):
         return int(text)
-    if re.fullmatch(r"(0|[1-9]\d{0,7})\.\d{1,8}", text) and str(float(text)) == text:
+    if re.fullmatch(r"(0|[1-9][0-9]{0,7})\.[0-9]{1,8}", text) and str(float(text)) == text:
         return float(text)
     return text
 

@@ -25,6 +25,7 @@ from deploy.spec import Spec
 from deploy.spec.components import MOST_TOGETHER, Batch
 from deploy.spec.options import is_aws_image
 from handler.config.options import KNOWN
+from handler.core.numbers import whole
 from handler.core.sizes import format_size
 
 CONTENT_TYPE = "application/jsonlines"
@@ -116,7 +117,7 @@ def _sequences(spec: Spec) -> int:
     usual = KNOWN["option.max_rolling_batch_size"][0].default_with(str(spec.options.get("llm_engine", "")))
     named = spec.options.get("max_rolling_batch_size", spec.options.get("max_num_seqs", usual))
     try:
-        return int(named)
+        return whole(str(named))
     except ValueError:  # the check of the environment reports it
         return 1
 

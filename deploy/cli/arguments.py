@@ -15,6 +15,7 @@ from deploy.deployer.shadow import Share
 from deploy.errors import DeployError, SpecError
 from deploy.spec.reading import read_spec
 from handler.core.command_line import add_repeatable
+from handler.core.numbers import decimal, is_digits
 from handler.core.text_files import decode
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def number(most: int) -> Callable[[str], int]:
     """Return a function that parses an integer from 1 to `most`."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
+        if not is_digits(text) or not 1 <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}")
         return int(text)
 
@@ -229,7 +230,7 @@ def url(text: str) -> str:
 
 def seconds(text: str) -> float:
     try:
-        value = float(text)
+        value = decimal(text)
     except ValueError:
         value = -1
     if not 0 <= value < 86400:

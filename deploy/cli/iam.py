@@ -89,4 +89,4 @@ def _who(text: str) -> str:
 
 
 def _party(who: str) -> str:
-    return re.sub(r"-\d+$", "", who)
+    return re.sub(r"-[0-9]+$", "", who)

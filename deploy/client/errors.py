@@ -24,6 +24,7 @@ The attribute `arrived` of each has the part of the response that arrived before
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,7 @@ class StreamBroken(Broken): ...
 FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
 """Exceptions that may be raised when an endpoint is called and its response is read."""
 
+_STATUS = re.compile("[0-9]+")
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
 _DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken", "IncompleteSignature", "403")
@@ -178,7 +180,7 @@ def _from_status(error: ClientError) -> RequestFailed:
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")
-    if code.isdigit():  # not AWS's own error, but one of a proxy or a load balancer
+    if _STATUS.fullmatch(code):  # not AWS's own error, but one of a proxy or a load balancer
         message = f"HTTP {code} {message}"
     if code == "ModelError":
         result = _from_container(response, message)
@@ -198,7 +200,7 @@ def _from_status(error: ClientError) -> RequestFailed:
     elif code in _REFUSED:
         result = NotSent(message)
     else:
-        result = ServiceFailed(message if code.isdigit() else f"{code}: {message}")
+        result = ServiceFailed(message if _STATUS.fullmatch(code) else f"{code}: {message}")
     result.request_id = request_id
     return result
 

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs, urlsplit
 
 from deploy.emulator.answers import ApiError
+from handler.core.numbers import is_digits
 
 TOKEN_PREFIX = "sagemaker-api-key-"
 _SERVICE = "sagemaker"
@@ -97,8 +98,7 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
         ApiError: The signature is incomplete, expired, not a Signature Version 4, or for another service or region.
     """
     try:
-        made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
-        seconds = int(query["X-Amz-Expires"])
+        made, seconds = _period(query)
         scope, algorithm, _, _ = (query[f"X-Amz-{name}"] for name in _PRESIGNED)
     except (ValueError, KeyError) as error:
         raise ApiError(403, "IncompleteSignature", f"The presigned URL is incomplete or invalid: {error}.") from error
@@ -108,6 +108,19 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
         text = f"Signature expired: it was valid for {seconds} s from {made.isoformat()}."
         raise ApiError(403, "InvalidSignatureException", text)
     return _region(scope, region, "InvalidSignatureException")
+
+
+def _period(query: Mapping[str, str]) -> tuple[datetime, int]:
+    """Return when a URL was signed, and for how many seconds it is valid.
+
+    Raises:
+        ValueError: One of them is invalid.
+        KeyError: One of them is missing.
+    """
+    made, seconds = query["X-Amz-Date"], query["X-Amz-Expires"]
+    if not made.isascii() or not is_digits(seconds):
+        raise ValueError(f"X-Amz-Date={made}, X-Amz-Expires={seconds}")
+    return datetime.strptime(made, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc), int(seconds)
 
 
 def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
@@ -124,8 +137,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     try:
         url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
         query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
-        made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
-        seconds = int(query["X-Amz-Expires"])
+        made, seconds = _period(query)
         until = made + timedelta(seconds=seconds)
         scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
     except (ValueError, OverflowError, KeyError) as error:

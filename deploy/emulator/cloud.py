@@ -34,6 +34,7 @@ from deploy.emulator.answers import ApiError
 from deploy.emulator.authorization import Need, Unexplained, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
 from deploy.emulator.sagemaker import ACCOUNT, SageMaker
 from deploy.service_model import Malformed, wrong_with
+from handler.core.numbers import is_digits
 
 log = logging.getLogger("deploy.rehearsal")
 
@@ -463,7 +464,7 @@ def body_of(environ: dict[str, Any]) -> bytes:
     """Return a request's body, and let later code read it again."""
     length = environ.get("CONTENT_LENGTH")
     content = environ["wsgi.input"].read(
-        *([int(length)] if length else [] if "wsgi.input_terminated" in environ else [0])
+        *([int(length)] if length and is_digits(length) else [] if "wsgi.input_terminated" in environ else [0])
     )
     environ["wsgi.input"] = io.BytesIO(content)
     return bytes(content)

@@ -31,6 +31,7 @@ from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shado
 from deploy.emulator.relay import reset_when_closed
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, weights_of
 from deploy.emulator.serving import listening
+from handler.core.numbers import is_digits
 
 # -- InvokeEndpointAsync: SageMaker accepts the request, and executes it later with the model's role -------------------
 # The role needs permissions to read the request, to write the response and to publish to the SNS topics.
@@ -178,7 +179,7 @@ def _number(headers: Mapping[str, str], name: str, least: int, most: int, defaul
     text = headers.get(_HEADER + name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) < 9) or not least <= int(text) <= most:
+    if not (is_digits(text) and len(text) < 9) or not least <= int(text) <= most:
         raise Invalid(f"{name} {text!r} must be a number from {least} to {most}.")
     return int(text)
 

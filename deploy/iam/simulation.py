@@ -12,7 +12,7 @@ from deploy.aws import Aws, as_deploy_error
 from deploy.errors import DeployError, NotAllowed
 from deploy.iam.policies import Policy
 
-_SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
+_SESSION = re.compile(r"^arn:([a-z-]+):sts::([0-9]{12}):assumed-role/([^/]+)/.+$")
 
 
 class Denial(NamedTuple):

@@ -49,7 +49,7 @@ def period(text: str) -> timedelta:
     Raises:
         DeployError: The text is not a number followed by s, m, h or d.
     """
-    match = re.fullmatch(r"(\d+)([smhd])", text)
+    match = re.fullmatch(r"([0-9]+)([smhd])", text)
     if match is None:
         raise DeployError(f"{text!r} is not a period", "Use a number followed by s, m, h or d: 90s, 15m, 2h, 1d.")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})

@@ -31,7 +31,7 @@ _SUFFIXES = {
     "eusc-": "amazonaws.eu",
 }
 ECR_URI = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+)/(?P<repository>[^:@]+)"
+    r"(?P<account>[0-9]{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+)/(?P<repository>[^:@]+)"
     r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 """Pattern for the URI of an image in ECR, in any partition."""
@@ -56,7 +56,7 @@ KNOWN_AMIS = (
     "al2-ami-sagemaker-inference-neuron-2",
 )
 
-_CUDA = re.compile(r"cu(?:da)?-?(\d{2})\.?(\d)(?!\d)")
+_CUDA = re.compile(r"cu(?:da)?-?([0-9]{2})\.?([0-9])(?![0-9])")
 _TAGS = {"djl-lmi": "lmi_tags", "djl-tensorrtllm": "tensorrtllm_tags"}
 
 

@@ -16,9 +16,10 @@ from deploy.errors import SpecError
 from deploy.service_model import instance_types
 from deploy.spec import Spec
 from handler.config.engines import ENGINES
+from handler.core.numbers import is_digits
 
 _NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
-_GRAVITON = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|p6e-gb200")
+_GRAVITON = re.compile(r"[a-z]+[0-9]+[a-z]*g[a-z]*|p6e-gb200")
 _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
 
 CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
@@ -93,7 +94,7 @@ def find(name: str) -> InstanceType | None:
             f"instance.type: {name} is an arm64 host, but the image is built for amd64",
             "Use an x86 type such as ml.c7i.* or ml.m7i.* (without GPU), ml.g6e.* or ml.p5.* (with GPUs).",
         )
-    if (chip := _OTHER_CHIPS.get(re.split(r"\d", kind)[0])) is not None:
+    if (chip := _OTHER_CHIPS.get(re.split(r"[0-9]", kind)[0])) is not None:
         raise SpecError(
             f"instance.type: {name} has {chip} accelerators, which none of the handler's engines supports",
             "Use a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
@@ -184,7 +185,7 @@ def num_engines(spec: Spec, gpus: int, degree: int) -> int:
     replicas = str(spec.options.get("replicas", 1))
     if replicas == "auto":
         return 1 if _takes_all(spec) else max(gpus // degree, 1)
-    return int(replicas) if replicas.isdigit() else 1
+    return int(replicas) if is_digits(replicas) else 1
 
 
 def _takes_all(spec: Spec) -> bool:

@@ -37,6 +37,7 @@ from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.loader import Setting, named_engine
+from handler.core.numbers import is_digits
 from handler.core.sizes import format_size
 
 T = TypeVar("T")
@@ -534,7 +535,7 @@ def _min_gpus(spec: Spec) -> int:
 def _number(spec: Spec, *names: str) -> int | None:
     for name in names:
         value = spec.options.get(name)
-        if value is not None and str(value).isdigit():
+        if value is not None and is_digits(str(value)):
             return int(value)
     return None
 

@@ -229,7 +229,7 @@ def _scalar(shape: Any, value: Any, place: str) -> Iterator[str]:
         return
     told, size = shape.metadata, len(value) if isinstance(value, str) else value
     wrong = [*_bounds(shape, size, place, "characters" if isinstance(value, str) else "")]
-    name = re.sub(r"\[\d+\]", "", place).rpartition(".")[2]
+    name = re.sub(r"\[[0-9]+\]", "", place).rpartition(".")[2]
     if not isinstance(value, str):
         if not wrong and value not in _IN_PROSE.get(name, (value,)):
             wrong.append(f"{place}: must be {_either(_IN_PROSE[name])}{_given(value)}")

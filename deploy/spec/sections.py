@@ -54,7 +54,7 @@ class Image(Section):
     aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's LMI image.")
     tag: ImageTag | None = Field(None, description="Tag; default: this package's version, or for `aws` the newest.")
     cuda: str | None = Field(
-        None, pattern=r"^\d+\.\d+$", description="CUDA version of the image; default: read from the tag."
+        None, pattern=r"^[0-9]+\.[0-9]+$", description="CUDA version of the image; default: read from the tag."
     )
 
     @model_validator(mode="after")

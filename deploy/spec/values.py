@@ -39,9 +39,9 @@ Name = Annotated[
 ]
 """Name of an endpoint, a component or a variant (botocore's EndpointName)."""
 
-Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-\d$", "an AWS region, such as us-east-1", 32)]
+Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-[0-9]$", "an AWS region, such as us-east-1", 32)]
 RoleArn = Annotated[
-    str, text(r"^arn:aws[a-z-]*:iam::\d{12}:role/[a-zA-Z_0-9+=,.@/-]+$", "as arn:aws:iam::111122223333:role/Name")
+    str, text(r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z_0-9+=,.@/-]+$", "as arn:aws:iam::111122223333:role/Name")
 ]
 KeyId = Annotated[
     str,
@@ -53,13 +53,13 @@ KeyId = Annotated[
 SecretArn = Annotated[
     str,
     text(
-        r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[a-zA-Z0-9/_+=.@-]+$",
+        r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[a-zA-Z0-9/_+=.@-]+$",
         "as arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-token-AbCdEf",
     ),
 ]
 TopicArn = Annotated[
     str,
-    text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
+    text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
 ]
 ArtifactUri = Annotated[
     str,
@@ -92,7 +92,7 @@ PoolType = Annotated[str, text(rf"^{_TYPE}$", "a SageMaker type, such as ml.g6e.
 ImageUri = Annotated[
     str,
     text(
-        r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[a-z0-9/._-]+(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
+        r"^[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[a-z0-9/._-]+(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
         "an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... (SageMaker "
         "pulls images only from ECR)",
         255,
@@ -105,7 +105,7 @@ ImageTag = Annotated[str, text(r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]*$", "an image's tag
 ReservationArn = Annotated[
     str,
     text(
-        r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:training-plan/[a-z0-9-]+$",
+        r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/[a-z0-9-]+$",
         "as arn:aws:sagemaker:us-east-1:111122223333:training-plan/name",
         258,
     ),

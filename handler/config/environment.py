@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.config.options.names import hub_token
 from handler.core.errors import ConfigError
+from handler.core.numbers import is_digits
 from handler.core.values import INSTEAD
 
 _SECRETS = (
@@ -36,7 +37,7 @@ def max_adapters() -> int | None:
     text = os.environ.get(_MAX_ADAPTERS)
     if text is None:
         return None
-    if not text.isdecimal() or not int(text):
+    if not is_digits(text) or not int(text):
         raise ConfigError(f"environment variable {_MAX_ADAPTERS}={text}: must be a whole number of at least 1")
     return int(text)
 
@@ -189,4 +190,4 @@ def spread(degree: str, options: Mapping[str, Any]) -> Spread:
 
 def _number(options: Mapping[str, Any], names: tuple[str, ...], default: int | None) -> int | None:
     values = (str(options[name]) for name in names if options.get(name) is not None)
-    return next((int(value) for value in values if value.isdecimal() and int(value)), default)
+    return next((int(value) for value in values if is_digits(value) and int(value)), default)

@@ -106,6 +106,7 @@ def contents(path: Path) -> Contents:
 
 def _contents(values: Mapping[bytes, object]) -> Contents:
     kind, parts = values.get(_TYPE), values.get(_PARTS)
+    kind = kind if isinstance(kind, bytes) else None  # not a string, but a number or a list
     if values.get(_ARCHITECTURE) == b"clip":
         kind = b"mmproj"  # early projectors have no type
     return Contents(_BESIDE.get(kind, "model"), parts if isinstance(parts, int) and parts else 1)

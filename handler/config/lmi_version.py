@@ -28,7 +28,7 @@ ASYNC_SINCE, ASYNC_BY_DEFAULT_SINCE = LmiVersion(0, 33), LmiVersion(0, 35)
 ASYNC = LmiVersion(0, 36)
 """The release to assume if the configuration chooses async mode but no release."""
 
-_RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:-lmi(\d+))?")  # 0.36, v0.36.0, 0.36.0-lmi27.0.0-cu130
+_RELEASE = re.compile(r"v?([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(?:-lmi([0-9]+))?")  # 0.36, v0.36.0, 0.36.0-lmi27.0.0-cu130
 _NEW_STREAMS = 26  # LMI v26 and v27 have DJL Serving 0.36, but the rolling batch of later releases
 
 
@@ -38,7 +38,7 @@ def read_lmi_version(text: str) -> LmiVersion:
     Raises:
         ValueError: If the release is not supported.
     """
-    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", "0.30" if text == "0.3" else text)
+    found = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", "0.30" if text == "0.3" else text)
     version = LmiVersion(int(found[1]), int(found[2])) if found and len(text) < 20 else None
     if version not in VERSIONS:
         raise ValueError(f"must be one of {', '.join(map(str, VERSIONS))}")

@@ -41,6 +41,7 @@ from handler.config.options.tables import BY_ROLLING_BATCH, ROLLING_BATCHES, STA
 from handler.config.user_files import role_of
 from handler.core import text_files
 from handler.core.errors import ConfigError, Problem
+from handler.core.numbers import is_digits
 from handler.core.values import Role
 
 
@@ -343,7 +344,7 @@ def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
     size, rolling = last.get("batch_size") or last.get("max_dynamic_batch_size"), last.get("option.rolling_batch")
     if size is None or (rolling is not None and rolling.value.strip() == "disable"):
         return None
-    return size if len(size.value) < 20 and size.value.strip().isdecimal() and int(size.value) > 1 else None
+    return size if len(size.value) < 20 and is_digits(size.value.strip()) and int(size.value) > 1 else None
 
 
 def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:

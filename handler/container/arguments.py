@@ -14,6 +14,7 @@ from handler.config.model_files import holds_model, model_below
 from handler.config.options.names import SECRET, Own, contradiction, translate
 from handler.config.options.option import shown
 from handler.core.errors import ConfigError
+from handler.core.numbers import is_digits
 
 _PORT = 8080
 _BIND = "SAGEMAKER_BIND_TO_PORT"
@@ -81,7 +82,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     engine = [f"option.llm_engine={flags.engine}"] if flags.engine else []
     name_of_model = _named(flags, environ)
     name, text = ("--port", flags.port) if flags.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
-    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
+    if not is_digits(text) or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
     return Arguments(
         int(text), (*engine, *flags.options, *name_of_model), environ.get("LMI_HOST") or "0.0.0.0", flags.check

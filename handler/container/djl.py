@@ -69,7 +69,7 @@ def home(environ: Mapping[str, str]) -> Path:
 def version(directory: Path) -> tuple[int, ...]:
     """Return the version in the file name of DJL Serving's own jar, or () if there is no such jar."""
     for jar in sorted((directory / "lib").glob("serving-*.jar")):
-        if match := re.match(r"serving-(\d+(?:\.\d+)+)", jar.name):
+        if match := re.match(r"serving-([0-9]+(?:\.[0-9]+)+)", jar.name):
             return tuple(int(part) for part in match[1].split("."))
     return ()
 

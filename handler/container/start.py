@@ -191,7 +191,7 @@ def _exit(sig: int, frame: FrameType | None) -> None:
 
 _ARN = "HF_TOKEN_SECRET_ARN"
 _TOKEN = "HF_TOKEN"
-_FORM = re.compile(r"arn:aws[\w-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:\S+")
+_FORM = re.compile(r"arn:aws[\w-]*:secretsmanager:([a-z0-9-]+):[0-9]{12}:secret:\S+")
 _TRUE = ("1", "true", "yes", "on")  # as huggingface_hub reads its own switches
 _SECONDS = 5
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from handler.core.numbers import is_digits
+
 log = logging.getLogger("handler.container")
 
 DRAIN = 22.0  # maximum seconds to wait for responses to finish
@@ -133,7 +135,7 @@ class WorkerWatch:
 
 
 def _has_worker(group: int) -> bool:
-    return any(_is_worker(Path("/proc") / name, group) for name in os.listdir("/proc") if name.isdigit())
+    return any(_is_worker(Path("/proc") / name, group) for name in os.listdir("/proc") if is_digits(name))
 
 
 def _is_worker(process: Path, group: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 SECONDS = 10.0
 """Seconds between two progress lines if standard error is not a terminal."""
 
-_DONE = re.compile(rb"(\d{1,3}) % done\n")
+_DONE = re.compile(rb"([0-9]{1,3}) % done\n")
 
 _lock = threading.Lock()
 _running: dict[subprocess.Popen[bytes], signal.Signals] = {}

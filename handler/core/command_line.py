@@ -14,6 +14,8 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from handler.core.numbers import decimal, is_digits
+
 _PLAIN = {
     r"ignored explicit argument (.+)": r"takes no value, but got \1",
     r"expected one argument": "needs a value",
@@ -97,14 +99,14 @@ def add_repeatable(parser: Any, flag: str, dest: str, metavar: str, help: str) -
 def positive(text: str) -> float:
     """Parse an argument as a finite number above 0."""
     with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
+        if 0 < (value := decimal(text)) < math.inf:
             return value
     raise argparse.ArgumentTypeError("must be a number above 0")
 
 
 def port(text: str) -> int:
     """Parse an argument as a port number. 0 selects any free port."""
-    if not text.isdigit() or int(text) > 65535:
+    if not is_digits(text) or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
+from handler.core.numbers import is_digits
 
 
 class Driver(NamedTuple):
@@ -63,7 +64,7 @@ def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]
     names = [name.strip() for name in text.split(",")]
     stop = next((place for place, name in enumerate(names) if not name or name.startswith("-")), len(names))
     names = names[:stop]
-    return names[: driver.num_gpus] if all(name.isdecimal() for name in names) else names
+    return names[: driver.num_gpus] if all(is_digits(name) for name in names) else names
 
 
 # -- whether the driver fits an image's CUDA ---------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def _describe(driver: Driver, environ: Mapping[str, str]) -> str:
 
 def _version(text: str) -> tuple[int, int] | None:
     parts = text.split(".")
-    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal() else None
+    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and is_digits(parts[0]) and is_digits(parts[1]) else None
 
 
 def _text(version: tuple[int, int]) -> str:

@@ -431,14 +431,14 @@ _EXCEPTION = re.compile(r"\b(?:[a-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Excep
 _MASKS = (
     (re.compile(r"<[^<>]{1,200} at 0x[0-9a-fA-F]+>|\b0x[0-9a-fA-F]{6,}\b"), "[object]"),
     (re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://[^\s'\"<>)\]]+"), "[address]"),
-    (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b(?::\d{1,5})?"), "[address]"),
-    (re.compile(r"\[[0-9a-fA-F]{0,4}(?::[0-9a-fA-F.]{0,15}){2,7}(?:%\w{1,15})?\](?::\d{1,5})?"), "[address]"),
-    (re.compile(r"\b(?:localhost|[a-zA-Z0-9-]{1,63}(?:\.[a-zA-Z0-9-]{1,63}){1,8}):\d{2,5}\b"), "[address]"),
+    (re.compile(r"\b(?:[0-9]{1,3}\.){3}[0-9]{1,3}\b(?::[0-9]{1,5})?"), "[address]"),
+    (re.compile(r"\[[0-9a-fA-F]{0,4}(?::[0-9a-fA-F.]{0,15}){2,7}(?:%\w{1,15})?\](?::[0-9]{1,5})?"), "[address]"),
+    (re.compile(r"\b(?:localhost|[a-zA-Z0-9-]{1,63}(?:\.[a-zA-Z0-9-]{1,63}){1,8}):[0-9]{2,5}\b"), "[address]"),
     (re.compile(r"\b(?:[a-zA-Z0-9-]{1,63}\.){1,8}(?:internal|local|svc|lan|amazonaws\.com)\b"), "[address]"),
     (re.compile(r"(?<![\w#.:/])[~.]{0,2}/[\w.+@%=-]+(?:/[\w.+@%=-]+)+/?"), "[path]"),
     (re.compile(r"(?<![\w#.:/])/[\w.+@%=-]+\.[a-zA-Z]\w{0,9}\b"), "[path]"),
     (re.compile(r"\b[A-Z]:\\[^\s'\"]+"), "[path]"),
-    (re.compile(r"(?:, )?\bline \d+, in \w+"), ""),
+    (re.compile(r"(?:, )?\bline [0-9]+, in \w+"), ""),
 )
 
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.framing import refuse_constant
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -101,7 +102,10 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[0] is not None:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        try:
+            return json.dumps(line, ensure_ascii=False, default=str, allow_nan=False)
+        except ValueError:  # a field is NaN, or refers to itself
+            return json.dumps({name: str(value) for name, value in line.items()}, ensure_ascii=False)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no parameter there
@@ -208,7 +212,7 @@ def _is_object(line: str) -> bool:
     if not (line.startswith("{") and line.rstrip().endswith("}")):
         return False
     try:
-        json.loads(line)
+        json.loads(line, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True

@@ -33,6 +33,7 @@ from handler.config.options.tables import ROLLING_BATCHES
 from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.log import format_as_json, wants_json
+from handler.core.numbers import is_digits
 from handler.core.values import INSTEAD, SCRIPT
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
@@ -189,7 +190,7 @@ def own_sessions(config: Config, java: int) -> Config:
     own = root / _owner(java)
     for other in root.glob(f"djl-{_namespace()}-*"):
         pid = other.name.split("-")[2]
-        if pid.isdigit() and _owner(int(pid)) != other.name:
+        if is_digits(pid) and _owner(int(pid)) != other.name:
             shutil.rmtree(other, ignore_errors=True)
     return replace(config, sessions_path=str(own))
 

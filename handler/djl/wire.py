@@ -18,6 +18,7 @@ from djl_python import Input, Output
 from handler.config import environment
 from handler.core.errors import ServingError
 from handler.core.framing import dumps
+from handler.core.numbers import is_digits
 from handler.djl.batches import Item, Piece
 from handler.protocols.kernel.errors import FRONT_END, HttpResponse, retry_headers
 from handler.serving.head import QUERY_ADAPTER
@@ -267,7 +268,7 @@ class Reader:
 def _last_request(properties: Mapping[str | None, str | None]) -> str:
     """Return the prefix of the keys of a batch's last request, or "" if the call is not a batch."""
     size = properties.get("batch_size")
-    if not size or not size.isdecimal() or is_of_http(properties):
+    if not size or not is_digits(size) or is_of_http(properties):
         return ""
     return f"batch_{int(size) - 1:03d}."
 
@@ -284,7 +285,7 @@ _MAX_REASON = 1000
 
 _SHORT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
 
-_BATCH_KEY = re.compile(r"batch_(\d{3,})\.(.*)", re.DOTALL)  # more digits from 1,000 on
+_BATCH_KEY = re.compile(r"batch_([0-9]{3,})\.(.*)", re.DOTALL)  # more digits from 1,000 on
 
 
 def is_batch(inputs: Input) -> bool:

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core.errors import BadRequest, InternalError, ServingError, UnsupportedMedia, error_text
 from handler.core.log import of_request
+from handler.core.numbers import is_digits
 from handler.http.inference import (
     AS_IT_COMES,
     SHARED,
@@ -327,7 +328,7 @@ class _Framed:
     def _declared(self) -> int | None:
         """Return the Content-Length that the user's code has set, or None if it is missing or not valid."""
         (value, *others) = self._lengths or (b"",)
-        return int(value) if value.isdigit() and len(value) < 19 and not others else None
+        return int(value) if is_digits(value) and len(value) < 19 and not others else None
 
     def _length(self, size: int, *, ends: bool) -> int | None:
         """Return the Content-Length to send when `size` bytes are buffered, or None if it is not known.

@@ -17,6 +17,7 @@ from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, Ser
 from handler.core.framing import dumps
 from handler.core.log import of_request
 from handler.core.loop import start_now
+from handler.core.numbers import is_digits
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
@@ -105,7 +106,7 @@ async def read_body(
 def declared_length(scope: Scope) -> int:
     """Return the value of the Content-Length header, or 0 if the header is missing or invalid."""
     length: str = scope["headers_by_name"].get("content-length", "").lstrip("0")
-    return int(length[:_MOST_DIGITS]) if length.isdecimal() else 0
+    return int(length[:_MOST_DIGITS]) if is_digits(length) else 0
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from handler.core.errors import BadRequest, ServingError, Unavailable
+from handler.core.numbers import is_digits
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 EXCHANGE = "lmi.http.exchange"
@@ -519,7 +520,7 @@ class Protocol(HttpToolsProtocol):
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         self._in_head, self._in_body = False, True
         length = dict(self.headers).get(b"content-length", b"")
-        self._num_left = int(length) if length.isdigit() else 0
+        self._num_left = int(length) if is_digits(length) else 0
         if not self.parser.should_keep_alive():  # uvicorn 0.40 overlooks `close` among other tokens
             self.cycle.keep_alive = False
         if self.scope["http_version"] < "1.1":

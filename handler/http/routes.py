@@ -23,6 +23,7 @@ from handler.core.errors import (
     ServingError,
 )
 from handler.core.framing import JSON, dumps
+from handler.core.numbers import whole
 from handler.core.values import Task
 from handler.http.inference import (
     Endpoint,
@@ -260,7 +261,7 @@ def _query(scope: Scope) -> dict[str, str]:
 
 def _number(text: str) -> int:
     try:
-        return int(text)
+        return whole(text)
     except ValueError:
         raise BadRequest(f"{text[:20]!r}: limit and next_page_token must be whole numbers") from None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError, ServingError, error_text
+from handler.core.numbers import is_digits
 from handler.core.values import Role
 from handler.plugins.api import Content, Input
 from handler.plugins.functions import import_once
@@ -23,7 +24,7 @@ log = logging.getLogger("handler.formatters")
 TITLE = "handle of model.py"
 
 _ENGINES_OWN = re.compile(r"(djl_python\.|handler\.(plugins|entry|djl))")
-_BATCH_KEY = re.compile(r"batch_(\d+)\.(.*)", re.DOTALL)
+_BATCH_KEY = re.compile(r"batch_([0-9]+)\.(.*)", re.DOTALL)
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OF_THE_CONNECTION = frozenset(
     {
@@ -123,7 +124,7 @@ def find_handle(
     always = {
         "model_dir": str(path.parent.resolve()),
         "device_id": device,
-        "tensor_parallel_degree": int(degree) if degree.isdecimal() else 1,
+        "tensor_parallel_degree": int(degree) if is_digits(degree) else 1,
         "handler": "handle",
     }
     given = {key.removeprefix("option."): value for key, value in options.items()}

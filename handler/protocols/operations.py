@@ -91,7 +91,7 @@ _END = Token(2, "", -0.1, True)
 _NUM_PROMPT_TOKENS = 12
 
 _ID = re.compile(r'"(\w+[-_])[0-9a-f-]{24,}"')
-_DRAWN = re.compile(r'"(created|created_at|completed_at|seed)":\d+')
+_DRAWN = re.compile(r'"(created|created_at|completed_at|seed)":[0-9]+')
 _FIXED = 1760000000  # replaces times and seeds
 
 

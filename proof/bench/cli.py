@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from handler.core.command_line import add_repeatable, positive
 from handler.core.errors import ConfigError
+from handler.core.numbers import is_digits
 from proof.bench.report import add_arguments, draw, print_result
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
 
 
 def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not is_digits(text) or int(text) < 1:
         raise argparse.ArgumentTypeError("must be a whole number of at least 1")
     return int(text)
 

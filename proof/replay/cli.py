@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.command_line import KeptLines, add_repeatable, positive
+from handler.core.numbers import decimal, is_digits
 
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the \
@@ -134,12 +135,12 @@ def _allowance(text: str) -> tuple[str, float]:
     name, _, percent = text.partition("=")
     names = [cls.value for cls in CLASSES[1:]]
     with contextlib.suppress(ValueError):
-        if name in names and 0 <= (value := float(percent)) <= 100:
+        if name in names and 0 <= (value := decimal(percent)) <= 100:
             return name, value
     raise argparse.ArgumentTypeError(f"{text}: must be CLASS=PERCENT, where CLASS is {', '.join(names)}")
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+    if not is_digits(text) or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError("must be a whole number from 1 to 10000")
     return int(text)

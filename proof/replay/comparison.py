@@ -182,7 +182,7 @@ _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # tolerances of other fractional numbers, suc
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
 """Comment in an event stream, and the empty line after it."""
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"[0-9]+")
 _USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
 _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
 _TOOLS = re.compile(r"\.(tool_calls|function|function_call)\b|\(.*function_call.*\)|tool_use")

@@ -120,7 +120,7 @@ LOGPROBS = frozenset(
 _COUNTS = frozenset(("completion_tokens", "output_tokens", "generated_tokens"))
 """Names of fields with the number of generated tokens."""
 _FEW = 6  # tokens, too few to tell how a stream is cut
-_INDEX = re.compile(r"\[\d+\]")
+_INDEX = re.compile(r"\[[0-9]+\]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """Field name of an API. Other names are content, such as the tokens in a completion's `top_logprobs`."""
 _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")

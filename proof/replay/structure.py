@@ -15,7 +15,7 @@ from proof.replay.content import name_of, public_name, scalars_by_place, type_of
 _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
 _ID = re.compile(r"(\w*_)?id")
 _EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
-_CHOICE = re.compile(r"\[\d+\]")
+_CHOICE = re.compile(r"\[[0-9]+\]")
 _PING = "$(ping)"
 """Root of Anthropic's keep-alive events, which may arrive at any time."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from handler.core.errors import ConfigError
+from handler.core.numbers import is_digits
 from handler.core.package import install
 from proof.bench.client import BodyReader, Pool, address
 from proof.bench.processes import lmi_serve
@@ -130,7 +131,7 @@ class _Reader(BodyReader):
     def retry_after(self) -> float:
         """Seconds to wait, or 0 if the header is missing or contains a date."""
         text = self.headers.get("retry-after", "")
-        return float(text) if text.isdecimal() else 0.0
+        return float(text) if is_digits(text) else 0.0
 
 
 class HttpTarget:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
 import io
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +17,9 @@ import pytest
 
 from deploy.adopt.files import read_file
 from deploy.cli.arguments import body_of
-from deploy.errors import DeployError
+from deploy.errors import DeployError, SpecError
 from deploy.resolve.model.files import Directory
+from deploy.resolve.model.gguf import gguf_shape
 from deploy.resolve.model.gguf import parts as deployed_parts
 from deploy.s3.lint import lint, list_directory
 from deploy.s3.prefix import Entry
@@ -250,6 +253,51 @@ FIRST = gguf_file(
     pair(b"general.architecture", 8, string(b"llama")), pair(b"tokenizer.ggml.tokens", 9, bytes(12)), SPLIT
 )
 LATER = gguf_file(SPLIT)
+
+STRING, LIST = 8, 9
+KINDS = {
+    "number": (4, struct.pack("<I", 7)),
+    "negative number": (5, struct.pack("<i", -7)),
+    "fraction": (6, struct.pack("<f", float("nan"))),
+    "flag": (7, b"\1"),
+    "string": (STRING, string(b"\xff")),
+    "list of numbers": (LIST, struct.pack("<IQI", 4, 1, 1)),
+    "list of flags": (LIST, struct.pack("<IQ?", 7, 1, True)),
+    "list of strings": (LIST, struct.pack("<IQ", STRING, 1) + string(b"x")),
+    "empty list": (LIST, struct.pack("<IQ", 4, 0)),
+}
+NAMES = [
+    "general.type",
+    "general.architecture",
+    "general.alignment",
+    "split.count",
+    "llama.context_length",
+    "llama.block_count",
+    "llama.embedding_length",
+    "llama.attention.head_count",
+    "llama.attention.head_count_kv",
+    "llama.attention.sliding_window",
+    "tokenizer.ggml.tokens",
+    "tokenizer.chat_template",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gguf_header_s_value_of_any_kind_is_told(name: str, kind: str, tmp_path: Path) -> None:
+    """What `lmi serve --check`, the list of models, and `lmi deploy plan` read of a header."""
+    values = {"general.architecture": (STRING, string(b"llama")), "tokenizer.ggml.tokens": KINDS["list of strings"]}
+    values |= {key: (4, struct.pack("<I", 8)) for key in NAMES if key.startswith("llama.")}
+    values[name] = KINDS[kind]
+    file = put(tmp_path / "m", "a.gguf", gguf_file(*(pair(key.encode(), *value) for key, value in values.items())))
+    for read in (gguf.check_complete, gguf.contents, gguf.context_length, gguf.matrix_types):
+        with contextlib.suppress(ValueError):
+            read(file)
+    with contextlib.suppress(SpecError):
+        gguf_shape(Directory(tmp_path / "m"), ["a.gguf"])
+    (file.parent / "b.gguf").write_bytes(file.read_bytes())
+    assert len(deployed_parts(Directory(tmp_path / "m"))) <= 1
+
 
 JUNK: dict[str, bytes] = {
     ".DS_Store": b"\x00\x00\x00\x01Bud1",

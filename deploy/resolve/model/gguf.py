@@ -26,7 +26,7 @@ _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8"
 _START = 4096
 """Number of bytes at the beginning of a file that show what the file contains."""
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf$")
 
 
 def parts(files: Files, name: str | None = None) -> list[str]:

@@ -43,7 +43,7 @@ _WORDS: tuple[tuple[str, Part], ...] = (
 )
 """Parts of a model by words in the names of modules. The first matching word is used."""
 
-_NUMBERED_LAYER = re.compile(r"layers[.](\d{1,4})[.]")
+_NUMBERED_LAYER = re.compile(r"layers[.]([0-9]{1,4})[.]")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ _BESIDE = re.compile(
 _PACKED = ("qweight", "weight_packed", "_blocks")
 """Suffixes of the names of tensors that pack several weights into each element."""
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,5})\.")
 
 
 @dataclass(frozen=True)

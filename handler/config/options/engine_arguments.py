@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.options.option import read_json
+from handler.core.numbers import is_digits
 
 NAMES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM"}
 
@@ -230,7 +231,7 @@ def _parse(text: str, types: frozenset[str]) -> Any:
 
 
 def _item(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    return int(text) if is_digits(text) else text
 
 
 def check(value: Any, types: Collection[str]) -> None:

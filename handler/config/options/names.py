@@ -11,6 +11,7 @@ from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVI
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.option import Gone, Option, is_secret, read_json, shown
 from handler.core.errors import Problem
+from handler.core.numbers import whole
 
 
 def find_option(key: str, engine: str) -> Option | None:
@@ -205,7 +206,7 @@ def _graphs(value: str, engine: str) -> str:
 
 
 def _graph_sizes(value: str, engine: str) -> str | None:
-    sizes = [int(size) for size in value.split(",")]
+    sizes = [whole(size) for size in value.split(",")]
     return None if sizes == [0] else json.dumps(sizes)
 
 

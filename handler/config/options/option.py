@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from handler.core.media import ALL_MEDIA, MEDIA
+from handler.core.numbers import decimal, whole
 from handler.core.secrets import TOKENS
 
 _T = TypeVar("_T")
@@ -87,7 +88,7 @@ _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_tok
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
 """The largest number of media of one kind that a request may be allowed to contain."""
-_READABLE = re.compile(r"(\d+)((?:\.\d+)?)([kKmMgGtT])")
+_READABLE = re.compile(r"([0-9]+)((?:\.[0-9]+)?)([kKmMgGtT])")
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # Linux's limits, in bytes
 
@@ -169,7 +170,7 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         rule = f"must be a whole number of at least {least}" + (f" and at most {most}" if most is not None else "")
         try:
-            value = int(text)
+            value = whole(text)
         except ValueError:
             raise ValueError(rule) from None
         if value < least or (most is not None and value > most):
@@ -182,7 +183,7 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
 def number(least: float, most: float = 1e6) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
-            value = float(text)
+            value = decimal(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most:
@@ -254,7 +255,7 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
     match = _READABLE.fullmatch(text.strip())
     if match is None or (match[2] and match[3].isupper()):
         with contextlib.suppress(ValueError):
-            return int(text)  # 01, +5 and 1_000 are not JSON
+            return whole(text)  # 01, +5 and 1_000 are not JSON
         return text
     power = "kmgt".index(match[3].lower()) + 1
     return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + match[2]) * 1000**power)

@@ -148,7 +148,7 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
-_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
+_ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
 """Matches secrets that must be hidden: tokens, which a hub may repeat in its response, and credentials in URLs."""
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from handler.core.numbers import is_digits, whole
 from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, EngineRequest
 from handler.engines.remote.servers import Answer, Failed, Part, Refused, score
@@ -176,7 +177,7 @@ def _ranked(entry: Any, count: int) -> Alternatives:
 
 
 def _token_id(name: str) -> int:
-    id = int(name.removeprefix(_ID))
+    id = whole(name.removeprefix(_ID))
     if id < 0:
         raise ValueError("token ids must be non-negative integers")
     return id
@@ -233,7 +234,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     as the server's clock may differ from this machine's.
     """
     value = headers.get("retry-after", "").strip()
-    if value.isascii() and value.isdecimal():
+    if is_digits(value):
         return min(float(value[:_MOST_HEADER]), _MOST_WAIT)
     if (until := _date(value)) is None:
         return 0.0

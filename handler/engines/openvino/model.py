@@ -226,7 +226,7 @@ def _size(value: Any) -> int:
 def _reason(error: Exception) -> str:
     """Extract the template's message and line from GenAI's error, which also quotes a source file and the template."""
     text = str(error).rpartition("Minja's error: ")[2]
-    found = re.match(r"(.*?) at row (\d+), column", text, re.DOTALL)
+    found = re.match(r"(.*?) at row ([0-9]+), column", text, re.DOTALL)
     return f"{found[1].strip()[:300]} (line {found[2]} of the template)" if found else text.strip()[:300]
 
 

@@ -342,7 +342,7 @@ def count_logits(model: Path) -> int | None:
 
 def _reason(error: RuntimeError) -> str:
     """Return xgrammar's message without its timestamp and source location."""
-    text = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip())
+    text = re.sub(r"^\[[0-9:]+\] \S+: ", "", str(error).strip())
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
 
 

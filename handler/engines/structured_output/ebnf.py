@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from handler.core.numbers import is_digits
 from handler.core.values import StructuredOutput
 
 MARKER = "~"
@@ -25,7 +26,7 @@ LONG = 32
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)
     | (?P<text>"(?:\\.|[^"\\\r\n])*") | (?P<characters>\[(?:\\.|[^\]\\\r\n])*\])
-    | (?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*) | (?P<number>[+-]?\d+) | (?P<sign>::=|\(=|[(){}|,*+?=])""",
+    | (?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*) | (?P<number>[+-]?[0-9]+) | (?P<sign>::=|\(=|[(){}|,*+?=])""",
     re.VERBOSE,
 )
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"))
@@ -321,7 +322,7 @@ def _bounds(counts: Sequence[str]) -> tuple[int, int]:
     numbers = [
         min(int(count), _MANY) if len(count) < 20 and count != "-1" else _MANY
         for count in counts
-        if count[-1:].isdigit()
+        if is_digits(count[-1:])
     ]
     if not numbers:
         raise Unreadable("EBNF: a repetition without a number")
@@ -380,7 +381,7 @@ _PIECE = re.compile(
     r"|(?P<item>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)",
     re.DOTALL,
 )
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<counts>[\d, ]*)\})[?+]?")
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<counts>[0-9, ]*)\})[?+]?")
 _ANY = rf"[^\n\r{MARKER}]"
 _ANCHORS = ("^", "$")
 

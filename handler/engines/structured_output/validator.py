@@ -35,7 +35,7 @@ from handler.engines.process.sandbox import (
 
 T = TypeVar("T")
 
-_COSTLY = re.compile(r'"(?:pattern|format)|\d{3}')  # regular expressions, and large numbers such as repetitions
+_COSTLY = re.compile(r'"(?:pattern|format)|[0-9]{3}')  # regular expressions, and large numbers such as repetitions
 
 
 def sort(subject: StructuredOutput) -> Hashable:
@@ -141,7 +141,7 @@ _NO_SPACE = (
 
 _PURPOSE = Purpose("schemas and grammars", "are tried", " (option.guide_timeout=0 accepts them unchecked)")
 _REASON_CHARACTERS = 300
-_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and source line in xgrammar's messages
+_PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
 
 
 class Verdict(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
 
-_PLACE = re.compile(r"^(\[[\d:]+\] \S+: )?")
+_PLACE = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
 
 

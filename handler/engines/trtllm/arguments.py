@@ -404,7 +404,7 @@ def release_of(version: str) -> Release:
     Raises:
         ConfigError: the version is too old.
     """
-    match = re.match(r"(\d+)\.(\d+)", version)
+    match = re.match(r"([0-9]+)\.([0-9]+)", version)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
     if release < _OLDEST:
         raise ConfigError(f"TensorRT-LLM {version} is installed; the engine trtllm needs 1.0 to 1.3")

@@ -273,7 +273,7 @@ def _xgrammar_support() -> XgrammarSupport:
 
 
 def _xgrammar_release() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version("xgrammar"))[:3]))
+    return tuple(map(int, re.findall(r"[0-9]+", version("xgrammar"))[:3]))
 
 
 def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:

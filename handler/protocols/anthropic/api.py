@@ -17,6 +17,7 @@ from handler.core.errors import (
     RefusedByEngine,
     ServingError,
 )
+from handler.core.numbers import is_digits
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.schema import Count, NotRequired
@@ -179,8 +180,8 @@ MessageEvent = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | Anth
 
 _WORDS = (
     (re.compile(r'tool_choice="required"'), 'tool_choice={"type": "any"}'),
-    (re.compile(r"(tools\[\d*\])\.function\.parameters"), r"\1.input_schema"),
-    (re.compile(r"(tools\[\d*\])\.function\."), r"\1."),
+    (re.compile(r"(tools\[[0-9]*\])\.function\.parameters"), r"\1.input_schema"),
+    (re.compile(r"(tools\[[0-9]*\])\.function\."), r"\1."),
     (re.compile(r"(?<![\w.])reasoning_effort\b"), "output_config.effort"),
     (re.compile(r"messages\[\]\.reasoning\b"), "messages[].content[].thinking"),
     (re.compile(r"(?<![\w.])thinking_token_budget\b"), "thinking.budget_tokens"),
@@ -300,7 +301,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
         InvalidParameter: If one of these parameters is wrong.
     """
     given = query.get("limit", str(_LIMIT))
-    if not (given.isascii() and given.isdecimal() and len(given) < 5 and 1 <= int(given) <= _MOST):
+    if not (is_digits(given) and len(given) < 5 and 1 <= int(given) <= _MOST):
         raise InvalidParameter(f"limit={show(given)}: must be an integer from 1 to {_MOST}")
     limit, ids = int(given), [one["id"] for one in models]
     if "before_id" in query:

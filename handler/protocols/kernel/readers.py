@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import refuse_constant
+from handler.core.numbers import is_digits
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing
@@ -204,7 +205,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         raise ValueError(wanted)
     bias = number(-100, 100)
     try:
-        biases = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
+        biases = {integer(0)(int(id)): bias(item) for id, item in value.items() if is_digits(id)}
     except ValueError:
         raise ValueError(wanted) from None
     if len(biases) < len(value):

@@ -443,7 +443,7 @@ class OpenAiError(TypedDict):
 
 _INVALID = "invalid_request_error"
 
-_NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][\w.\[\]]*)")
+_NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+\][\w.\[\]]*)")
 """Matches the field at the start of an error message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
 
 

@@ -35,7 +35,7 @@ from handler.protocols.openai.api import (
 )
 from handler.protocols.openai.request import MODEL, OpenAiDialect, streaming
 
-_TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
+_TIME = re.compile(r"<\|([0-9]{1,2}\.[0-9][0-9])\|>")
 _UNKNOWN = Heard(0.0, 0.0, "")
 _FRAME = 0.01  # seconds; Whisper's unit for `seek`
 

@@ -28,7 +28,7 @@ LIFETIME = 30 * DAY
 _LEAST_LIFETIME = 3600
 _MOST_NAME = 255  # characters of a file's name
 _MOST_ID = 512  # characters of a custom_id
-_WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
+_WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": DAY}
 _SECONDS = integer(_LEAST_LIFETIME, LIFETIME)
 
@@ -58,7 +58,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     lifetime = LIFETIME
     if anchor is not None or seconds is not None:
-        number = int(seconds) if isinstance(seconds, str) and re.fullmatch(r"\d{1,9}", seconds) else seconds
+        number = int(seconds) if isinstance(seconds, str) and re.fullmatch(r"[0-9]{1,9}", seconds) else seconds
         lifetime = _read_lifetime("expires_after", {"anchor": anchor, "seconds": number})
     known = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
     ignored = report_unknown([name for name in form if name not in known], form, context)

@@ -17,6 +17,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import SSE
+from handler.core.numbers import is_digits
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.kernel.schema import Count, NotRequired
 
@@ -168,6 +169,6 @@ def _not_found(error: NotFound) -> str:
         return error.message
     if error.version in ("", "1"):
         return f"Request for unknown model: '{error.name}' is not found{error.served}"
-    if error.version.isascii() and error.version.isdecimal():
+    if is_digits(error.version):
         return f"Request for unknown model: '{error.name}' version {error.version} is not found"
     return "Not Found"  # Triton's routes only match versions of digits

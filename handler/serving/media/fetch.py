@@ -16,6 +16,7 @@ from yarl import URL
 from handler.core.errors import InvalidPayload
 from handler.core.loop import run_in_daemon_thread
 from handler.core.media import MEDIA
+from handler.core.numbers import is_digits
 from handler.serving.media.loader import ANY_HOST, MediaRules
 
 _NOT_PUBLIC = tuple(
@@ -178,7 +179,7 @@ class Fetcher:
         named = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
         if not any(name in self._rules.domains for name in named):
             raise InvalidPayload("its host is not in option.allowed_media_domains")
-        if ":" in host or host.replace(".", "").isdigit():  # aiohttp does not resolve IP addresses
+        if ":" in host or is_digits(host.replace(".", "")):  # aiohttp does not resolve IP addresses
             try:
                 check_address(host)
             except ValueError:  # for example 127.1, which the system resolves for older versions of aiohttp

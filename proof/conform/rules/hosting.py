@@ -8,6 +8,7 @@ import re
 import time
 
 from handler.core.errors import ConfigError
+from handler.core.numbers import decimal
 from proof.conform import sources
 from proof.conform.dialects import Body
 from proof.conform.exchange import Answer, connect
@@ -288,7 +289,7 @@ async def limits_at_once(server: Server) -> None:
 _SAMPLE = re.compile(
     r"^[a-zA-Z_:][\w:]*"
     r'(\{([a-zA-Z_]\w*="(?:[^"\\]|\\.)*",? ?)*\})?'
-    r" +(?:[-+]?[0-9.eE+-]+|NaN|[-+]?Inf)( -?\d+)?$",
+    r" +(?:[-+]?[0-9.eE+-]+|NaN|[-+]?Inf)( -?[0-9]+)?$",
     re.ASCII,
 )
 
@@ -299,7 +300,7 @@ def samples(answer: Answer) -> dict[str, float]:
     found = {}
     for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
         try:
-            found[name] = float(value[0])
+            found[name] = decimal(value[0])
         except (ValueError, IndexError):
             continue
     return found

@@ -13,7 +13,7 @@ _STATEFUL = ("sagemaker", "lmi-0.38")
 _WITH_ADAPTERS = ("sagemaker", *LMI)
 _SESSION = "X-Amzn-SageMaker-Session-Id"
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
-_EXPIRES = re.compile(r"([^;\s]+); *Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_EXPIRES = re.compile(r"([^;\s]+); *Expires=[0-9]{4}-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:[0-9][0-9]:[0-9][0-9]Z")
 
 
 async def _open(server: Server) -> tuple[Answer, str]:

@@ -109,8 +109,8 @@ def _part(part: Any, name: str) -> tuple[str, bytes]:
 
 # -- files, hour by hour -----------------------------------------------------------------------------------------------
 
-_HOUR = re.compile(r"(?:(?P<above>.*)/)?(?P<hour>\d{4}/\d\d/\d\d/\d\d)")
-_NUMBERS = re.compile(r"\d{4}|\d\d")
+_HOUR = re.compile(r"(?:(?P<above>.*)/)?(?P<hour>[0-9]{4}/[0-9][0-9]/[0-9][0-9]/[0-9][0-9])")
+_NUMBERS = re.compile(r"[0-9]{4}|[0-9][0-9]")
 
 _EVENTS = """CREATE TABLE events (
     id TEXT, variant INTEGER, hour INTEGER, place TEXT, at REAL, headers TEXT, input BLOB,

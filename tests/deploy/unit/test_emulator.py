@@ -129,6 +129,8 @@ def test_a_presigned_url_is_taken() -> None:
     (presigned(service="s3"), "InvalidSignatureException"),
     (presigned(700_000), "IncompleteSignature"),
     ({**presigned(), "X-Amz-Expires": "soon"}, "IncompleteSignature"),
+    ({**presigned(), "X-Amz-Expires": "٦٠"}, "IncompleteSignature"),
+    ({**presigned(), "X-Amz-Date": presigned()["X-Amz-Date"].replace("0", "٠")}, "IncompleteSignature"),
     ({"X-Amz-Signature": "0"}, "IncompleteSignature"),
 ])  # fmt: skip
 def test_another_one_is_refused(query: dict[str, str], code: str) -> None:

@@ -57,6 +57,16 @@ def test_wrong_values_are_told_together() -> None:
     ]
 
 
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_a_constant_that_is_not_json_is_text(constant: str) -> None:
+    """Of a child's line, and of a record's field."""
+    line = f'{{"loss": {constant}}}'
+    out, err, _ = run(f"print('{line}'); logging.error('a', extra={{'fields': {{'loss': float('{constant}')}}}})")
+    assert [one["message"] for one in out + err] == [line, "a"]
+    assert float(err[0]["loss"]) == pytest.approx(float(constant), nan_ok=True)
+    assert isinstance(err[0]["loss"], str)
+
+
 def test_a_record_has_its_time_and_its_fields() -> None:
     record = logging.LogRecord("handler.x", logging.WARNING, "x.py", 1, "a %s\n\u2028é\udc80", ("b",), None)
     record.created = 1.5

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from handler.core.framing import is_too_deep, loads, refuse_constant
+from handler.core.numbers import is_digits
 
 
 class JsonEnd:
@@ -124,7 +125,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
         return "null"
     if "number" in types and _NUMBER.fullmatch(plain):
         return plain
-    if "integer" in types and _NUMBER.fullmatch(plain) and plain.lstrip("-").isdigit():
+    if "integer" in types and _NUMBER.fullmatch(plain) and is_digits(plain.lstrip("-")):
         return plain
     if "boolean" in types and plain.lower() in _BOOLEANS:
         return _BOOLEANS[plain.lower()]
