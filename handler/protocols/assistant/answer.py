@@ -14,6 +14,7 @@ from handler.protocols.assistant.reasoning import Thinking, ThinkingParser
 from handler.protocols.assistant.reasoning_families import Family, choose_family
 from handler.protocols.assistant.response_template.parsing import TemplateThinking, family
 from handler.protocols.assistant.tools.formats import find
+from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import write_calls
 from handler.protocols.assistant.tools.parsing import HF, CheckedCalls
 from handler.protocols.assistant.tools.request import AUTO, NONE, Tools, choose_format, takes_tools
@@ -47,6 +48,8 @@ def describe_parsers(context: ServerContext) -> str:
         told = "according to option.tool_parser_plugin"
     elif context.config.tool_call_parser != AUTO:
         told = f"according to option.tool_call_parser={context.config.tool_call_parser}"
+    elif calls is SMOLLM2 and not takes_tools(context.chat_template):
+        told = f"{calls.name}, as no chat template shows tools"
     else:
         told = f"{calls.name if calls else 'unknown format'}, according to {own if calls is HF else shown}"
     return f"reasoning: {said}; tool calls: {told}"

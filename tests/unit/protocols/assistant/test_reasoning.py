@@ -503,7 +503,7 @@ def test_the_start_says_which_parsers_read_the_answers() -> None:
         "tool calls: hermes, according to the chat template"
     )
     assert describe_parsers(NAMED) == (
-        "reasoning: none, according to the chat template; tool calls: smollm2, according to the chat template"
+        "reasoning: none, according to the chat template; tool calls: smollm2, as no chat template shows tools"
     )
     named = with_options(BY_DEFAULT, reasoning_parser="none", tool_call_parser="mistral")
     assert (
