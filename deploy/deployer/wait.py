@@ -5,9 +5,10 @@ This module polls, as botocore's waiter for endpoints reports no progress, and t
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -142,9 +143,11 @@ def wait_for(
             raise NotThere(f"{resource.key} does not exist" + (" anymore" if last else ""))
         was_going, last = bool(last) and _status(resource, last) == "Deleting", description
         progress = _progress(aws, resource, description, elapsed, limit)
-        report(progress)
         # A resource in service may still have too few copies, which the phase tells.
         ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
+        if ended and progress.status == "InService" and not gone and operator.ne(*_versions(resource, description)):
+            progress = replace(progress, phase="serving the previous version")
+        report(progress)
         was_busy = was_busy or not ended
         may_be_old = ended and not gone and not was_busy and elapsed < consistency
         if may_be_old and _is_previous_version(resource, description):

@@ -117,8 +117,10 @@ def test_an_update_that_was_rolled_back_is_a_failure(cloud: Cloud) -> None:
     settle(sagemaker)
     cloud.sagemaker.fate("chat", "RolledBack", "alarm chat-5xx")
     sagemaker.update_endpoint(EndpointName="chat", EndpointConfigName="chat-2")
+    polls: list[Progress] = []
     with pytest.raises(Failed, match="rolled back to chat-1: alarm chat-5xx"):
-        wait_for(aws(), UPDATED, lambda progress: None, clock=Clock())
+        wait_for(aws(), UPDATED, polls.append, clock=Clock())
+    assert [progress.phase for progress in polls] == ["replacing instances", "serving the previous version"]
     sagemaker.update_endpoint(EndpointName="chat", EndpointConfigName="chat-2")
     seen: list[Progress] = []
     wait_for(aws(), UPDATED, seen.append, clock=Clock())
