@@ -14,6 +14,8 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, as_deploy_error, error_code, pages, unless_missing
 from deploy.errors import DeployError, NotAllowed, Refused
+from deploy.iam.policies import policies
+from deploy.iam.simulation import denials
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.key import key, topics
 from deploy.preflight.model import image, model, secret
@@ -165,6 +167,7 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
 
 
 def _role(context: Context) -> Check:
+    """Check that the role exists, trusts SageMaker, and may do what the container needs, such as pulling the image."""
     arn = context.spec.role
     account = context.decision.account or context.aws.account()
     if arn.split(":")[4] != account:
@@ -180,6 +183,18 @@ def _role(context: Context) -> Check:
             f"{arn} does not trust sagemaker.amazonaws.com",
             "Use the trust policy that `lmi deploy iam` prints.",
         )
+    try:
+        denied = denials(context.aws, arn, policies(context.spec, context.decision)["execution-role"])
+    except DeployError as failure:
+        advice = "Allow iam:SimulatePrincipalPolicy on the role, as `lmi deploy iam --who deployer` does."
+        return warning("role", f"{arn}: permissions not checked: {failure}", advice)
+    if denied:
+        actions = ", ".join(dict.fromkeys(one.action for one in denied))
+        advice = (
+            "Attach the policy that `lmi deploy iam --who execution-role` prints. "
+            "Policies of buckets, keys and repositories may allow the same; they are not checked."
+        )
+        return warning("role", f"{arn} is not allowed {actions}", advice)
     return ok("role", arn)
 
 

@@ -86,6 +86,8 @@ OF_DEPLOY = {
     "preflight": {
         "aws",
         "errors",
+        "iam.policies",
+        "iam.simulation",
         "resolve.decision",
         "resolve.images",
         "resolve.model.files",

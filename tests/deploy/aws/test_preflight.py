@@ -15,8 +15,9 @@ from moto.kms.models import kms_backends
 
 from deploy.aws import Aws
 from deploy.cli import main as cli
-from deploy.errors import Refused
+from deploy.errors import NotAllowed, Refused
 from deploy.iam.policies import policies
+from deploy.iam.simulation import Denial
 from deploy.preflight import checks
 from deploy.preflight import model as preflight_model
 from deploy.preflight.check import Check, Verdict
@@ -47,6 +48,14 @@ def decision(**changes: Any) -> Decision:
 @pytest.fixture(autouse=True)
 def quotas(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return set_quotas(monkeypatch, {"ml.g5.xlarge for endpoint usage": 2.0})
+
+
+@pytest.fixture(autouse=True)
+def denied(monkeypatch: pytest.MonkeyPatch) -> list[Denial]:
+    """What IAM denies to the role. moto does not simulate policies."""
+    found: list[Denial] = []
+    monkeypatch.setattr(checks, "denials", lambda aws, role, policy: found if role == ROLE else None)
+    return found
 
 
 @pytest.fixture
@@ -120,6 +129,21 @@ def test_the_role(cloud: Cloud) -> None:
     assert run("role").says == f"{ROLE} does not trust sagemaker.amazonaws.com"
     other = spec(role="arn:aws:iam::999999999999:role/lmi")
     assert "does not belong to the account" in run("role", other).says
+
+
+def test_the_role_s_permissions(ready: Cloud, denied: list[Denial], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("role").verdict is Verdict.OK
+    denied += [Denial("ecr:BatchGetImage", one, "implicitDeny") for one in ("a", "b")]
+    found = run("role")
+    assert (found.verdict, found.says) == (Verdict.WARNING, f"{ROLE} is not allowed ecr:BatchGetImage")
+    assert "--who execution-role" in found.advice
+
+    def fails(*arguments: Any) -> None:
+        raise NotAllowed("no", "")
+
+    monkeypatch.setattr(checks, "denials", fails)
+    found = run("role")
+    assert (found.verdict, found.says) == (Verdict.WARNING, f"{ROLE}: permissions not checked: no")
 
 
 @pytest.mark.parametrize(
