@@ -37,6 +37,22 @@ def texts(page: Any, *wanted: str) -> None:
     until(page, f"JSON.stringify({TEXTS}) == {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
 
 
+def test_a_bubble_ends_below_its_text_while_an_answer_streams(chat: Chat) -> None:
+    page = chat.page
+    bottom = """() => {
+        const bubble = document.querySelector('.turn.user'), box = bubble.getBoundingClientRect();
+        let y = box.bottom;
+        while (document.elementFromPoint(box.left + 20, y)?.closest('.turn') !== bubble) y -= 1;
+        return [y - bubble.querySelector('.text').getBoundingClientRect().bottom, box.height];
+    }"""
+    chat.ask("one")
+    below, height = page.evaluate(bottom)
+    assert 4 < below < 14, "the padding alone"
+    answered(chat, "A")
+    after, same = page.evaluate(bottom)
+    assert (after > 30, same) == (True, height), "the button has its place, and nothing moves"
+
+
 def test_versions_of_an_answer_keep_what_followed(chat: Chat) -> None:
     page = chat.page
     chat.ask("one")
