@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from urllib.parse import quote
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -246,7 +247,7 @@ async def _serve(
             server.stop()
         elif state is State.READY and not model.restarts:
             print(f"{CLEAR}{times.ready(model)}", file=sys.stderr)
-            print(_greeting(listener, access, model.context.task, formatters), file=sys.stderr, flush=True)
+            print(_greeting(listener, access, model, formatters), file=sys.stderr, flush=True)
 
     start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
     make = functools.partial(App, access=access, hosts=hosts, handlers=formatters.handlers)
@@ -287,26 +288,42 @@ async def _host(
             raise failure
 
 
+_LMI = "/invocations"
+_CHAT = '"messages":[{"role":"user","content":"Name the capital of France."}],"max_tokens":16'
 _EXAMPLES = {
-    Task.GENERATION: '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
-    Task.EMBEDDING: '{"inputs":"The capital of France"}',
-    Task.CLASSIFICATION: '{"inputs":"I like you."}',
-    Task.TRANSCRIPTION: '{"file":"BASE64"}',
-    Task.RERANK: '{"query":"pets","texts":["A cat","A car"]}',
+    Task.GENERATION: {
+        _LMI: '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
+        "/v1/chat/completions": f"{{{_CHAT}}}",
+        "/v1/responses": '{"input":"Name the capital of France.","max_output_tokens":16}',
+        "/v1/messages": f"{{{_CHAT}}}",
+        "/generate": '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
+        "/v2/models/{model}/generate": '{"text_input":"The capital of France is","max_tokens":8}',
+    },
+    Task.EMBEDDING: {_LMI: '{"inputs":"The capital of France"}', "/v1/embeddings": '{"input":"The capital of France"}'},
+    Task.CLASSIFICATION: {_LMI: '{"inputs":"I like you."}', "/classify": '{"input":"I like you."}'},
+    Task.TRANSCRIPTION: {_LMI: '{"file":"BASE64"}', "/v1/audio/transcriptions": "-F file=@audio.wav"},
+    Task.RERANK: {
+        _LMI: '{"query":"pets","texts":["A cat","A car"]}',
+        "/v1/rerank": '{"query":"pets","documents":["A cat","A car"]}',
+    },
 }
-"""Example of a body for /invocations, by task."""
+"""A body, or curl's option for a form, for one route of each API, by task."""
 
 
-def _greeting(listener: socket.socket, access: Access, task: Task, users: Formatters) -> str:
+def _greeting(listener: socket.socket, access: Access, model: ServedModel, users: Formatters) -> str:
     host, port = listener.getsockname()[:2]
     at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
     near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # 0.0.0.0 is not for clients
     known = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"  # never print the key itself
     key = f' -H "Authorization: Bearer {known}"' if access.keys else ""
     reader = _reader(users)
-    body = f"@body.json  # in the format that {reader} reads" if reader else f"'{_EXAMPLES[task]}'"
-    ask = f"curl -s {near}/invocations -H 'Content-Type: application/json'{key} -d {body}"
-    return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:\n  {ask}"
+    requests = ""
+    for path, body in _EXAMPLES[model.context.task].items():
+        data = f"-d '{body}'" if body.startswith("{") else body
+        if path == _LMI and reader:
+            data = f"-H 'Content-Type: application/json' -d @body.json  # in the format that {reader} reads"
+        requests += f"\n  curl -s {near}{path.format(model=quote(model.config.model_name, safe=''))}{key} {data}"
+    return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:{requests}"
 
 
 def _reader(users: Formatters) -> str:
