@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -19,12 +21,14 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from handler.config import environment
 from handler.config.engines import LLM_ENGINES
 from handler.config.model_files import cache_directory
+from handler.config.options.option import beginning
 from handler.core.child_processes import die_with_parent, python
 from handler.core.command_line import KeptLines, Parser, add_repeatable
 from handler.core.errors import ConfigError, log_words
@@ -34,6 +38,9 @@ _MIN_CONTEXT = 32_000  # tokens: an agent's first prompt, with room for work
 _TIMEOUT = 10.0  # seconds for a response
 _MAX_BYTES = 1 << 22  # maximum size of a response
 _LOG_TAIL = 20  # lines of a failed server's log
+_PROVIDER, _KEY = "lmi_launch", "LMI_LAUNCH_KEY"  # not the page's names, which the user's files may set
+_MAX_NAME = 1000  # characters of a model's name
+_KEEP = 30 * 86_400.0  # seconds that an agent's settings file is kept after its launch
 
 
 class Served(NamedTuple):
@@ -59,11 +66,14 @@ class Settings(NamedTuple):
         variables: Environment variables to set. A variable whose value is None is not set.
         arguments: Arguments to put before the user's own.
         command: Default arguments, used if the user gives none.
+        files: Contents of files that only the user can read, by the options that name the files. Secrets are in
+            files, because other users can read arguments.
     """
 
     variables: Mapping[str, str | int | None]
     arguments: Sequence[str] = ()
     command: Sequence[str] = ()
+    files: Mapping[str, str] = MappingProxyType({})
 
 
 class Agent(NamedTuple):
@@ -75,28 +85,29 @@ class Agent(NamedTuple):
 
 
 def _claude(served: Served) -> Settings:
-    models = ("MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
-    keys = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY")
+    models = ("MODEL", *(f"DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS", "FABLE")))
+    clouds = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
     variables: dict[str, str | int | None] = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
         "ANTHROPIC_API_KEY": "",  # the user's key is for Anthropic, and Claude Code would ask whether to use it
+        "ANTHROPIC_CUSTOM_HEADERS": "",  # may contain another server's key
         **{f"ANTHROPIC_{name}": served.model for name in models},
-        **{f"CLAUDE_CODE_USE_{cloud}": "" for cloud in ("BEDROCK", "VERTEX", "FOUNDRY")},
+        **{f"CLAUDE_CODE_USE_{cloud}": "" for cloud in clouds},
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": served.context,  # else it assumes 1,000,000
     }
-    # `env` in the user's settings.json overrides variables, and --settings overrides both. The keys are left out, as
-    # other users can read arguments.
-    own = {name: str(value) for name, value in variables.items() if value is not None and name not in keys}
-    return Settings(variables, ["--settings", json.dumps({"env": own})])
+    # `env` in the settings files of the user and the project overrides variables, and Claude Code sends the key of
+    # their apiKeyHelper beside ANTHROPIC_AUTH_TOKEN. --settings overrides both (code.claude.com/docs, "Settings").
+    own = {name: str(value) for name, value in variables.items() if value is not None}
+    return Settings(variables, files={"--settings": json.dumps({"env": own, "apiKeyHelper": ""})})
 
 
 def _codex(served: Served) -> Settings:
-    provider = {"name": "lmi", "base_url": f"{served.url}/v1", "wire_api": "responses", "env_key": "LMI_KEY"}
+    provider = {"name": "lmi", "base_url": f"{served.url}/v1", "wire_api": "responses", "env_key": _KEY}
     values: dict[str, Any] = {
         "model": served.model,
-        "model_provider": "lmi",
+        "model_provider": _PROVIDER,
         "model_context_window": served.context,
         "web_search": "disabled",  # the server has none
         "check_for_update_on_startup": False,
@@ -104,22 +115,26 @@ def _codex(served: Served) -> Settings:
         "otel.metrics_exporter": "none",
         "features.plugins": False,
         "features.apps": False,
-        **{f"model_providers.lmi.{name}": value for name, value in provider.items()},
+        **{f"model_providers.{_PROVIDER}.{name}": value for name, value in provider.items()},
     }
     # TOML writes these values as JSON does, but has no escapes for surrogates.
     pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items() if value is not None]
-    return Settings({"LMI_KEY": served.key}, [word for pair in pairs for word in ("-c", pair)])
+    return Settings({_KEY: served.key}, [word for pair in pairs for word in ("-c", pair)])
 
 
 def _opencode(served: Served) -> Settings:
     limit = {"limit": {"context": served.context, "output": served.context // 4}} if served.context else {}
+    model = f"{_PROVIDER}/{served.model}"
     config = {
-        "model": f"lmi/{served.model}",
-        "small_model": f"lmi/{served.model}",
+        "model": model,
+        "small_model": model,
+        "agent": {name: {"model": model} for name in ("build", "plan", "general", "explore")},
+        "enabled_providers": [_PROVIDER],  # the user's other providers get no prompts
+        "disabled_providers": [],
         "share": "disabled",
         "autoupdate": False,
         "provider": {
-            "lmi": {
+            _PROVIDER: {
                 "npm": "@ai-sdk/openai-compatible",
                 "name": "lmi",
                 "options": {"baseURL": f"{served.url}/v1", "apiKey": served.key},
@@ -127,7 +142,9 @@ def _opencode(served: Served) -> Settings:
             }
         },
     }
-    return Settings({"OPENCODE_CONFIG_CONTENT": json.dumps(config), "OPENCODE_DISABLE_MODELS_FETCH": "true"})
+    # OpenCode replaces {env:NAME} and {file:PATH} (opencode.ai/docs/config, "Variables"), also in a server's words.
+    text = re.sub(r"\{(?=env:|file:)", r"\\u007b", json.dumps(config))
+    return Settings({"OPENCODE_CONFIG_CONTENT": text, "OPENCODE_DISABLE_MODELS_FETCH": "true"})
 
 
 def _goose(served: Served) -> Settings:
@@ -137,6 +154,10 @@ def _goose(served: Served) -> Settings:
         "OPENAI_HOST": served.url,
         "OPENAI_BASE_PATH": "v1/chat/completions",
         "OPENAI_API_KEY": served.key,
+        "OPENAI_CUSTOM_HEADERS": "",  # may contain another server's key
+        "GOOSE_LEAD_PROVIDER": "openai",  # else the user's lead and planner models get prompts
+        "GOOSE_PLANNER_PROVIDER": "openai",
+        "GOOSE_PLANNER_MODEL": served.model,
         "GOOSE_CONTEXT_LIMIT": served.context,  # else it assumes 128,000
         "GOOSE_TELEMETRY_ENABLED": "false",
     }
@@ -144,15 +165,34 @@ def _goose(served: Served) -> Settings:
 
 
 def _aider(served: Served) -> Settings:
+    model, base = f"openai/{served.model}", f"{served.url}/v1"
     variables = {
         "AIDER_OPENAI_API_KEY": served.key,
+        "AIDER_API_KEY": f"openai={served.key}",  # else `api-key` in .aider.conf.yml replaces the key
         "AIDER_SHOW_MODEL_WARNINGS": "false",  # aider warns of a model that it does not know
         "AIDER_CHECK_UPDATE": "false",
         "AIDER_ANALYTICS": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks GitHub for prices
+        "OPENAI_API_KEY": served.key,
+        "OPENAI_BASE_URL": base,  # LiteLLM prefers it to OPENAI_API_BASE
+        "OPENAI_API_BASE": base,
     }
-    # Arguments, because a project's .env overrides variables.
-    return Settings(variables, ["--model", f"openai/{served.model}", "--openai-api-base", f"{served.url}/v1"])
+    # aider lets .env of the home, the repository and the directory override variables, and --env-file override those.
+    lines = [f"{name}='{_dotenv(value)}'" for name, value in variables.items()]
+    names = ("--model", "--weak-model", "--editor-model")
+    arguments = [word for name in names for word in (name, model)]
+    # With the model in this file, aider does not ask GitHub for its context length and price.
+    free: dict[str, Any] = {"litellm_provider": "openai", "mode": "chat"}
+    known = free | {"input_cost_per_token": 0, "output_cost_per_token": 0}
+    if served.context:
+        known |= {"max_input_tokens": served.context, "max_tokens": served.context}
+    files = {"--env-file": "\n".join(lines), "--model-metadata-file": json.dumps({model: known})}
+    return Settings(variables, [*arguments, "--openai-api-base", base], files=files)
+
+
+def _dotenv(value: str) -> str:
+    """Escape a value for single quotes in a .env file."""
+    return value.replace("\\", "\\\\").replace("'", "\\'")
 
 
 AGENTS = {
@@ -215,7 +255,8 @@ def _launch(arguments: argparse.Namespace) -> int:
     else:
         url, key = (arguments.url or _URL).rstrip("/").removesuffix("/v1"), environment.api_key()
     served = _find(url, key, arguments.name)
-    variables, before, command = agent.settings(served)
+    variables, before, command, files = agent.settings(served)
+    before = [*before, *(word for option, text in files.items() for word in (option, _private_file(text)))]
     known = {**_direct(url), **{name: str(value) for name, value in variables.items() if value is not None}}
     words = [name, *before, *(arguments.words or command)]
     if arguments.print:
@@ -252,31 +293,67 @@ def _find(url: str, key: str, name: str | None) -> Served:
         model = name or next(iter(contexts))
     except urllib.error.HTTPError as error:
         hint = "; set LMI_API_KEY to the server's key" if error.code in (401, 403) else ""
+        if 300 <= error.code < 400:  # the key is for this server only
+            hint = f", a redirect to {log_words(error.headers.get('Location') or 'nowhere')}; set --url to that server"
         raise ConfigError(f"lmi launch: {url}/v1/models returned status {error.code}{hint}") from None
     except OSError as error:
         why = getattr(error, "reason", error)
         raise ConfigError(
             f"lmi launch: cannot reach a server at {url} ({why}): start one with `lmi serve MODEL`, or pass MODEL"
         ) from None
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
         raise ConfigError(f"lmi launch: {url}/v1/models does not return a list of models") from None
     if model not in contexts:
         raise ConfigError(f"lmi launch: {url} has no model {model}; its models are {log_words(', '.join(contexts))}")
+    if not model.isprintable() or len(model) > _MAX_NAME:  # a terminal, a shell and an agent's files get it
+        raise ConfigError(
+            f"lmi launch: {url} has a model name that is not printable or is longer than {_MAX_NAME} characters: "
+            f"{beginning(model)}; set --name to another of its models"
+        )
     context = contexts[model]
-    return Served(url, key or "none", model, context if isinstance(context, int) else None)
+    return Served(url, key or "none", model, context if type(context) is int and context > 0 else None)
 
 
 def _get(url: str, key: str) -> bytes:
     import http.client  # these two are too slow to import in every command
     import urllib.request
 
+    class Refused(urllib.request.HTTPRedirectHandler):
+        """Raises HTTPError for a redirect, because urllib would send the key to the other host."""
+
+        def redirect_request(self, *_: object) -> None:
+            return None
+
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     proxies = urllib.request.ProxyHandler({} if _direct(url) else None)  # None reads proxies from the environment
     try:
-        with urllib.request.build_opener(proxies).open(request, timeout=_TIMEOUT) as answer:
+        with urllib.request.build_opener(proxies, Refused).open(request, timeout=_TIMEOUT) as answer:
             return bytes(answer.read(_MAX_BYTES))
     except http.client.HTTPException as error:
         raise OSError(repr(error)) from None  # the URL is wrong, or the server does not speak HTTP
+
+
+def _private_file(text: str) -> str:
+    """Return the path of a file with the text that only the user can read.
+
+    The agent may read the file as long as it runs, so a later launch deletes it. Its name depends on the text: a launch
+    with other settings writes another file.
+    """
+    folder = cache_directory() / "launch"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, made = tempfile.mkstemp(dir=folder)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        path = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
+        os.replace(made, path)
+    except OSError as error:
+        raise ConfigError(f"lmi launch: cannot write the agent's settings ({error}); set LMI_CACHE") from None
+    for other in folder.iterdir():
+        with contextlib.suppress(OSError):  # another launch has deleted it
+            if other.stat().st_mtime < time.time() - _KEEP:
+                other.unlink()
+    return str(path)
 
 
 # -- a server for the agent, as a child of the process that becomes the agent ------------------------------------------
@@ -327,7 +404,7 @@ def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
         if found and _ready(found[1], key):
             return found[1]
         time.sleep(0.1)
-    tail = "\n".join(_read(log).splitlines()[-_LOG_TAIL:])
+    tail = "\n".join(beginning(line) for line in _read(log).splitlines()[-_LOG_TAIL:])
     raise ConfigError(f"lmi launch: the server exited with status {server.returncode}:\n{tail}")
 
 

@@ -12,6 +12,7 @@ from botocore.parsers import ResponseParserError
 
 from deploy.aws import as_deploy_error
 from deploy.cli import adopt, batch, doctor, down, export, iam, invoke, local, operate, plan, up
+from deploy.cli.views import for_terminal
 from deploy.errors import DeployError
 from handler.core.command_line import Parser, add_installed
 
@@ -82,7 +83,5 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_error(error: DeployError) -> int:
-    print(f"lmi deploy: {error}", file=sys.stderr)
-    if error.advice:
-        print(error.advice, file=sys.stderr)
+    print(for_terminal(f"lmi deploy: {error}\n{error.advice}".rstrip(), sys.stderr), file=sys.stderr)
     return error.status

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import IO, Any
 
 import yaml
 from rich.console import Console, Group, RenderableType
@@ -42,7 +42,7 @@ def out() -> Console:
 
 def say(console: Console, line: str, style: str = "") -> None:
     """Print a line without interpreting markup and without wrapping it."""
-    console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
+    console.print(for_terminal(line, console.file), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 _WORD = 20  # maximum length of a word that a table does not break
@@ -103,7 +103,7 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
 _KEPT = "\n\t"
 
 
-def for_terminal(text: str, to: TextIO | None = None) -> str:
+def for_terminal(text: str, to: IO[str] | None = None) -> str:
     """Return the text in a form that is safe to print. On a terminal, control characters are made visible.
 
     Args:
@@ -112,7 +112,7 @@ def for_terminal(text: str, to: TextIO | None = None) -> str:
     to = to or sys.stdout
     if to.isatty():
         text = "".join(_visible(sign) for sign in text)
-    encoding = to.encoding or "utf-8"
+    encoding = getattr(to, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding, "replace")
 
 

@@ -20,6 +20,7 @@ from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, wa
 from deploy.preflight.key import key, topics
 from deploy.preflight.model import image, model, secret
 from deploy.resolve.decision import Decision
+from deploy.resolve.model.files import OPENER
 from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.s3.prefix import Prefix, bucket_and_key, check_region
 from deploy.spec import Spec
@@ -124,10 +125,13 @@ def refuse_errors(checks: Sequence[Check]) -> None:
 
 
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """Send an HTTP request, follow redirects, and return the status and body. The body of an error is empty."""
+    """Send an HTTP request, follow redirects, and return the status and body. The body of an error is empty.
+
+    A redirect to another host does not get the Authorization header.
+    """
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+        with OPENER.open(request, timeout=_SECONDS) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as failure:
         with failure:

@@ -9,8 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http import server as http_server
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -74,9 +77,14 @@ def answers(url: str, key: str) -> int | None:
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_settings_of_each_agent(
-    agent: str, server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    agent: str,
+    server: LiveServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They name the server, its key, its model and its context."""
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path))
     monkeypatch.setenv("LMI_API_KEY", "secret,other")
     monkeypatch.setenv("NO_PROXY", "example.com")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -87,8 +95,9 @@ def test_the_settings_of_each_agent(
     assert values["NO_PROXY"] == values["no_proxy"] == "example.com,127.0.0.1"
     assert words[0] == agent
     assert words[-2:] == ["-p", "a b"]
-    settings = json.dumps([values, words])
-    assert ("40000" in settings) == (agent != "aider")  # which takes no limit
+    files = [Path(word).read_text() for word in words if word.startswith(str(tmp_path))]
+    settings = json.dumps([values, words, files])
+    assert "40000" in settings
     assert server.url in settings
     assert "qwen" in settings
     assert re.search(r"\bsecret\b", json.dumps(values))
@@ -112,8 +121,10 @@ def test_a_server_of_its_own_ends_with_the_agent(programs: Path) -> None:
     url, key = environment["ANTHROPIC_BASE_URL"], environment["ANTHROPIC_AUTH_TOKEN"]
     settings, *others = words[1:]
     assert (words[0], others) == ("--settings", ["-p", "hello"])
-    assert json.loads(settings)["env"].items() <= environment.items()
-    assert key not in settings, "other users can read it"
+    own = Path(settings)
+    assert own.stat().st_mode & 0o777 == 0o600, "other users can read the key"
+    assert json.loads(own.read_text())["env"].items() <= environment.items()
+    assert key not in words
     assert environment["ANTHROPIC_API_KEY"] == ""
     assert environment["ANTHROPIC_MODEL"] == "qwen"
     assert environment["CLAUDE_CODE_USE_BEDROCK"] == ""
@@ -171,3 +182,87 @@ def test_refusals(
     monkeypatch.setenv("LMI_API_KEY", "wrong" if words[-1] == "URL" else "secret")
     assert main(["launch", *(word.replace("URL", server.url) for word in words)]) == 2
     assert re.match(f"lmi launch: .*{said}", capsys.readouterr().err, re.DOTALL)
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    with Other(("127.0.0.1", 0), Answer) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        yield other
+        other.shutdown()
+
+
+class Other(http_server.ThreadingHTTPServer):
+    """A server with the status, headers and body that a test sets; `keys` are those that came."""
+
+    status, location, body = 200, "", b""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.keys: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Answer(http_server.BaseHTTPRequestHandler):
+    server: Other
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers.get("authorization", ""))
+        self.send_response(self.server.status)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+
+def refused(url: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The message of a launch that ends before anything goes to the terminal or to an agent."""
+    assert main(["launch", "goose", "--url", url, "--print"]) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert all(line.isprintable() for line in errors.splitlines())
+    return errors
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_does_not_get_the_key(
+    status: int, other: Other, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMI_API_KEY", "secret")
+    with Other(("127.0.0.1", 0), Answer) as second:
+        threading.Thread(target=second.serve_forever, daemon=True).start()
+        other.status, other.location = status, f"{second.url}/v1/models"
+        said = refused(other.url, capsys)
+        second.shutdown()
+        assert second.keys == []
+    assert f"returned status {status}, a redirect to {second.url}/v1/models; set --url to that server" in said
+    assert other.keys == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"data": [{"id": "a\\u0000b"}]}', r"not printable .*: a\\x00b; set --name"),
+        (b'{"data": [{"id": "a\\ud800b"}]}', r"not printable .*: a\\ud800b; set --name"),
+        (b'{"data": [{"id": "a\\u001b]0;title\\u0007"}]}', r"not printable .*: a\\x1b\]0;title\\x07; set --name"),
+        (b'{"data": [{"id": "' + b"x" * 200_000 + b'"}]}', r"longer than 1000 characters: x{400}\.\.\.; set --name"),
+        (b"[" * 200_000, "does not return a list of models"),
+        (b'{"data": [{"id": ' + b"9" * 5000 + b"}]}", "does not return a list of models"),
+        (b'{"data": []}', "does not return a list of models"),
+        (b"\xff", "does not return a list of models"),
+    ],
+)
+def test_an_odd_list_of_models(body: bytes, said: str, other: Other, capsys: pytest.CaptureFixture[str]) -> None:
+    other.body = body
+    assert re.search(said, refused(other.url, capsys))
+
+
+@pytest.mark.parametrize("context", ["true", "0", "-1", "1.5", '"8192"', "[]"])
+def test_an_odd_context_is_none(context: str, other: Other, capsys: pytest.CaptureFixture[str]) -> None:
+    other.body = b'{"data": [{"id": "m", "max_model_len": %s}]}' % context.encode()
+    assert main(["launch", "goose", "--url", other.url, "--print"]) == 0
+    assert "GOOSE_CONTEXT_LIMIT" not in capsys.readouterr().out

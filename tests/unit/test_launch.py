@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import pytest
 
 from handler import launch
 from handler.cli import main, make_parser
+from handler.core.errors import ConfigError
 from handler.launch import AGENTS, Served
 from tests.docs.blocks import Block, parse
 
@@ -44,10 +48,16 @@ def test_the_page_has_claude_codes_variables() -> None:
 
 
 def test_the_page_has_codexs_settings() -> None:
-    variables, words, _ = AGENTS["codex"].settings(SERVED)
+    variables, words, *_ = AGENTS["codex"].settings(SERVED)
     assert words[::2] == ["-c"] * (len(words) // 2)
-    assert tomllib.loads("\n".join(words[1::2])) == tomllib.loads(documented("toml", "model_provider"))
-    assert documented("sh", "codex exec").startswith("".join(f"{name}={key} " for name, key in variables.items()))
+    # The launch has names of its own, so that what a user wrote from the page does not change it.
+    lines = [word.replace("lmi_launch", "lmi").replace("LMI_LAUNCH_KEY", "LMI_KEY") for word in words[1::2]]
+    assert tomllib.loads("\n".join(lines)) == tomllib.loads(documented("toml", "model_provider"))
+    assert variables == {"LMI_LAUNCH_KEY": "none"}
+    assert documented("sh", "codex exec").startswith("LMI_KEY=none ")
+    page = documented("toml", "model_provider") + documented("sh", "codex exec")
+    assert "lmi_launch" not in page
+    assert "LMI_LAUNCH_KEY" not in page
 
 
 def test_codex_takes_any_name_of_a_model() -> None:
@@ -59,8 +69,59 @@ def test_codex_takes_any_name_of_a_model() -> None:
 def test_nothing_is_said_of_a_context_that_the_server_does_not_tell(agent: str) -> None:
     settings = AGENTS[agent].settings(SERVED._replace(context=None))
     told = {name: value for name, value in settings.variables.items() if value is not None}
+    told.update(settings.files)
     assert "131072" not in str((told, settings.arguments))
     assert "None" not in str((told, settings.arguments))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_no_key_is_in_the_arguments(agent: str) -> None:
+    """Other users can read them."""
+    settings = AGENTS[agent].settings(SERVED._replace(key="a-secret"))
+    assert "a-secret" not in str((settings.arguments, settings.command))
+    assert "a-secret" in str((settings.variables, settings.files))
+
+
+def test_claude_codes_settings_beat_every_key_of_the_users() -> None:
+    """As the real one has it: --settings beats the settings of the user and the project, and these the variables."""
+    settings = AGENTS["claude"].settings(SERVED._replace(key="servers"))
+    own = json.loads(settings.files["--settings"])
+    assert own["env"] == {name: str(value) for name, value in settings.variables.items()}
+    assert own["env"]["ANTHROPIC_AUTH_TOKEN"] == "servers"
+    assert own["env"]["ANTHROPIC_API_KEY"] == own["env"]["ANTHROPIC_CUSTOM_HEADERS"] == own["apiKeyHelper"] == ""
+
+
+def test_a_models_name_is_no_variable_of_opencode() -> None:
+    """OpenCode would put the user's variable or file there, and send it to the server as the model's name."""
+    name = "{env:ANTHROPIC_API_KEY}{file:~/.ssh/id_rsa}"
+    content = AGENTS["opencode"].settings(SERVED._replace(model=name)).variables["OPENCODE_CONFIG_CONTENT"]
+    assert isinstance(content, str)
+    assert not re.search(r"\{(env|file):", content)
+    assert json.loads(content)["model"] == f"lmi_launch/{name}"
+
+
+def test_aider_reads_its_key_as_it_is() -> None:
+    """python-dotenv's escapes in single quotes; aider has them read before it looks at its variables."""
+    lines = AGENTS["aider"].settings(SERVED._replace(key="a'b\\c#d")).files["--env-file"].splitlines()
+    assert "OPENAI_API_KEY='a\\'b\\\\c#d'" in lines
+
+
+def test_a_settings_file_is_the_users_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path))
+    one, two = Path(launch._private_file("one")), Path(launch._private_file("two"))
+    assert one != two
+    assert one == Path(launch._private_file("one"))
+    assert (one.read_text(), one.stat().st_mode & 0o777, one.parent.stat().st_mode & 0o777) == ("one", 0o600, 0o700)
+    os.utime(one, (0, 0))
+    launch._private_file("two")
+    assert [*one.parent.iterdir()] == [two]
+
+
+def test_a_settings_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write the agent's settings .*; set LMI_CACHE"):
+        launch._private_file("text")
 
 
 def test_a_server_is_found_by_its_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

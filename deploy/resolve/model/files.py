@@ -270,7 +270,7 @@ class Hub:
         if left <= 0:
             raise HubError(f"{self.name} took more than {_IN_ALL:.0f} s")
         try:
-            with _OPENER.open(request, timeout=left) as answer:
+            with OPENER.open(request, timeout=left) as answer:
                 if start and answer.status != 206:
                     raise HubError(f"{self.name} does not support range requests (status {answer.status})")
                 content: bytes = answer.read(length + (start is None))
@@ -322,7 +322,7 @@ def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirect handler that does not send the hub's token to other hosts, such as file stores."""
+    """Redirect handler that does not send a token to other hosts, such as file stores."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -338,4 +338,5 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-_OPENER = urllib.request.build_opener(_Redirects)
+OPENER = urllib.request.build_opener(_Redirects)
+"""Sends HTTP requests. A redirect to another host does not get the request's Authorization header."""
