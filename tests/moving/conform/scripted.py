@@ -112,7 +112,7 @@ class Scripted:
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())  # clients may go
             await asyncio.wait([made, gone], return_when=asyncio.FIRST_COMPLETED)
             if not made.done() and self.breaks("disconnect.stream", "disconnect.whole"):
-                await self._pause(2000 if self.gauge else 100)  # the engine goes on
+                await self._go_on()
             made.cancel()
             gone.cancel()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
@@ -169,6 +169,15 @@ class Scripted:
         for _ in range(tokens):
             async with self._engine:  # a crowd slows it down
                 await asyncio.sleep(PACE)
+
+    async def _go_on(self) -> None:
+        """Compute an abandoned answer: slowly, and until the clients of a crowd have had some more answers."""
+        if self.gauge:
+            await self._pause(2000)
+        until = self._served + 5
+        while not self.gauge and self.running > 1 and self._served < until:
+            async with self._engine:
+                await asyncio.sleep(2 * PACE)
 
     # -- routes --------------------------------------------------------------------------------------------------
 

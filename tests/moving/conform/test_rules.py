@@ -235,9 +235,13 @@ def test_a_server_without_a_gauge_shows_by_its_speed_whether_its_engine_stops(
 ) -> None:
     """One that stays slow is busy with something else."""
     limits = replace(LIMITS, long=12, patience=patience)
-    result = ask(Scripted(broken, gauge=False), "lmi-0.28", "disconnect.stream", limits=limits)
-    unclear = "" if broken else "not asked"  # as a busy machine makes it
-    assert result["disconnect.stream"].verdict in (verdict, unclear), result
+    for _ in range(3):  # a busy machine may make it unclear
+        result = ask(Scripted(broken, gauge=False), "lmi-0.28", "disconnect.stream", limits=limits)
+        found = result["disconnect.stream"].verdict
+        assert found in (verdict, "not asked"), result
+        if found == verdict:
+            return
+    assert not broken, result
 
 
 def test_a_stream_may_last_longer_than_a_whole_answer() -> None:
