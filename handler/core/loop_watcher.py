@@ -89,14 +89,15 @@ def _state(pid: int) -> str:
 def _turns(pid: int) -> tuple[float, float] | None:
     """Return the seconds for which the main thread has used a CPU, and has waited for one, if the kernel counts them.
 
-    Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds.
+    Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds. All
+    are 0 in a kernel without CONFIG_SCHEDSTATS.
     """
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             computed, delayed, _ = map(int, file.read().split())
     except (OSError, ValueError):
         return None
-    return computed / 1e9, delayed / 1e9
+    return (computed / 1e9, delayed / 1e9) if computed else None
 
 
 def _stacks(pid: int, stacks: int, dump: int) -> str:

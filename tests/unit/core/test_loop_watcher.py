@@ -1,0 +1,44 @@
+"""The watcher of the event loop on a kernel that does not count a thread's turns."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from handler.core import loop_watcher
+
+
+@pytest.mark.parametrize("schedstat", ["0 0 0\n", "", "1000000000 0 5\n"])
+def test_a_loop_that_computes_is_aborted_whether_or_not_the_kernel_counts_its_turns(
+    monkeypatch: pytest.MonkeyPatch, schedstat: str
+) -> None:
+    """Without CONFIG_SCHEDSTATS, all numbers of /proc/PID/schedstat are 0."""
+    now, looks, turns, ended = itertools.count(0.0, 0.5), itertools.count(), itertools.count(1), list[int]()
+
+    def open_(path: str) -> io.StringIO:
+        seconds = 1_000_000_000 * next(turns)
+        return io.StringIO(schedstat.replace("1000000000", str(seconds)))
+
+    def wait(signals: Any, seconds: float) -> None:
+        """Pass no time: the clock goes on with each look at it."""
+
+    monkeypatch.setattr(loop_watcher, "open", open_, raising=False)
+    monkeypatch.setattr(loop_watcher, "_state", lambda pid: "R")
+    monkeypatch.setattr(loop_watcher, "_stacks", lambda *more: "")
+    monkeypatch.setattr(loop_watcher, "_end", ended.append)
+    monkeypatch.setattr(signal, "sigtimedwait", wait)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(os, "getppid", lambda: 7 if next(looks) < 20 else 1)
+    sending, receiving = socket.socketpair()
+    with sending, receiving:
+        sending.setblocking(False)
+        receiving.setblocking(False)
+        loop_watcher.watch(7, sending, receiving, 0, 0, 2.0)
+    assert ended == [7]
