@@ -59,7 +59,7 @@ STREAM = "'stream' is not supported in batches, which write one line per respons
 _LAST = 1 << 64  # a priority after all those that clients can use
 _LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
 _IDLE_SECONDS = 10.0  # seconds between two searches for batches that another server has abandoned
-_MORE = 16  # maximum number of owners whose oldest batch runs beyond the limit, so that it waits for no other's end
+_MAX_EXTRA_OWNERS = 16  # maximum number of owners whose oldest batch runs beyond the limit of open batches
 _TRIES = 3  # maximum attempts for a line if the engine fails
 _MOST_WAIT = 8.0  # maximum seconds between two attempts for a line
 _MOST_ERRORS = 100  # maximum number of errors that a failed batch lists
@@ -107,13 +107,14 @@ class Input:
                 text = file.readline(self._most + 1)
                 if not text:
                     return
-                if len(text) > self._most:
-                    while text and not text.endswith(b"\n"):
-                        text = file.readline(LARGE)
+                too_long = len(text) > self._most
+                while too_long and text and not text.endswith(b"\n"):
+                    text = file.readline(LARGE)
+                if number in self._done:
+                    continue
+                if too_long:
                     why = f"This line has more than {self._most} bytes (max_request_size)."
                     yield Line(number, None, error=LineError("line_too_large", why))
-                elif number in self._done:
-                    continue
                 elif text.strip():
                     yield self._read(number, text)
                 elif number > 2 * self._most_requests:
@@ -271,7 +272,7 @@ class BatchRunner:
         self._most = model.max_batch_lines
         self._wanted = set[str]()  # batches that should run here, by the last look
         self._running: dict[str, asyncio.Task[None]] = {}
-        self.here: dict[str, str] = {}  # batches whose files this server has locked -> owner
+        self.locked: dict[str, str] = {}  # batches whose files this server has locked -> owner
         self._elsewhere = set[str]()  # batches that another server was running at the last check
         self.held = Held(model.config.requests_total_bytes // (2 * BODY_MEMORY))
         self.scan = asyncio.Lock()  # only one input file is read from start to end at a time
@@ -287,7 +288,7 @@ class BatchRunner:
                     cleared_at = time.monotonic()
                 try:
                     await self.store.call(self.store.remove_expired)
-                    most = self._most + len(self._elsewhere) + _MORE
+                    most = self._most + len(self._elsewhere) + _MAX_EXTRA_OWNERS
                     self._begin(await self.store.call(self.store.open_batches, most))
                 except Unavailable:
                     pass  # it is already logged
@@ -317,13 +318,13 @@ class BatchRunner:
 
     def _forget(self, id: str, task: asyncio.Task[None]) -> None:
         del self._running[id]
-        self.here.pop(id, None)
+        self.locked.pop(id, None)
 
     def _hold(self, one: OpenBatch) -> None:
         """Note that a batch runs here. If these are too many, another one stops."""
-        self.here[one.batch["id"]] = one.owner
-        if len(self.here) > max(self._most, len(self._wanted)):
-            self.here.pop(next((id for id in self.here if id not in self._wanted), one.batch["id"]))
+        self.locked[one.batch["id"]] = one.owner
+        if len(self.locked) > max(self._most, len(self._wanted)):
+            self.locked.pop(next((id for id in self.locked if id not in self._wanted), one.batch["id"]))
 
     async def _attend(self, one: OpenBatch) -> None:
         """Run a batch, unless another server does. A batch that cannot continue now is tried again later."""
@@ -351,7 +352,7 @@ class BatchRunner:
 
     def share(self, owner: str) -> int:
         """Return the maximum number of lines of a batch in memory, a few more than the engine takes, for its turns."""
-        owners = [*self.here.values()]
+        owners = [*self.locked.values()]
         return max(1, min(self._most, 2 * self._most // len({*owners, owner})) // max(1, owners.count(owner)))
 
 
@@ -491,7 +492,7 @@ class _Answering:
 
     async def _status(self) -> str:
         """Return the status with which the batch must end now, or "". Also save its progress from time to time."""
-        if self._model.draining or self._id not in self._runner.here:
+        if self._model.draining or self._id not in self._runner.locked:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
             return "expired"

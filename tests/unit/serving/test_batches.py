@@ -54,6 +54,13 @@ def test_lines_are_read_one_by_one_and_a_long_one_is_skipped(tmp_path: Path) -> 
     assert [one.custom_id for one in lines(tmp_path, exact + b"\n" + exact, len(exact) + 1)] == ["a", "a"]
 
 
+def test_a_batch_that_goes_on_skips_what_is_done_whatever_its_length(tmp_path: Path) -> None:
+    text = b"\n".join([line("a"), line("long", text="x" * 300), line("b"), line("long", text="x" * 3_000_000)])
+    (tmp_path / "input").write_bytes(text)
+    left = Input(tmp_path / "input", CHAT, 200, 100, decode, done={1, 2})
+    assert [(one.number, one.custom_id) for one in left] == [(3, "b"), (4, None)]
+
+
 def test_blank_lines_are_bounded_as_requests_are(tmp_path: Path) -> None:
     whole = b"\n\n".join([line("a"), line("b"), line("c")])
     assert input(tmp_path, whole + b"\n", most_requests=3).check() == (3, [])
