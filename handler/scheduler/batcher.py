@@ -198,7 +198,8 @@ class RequestQueue(Generic[Item]):
 class Background:
     """The requests of batches that wait in front of the queue, so that all batches together leave room for others.
 
-    Owners take turns: the next request is of the owner with the fewest sequences in the queue and the engine.
+    Owners take turns: the next request is of the owner with the fewest sequences in the queue and the engine. While
+    there is no room for it, only owners without any sequences may start before it, at most MAX_OVERTAKES in a row.
 
     Args:
         most: maximum number of these requests' sequences in the queue and the engine. A larger request starts alone.
@@ -209,6 +210,7 @@ class Background:
         self._waiting: dict[str, dict[int, ActiveRequest]] = {}  # by owner, whose turn was last comes last
         self._started: dict[int, ActiveRequest] = {}
         self._sequences = Counter[str]()  # of started requests, by owner
+        self._overtakes = 0
 
     def __iter__(self) -> Iterator[ActiveRequest]:
         return (active for waiting in self._waiting.values() for active in waiting.values())
@@ -218,16 +220,22 @@ class Background:
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next request, or None if there is none, or no room for it."""
-        if not self._waiting:
-            return None
-        owner = min(self._waiting, key=self._sequences.__getitem__)
-        active = next(iter(self._waiting[owner].values()))
-        if self._started and self._sequences.total() + active.request.sampling.num_sequences > self._most:
-            return None
-        self._remove(owner, active.id)
-        self._started[active.id] = active
-        self._sequences[owner] += active.request.sampling.num_sequences
-        return active
+        for index, (owner, active) in enumerate(self._next()):
+            num_sequences = active.request.sampling.num_sequences
+            if not self._started or self._sequences.total() + num_sequences <= self._most:
+                self._overtakes = self._overtakes + 1 if index else 0
+                self._remove(owner, active.id)
+                self._started[active.id] = active
+                self._sequences[owner] += num_sequences
+                return active
+        return None
+
+    def _next(self) -> Iterator[tuple[str, ActiveRequest]]:
+        """Yield the owners whose oldest request may start if there is room for it, in their order, and the request."""
+        for index, owner in enumerate(sorted(self._waiting, key=self._sequences.__getitem__)):
+            if index and (owner in self._sequences or self._overtakes >= MAX_OVERTAKES):
+                return
+            yield owner, next(iter(self._waiting[owner].values()))
 
     def _remove(self, owner: str, id: int) -> None:
         waiting = self._waiting.pop(owner)
@@ -248,19 +256,19 @@ class Background:
             del self._sequences[owner]
         return True
 
-    def late(self, now: float) -> ActiveRequest | None:
+    def to_displace(self, now: float) -> ActiveRequest | None:
         """Return a started request that must wait again, because an owner has waited too long for its first one.
 
         It is the newest one of the owner with the most sequences, unless that is this owner's only request.
         """
-        for owner, waiting in self._waiting.items():
-            first = next(iter(waiting.values()))
+        for owner, first in self._next():
             if owner in self._sequences or first.start_by > now:
                 continue
             largest = max(self._sequences, key=self._sequences.__getitem__, default="")
             *others, newest = [one for one in self._started.values() if one.request.background == largest] or [first]
             room = self._most - self._sequences.total() + newest.request.sampling.num_sequences
-            return newest if others and first.request.sampling.num_sequences <= room else None
+            if others and first.request.sampling.num_sequences <= room:
+                return newest
         return None
 
 
@@ -559,7 +567,7 @@ class Batcher:
 
     def _expire(self, now: float) -> list[Delta]:
         """Fail requests that have exceeded the queue timeout or the time limit, or must make room in the background."""
-        displaced = self._background.late(now)
+        displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
         unstarted = Overloaded(f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")

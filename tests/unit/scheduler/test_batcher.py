@@ -446,6 +446,33 @@ def test_an_owner_who_waits_long_gets_the_place_of_anothers_newest_request(batch
     assert batches.inside == "ax"
 
 
+def test_a_request_without_room_holds_up_its_own_owner_alone(batches: Batches) -> None:
+    for letter in "abc":
+        batches.submit("ann", letter, 100)
+    batches.submit("bob", "x", 2, n=8)
+    batches.submit("cid", "y", 100)
+    batches.now += 11.0
+    batches.batcher.step()
+    assert batches.inside == "ay"
+
+
+def test_a_request_without_room_starts_after_so_many_others(batches: Batches) -> None:
+    """It waits for what runs, and for ten others, but not for those that come after them."""
+    long = batches.submit("ann", "a", 100)
+    large = batches.submit("bob", "x", 1, n=8)
+    for number in range(MAX_OVERTAKES):
+        batches.submit(f"small {number}", "s")
+        batches.batcher.step()
+    assert batches.inside == "a"
+    late = batches.submit("late", "z")
+    batches.now += 11.0
+    assert {*run(batches.batcher, 3)} == {long}
+    batches.batcher.cancel(long)
+    assert batches.inside == "x" * 8
+    found = run(batches.batcher)
+    assert list(found) == [large, late]
+
+
 def test_what_waits_for_a_batchs_room_does_not_expire(batches: Batches) -> None:
     batches.submit("ann", "a", 3, n=2)
     last = batches.submit("ann", "b", 2)
