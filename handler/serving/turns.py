@@ -55,28 +55,30 @@ class Quota:
         self.taken = 0
         self._taken_by_large = 0
 
-    def change(self, before: int, after: int) -> None:
+    def change(self, before: int, after: int, *, large: bool | None = None) -> None:
         """Change the amount that a request has taken.
 
         Args:
             before: amount that the request has taken so far.
             after: amount that it takes from now on.
+            large: whether the request is large. By default, its amount decides.
 
         Raises:
             Overloaded: too little is left.
         """
         with self.lock:
             taken = self.taken + after - before
-            by_large = self._taken_by_large + self._large(after) - self._large(before)
+            by_large = self._taken_by_large
+            by_large += after * self._is_large(after, large) - before * self._is_large(before, large)
             if after > before and taken > self.most:
                 reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
-                has_room = after <= self._small and reserved <= self.most + self._spare
+                has_room = not self._is_large(after, large) and reserved <= self.most + self._spare
                 if not has_room and self.taken - before > self._beside:
                     raise Overloaded(self._words)
             self.taken, self._taken_by_large = taken, by_large
 
-    def _large(self, amount: int) -> int:
-        return amount if amount > self._small else 0
+    def _is_large(self, amount: int, large: bool | None) -> bool:
+        return amount > self._small if large is None else large
 
 
 BODY_MEMORY = 3
@@ -435,10 +437,9 @@ class LargeBodies:
             Overloaded: too many large bodies are waiting.
         """
         slow = size > _QUICK_BODY
-        before = 1 if slow else 0  # only quick bodies may use the spare amount
-        self._waiting.change(before, before + 1)
+        self._waiting.change(0, 1, large=slow)  # only quick bodies may use the spare amount
         future = self._threads.submit(partial(function, *arguments), size, slow=slow)
-        future.add_done_callback(lambda _: self._waiting.change(before + 1, before))
+        future.add_done_callback(lambda _: self._waiting.change(1, 0, large=slow))
         return future
 
     def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> tuple[Any, int]:

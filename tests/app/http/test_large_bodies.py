@@ -210,8 +210,11 @@ def test_only_so_many_wait_and_small_ones_find_room_and_go_first(bodies: LargeBo
     small = bodies.submit(MIB, done.append, MIB)  # the slow ones leave it a thread
     small.result(PATIENCE)
     assert done == [MIB]
+    block = [bodies.submit(MIB, free.wait, PATIENCE) for _ in range(MAX_WAITING)]
+    with pytest.raises(Overloaded):
+        bodies.submit(MIB, free.wait, PATIENCE)  # the spare is as large as the comment of MAX_WAITING says
     free.set()
-    for future in waiting:
+    for future in [*waiting, *block]:
         future.result(PATIENCE)
     bodies.submit(60 * MIB, time.sleep, 0.0).result(PATIENCE)
 
