@@ -122,9 +122,8 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
             format_as_json()
     reading = read_properties(properties, asynchronous=version is None, djl=djl)
     pairs = (pair.partition("=") for pair in reading.config.settings.get("option.env", "").split(","))
-    os.environ.update(
-        {name.strip(): value.strip() for name, _, value in pairs if not value.isascii()}
-    )  # misread by Java
+    misread = {name.strip(): value.strip() for name, _, value in pairs if not value.isascii()}  # by Java
+    os.environ.update({name: value for name, value in misread.items() if name})
     for warning in reading.config.warnings:
         log.warning("%s", warning)
     if unused := unused_handle(reading.config, model_py(directory)):

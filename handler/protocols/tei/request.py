@@ -21,6 +21,7 @@ from handler.protocols.kernel.texts import (
     NoTexts,
     TooManyTexts,
     check_prompt_name,
+    cosine,
     embedding_requests,
     read_list,
     read_string,
@@ -208,8 +209,7 @@ class TeiSimilarity(Tei):
         requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
 
         def render(vectors: Vectors, num_tokens: int) -> list[float]:
-            first, *rest = vectors
-            return [sum(one * other for one, other in zip(first, vector, strict=True)) for vector in rest]
+            return [cosine(vectors[0], vector) for vector in vectors[1:]]
 
         return self.parsed(requests, render)._replace(ignored=ignored)
 

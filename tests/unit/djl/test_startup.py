@@ -142,7 +142,7 @@ def test_variables_of_the_file_are_set_again(tmp_path: Path, monkeypatch: pytest
     for name, value in (("A_TEXT", "gr\u00c3\u00bc\u00c3\u009f"), ("B_TEXT", "java's")):
         monkeypatch.setenv(name, value)
     file = tmp_path / "serving.properties"
-    file.write_text("option.env=A_TEXT=gr\u00fc\u00df,B_TEXT=plain\noption.llm_engine=echo\n", encoding="utf-8")
+    file.write_text("option.env=A_TEXT=gr\u00fc\u00df,B_TEXT=plain,=\u00fc\noption.llm_engine=echo\n", encoding="utf-8")
     prepare({"model_dir": str(tmp_path), "llm_engine": "echo"}, None, djl="0.36.0")
     assert (os.environ["A_TEXT"], os.environ["B_TEXT"]) == ("gr\u00fc\u00df", "java's")
 
