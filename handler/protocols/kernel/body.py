@@ -202,10 +202,14 @@ _NEUTRAL: Mapping[str, Collection[Any]] = {
     "top_k": (0, -1),
     "logit_bias": ({},),
     "watermarking": (False,),
+    "response_format": ({"type": "text"},),
     "safety_mode": ("OFF", "NONE"),
     "inference_geo": ("global",),
 }
 """Neutral values of sampling parameters that only some dialects have, by name."""
+
+_CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
+"""Objects whose keys are parameters. The keys of other objects, such as `metadata`, are the user's."""
 
 
 def report_unknown(
@@ -234,9 +238,9 @@ def report_unknown(
             )
         if _is_neutral(key, value):
             continue
-        if generates and isinstance(values, Mapping):
+        if generates and isinstance(values, Mapping) and place != "chat_template_kwargs":  # its keys are the template's
             _check_heeded(name, key, value)
-            for inner, item in value.items() if isinstance(value, Mapping) else ():
+            for inner, item in value.items() if key in _CARRIERS and isinstance(value, Mapping) else ():
                 _check_heeded(f"{name}.{inner}", inner, item)
         found.append(name)
     names = found

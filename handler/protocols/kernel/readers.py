@@ -172,13 +172,13 @@ def token_ids(value: Any) -> tuple[int, ...]:
 _ALLOWED = 1 << 14
 
 
-@accepts(type="array", maxItems=_ALLOWED, items={"type": "integer", "minimum": 0, "maximum": INT32})
+@accepts(type="array", minItems=1, maxItems=_ALLOWED, items={"type": "integer", "minimum": 0, "maximum": INT32})
 def allowed_token_ids(value: Any) -> tuple[int, ...]:
-    """Read the only token ids that an answer may have. An empty list or object allows all."""
-    if value == {}:
-        return ()
-    if not isinstance(value, list) or len(value) > _ALLOWED or not all(map(_is_id, value)):
-        raise ValueError(f"must be a list of at most {_ALLOWED} token ids, which are integers of at least 0")
+    """Read the only token ids that an answer may have. vLLM refuses an empty list too
+    (`SamplingParams._validate_allowed_token_ids`).
+    """
+    if not isinstance(value, list) or not 0 < len(value) <= _ALLOWED or not all(map(_is_id, value)):
+        raise ValueError(f"must be a list of 1 to {_ALLOWED} token ids, which are integers of at least 0")
     return tuple(value)
 
 

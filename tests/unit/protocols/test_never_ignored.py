@@ -81,6 +81,34 @@ def test_names_that_ask_for_nothing_are_not_refused() -> None:
         assert isinstance(parse(name, {**DESCRIPTIONS[name].example, **nothing}), list), name
 
 
+@in_one_test("dialect", ["lmi", "lmi_async", "tgi_generate", "openai_embeddings", "tei_embed", "openai_chat"])
+def test_a_neutral_format_and_keys_of_users_are_not_refused(dialect: str) -> None:
+    example = DESCRIPTIONS[dialect].example
+    for extra in (
+        {"response_format": {"type": "text"}},
+        {"metadata": {"grammar": "french"}},
+        {"chat_template_kwargs": {"grammar": "x"}},
+    ):
+        if dialect != "openai_embeddings" or "metadata" not in extra:  # its own field has strings only
+            assert isinstance(parse(dialect, {**example, **extra}), list), (dialect, extra)
+        if dialect in ("lmi", "lmi_async", "tgi_generate"):
+            assert isinstance(parse(dialect, {"inputs": "a", "parameters": extra}), list), (dialect, extra)
+
+
+@in_one_test("carrier", ["extra_body", "nvext", "sampling_params"])
+def test_objects_that_carry_parameters_are_searched(carrier: str) -> None:
+    body = {**DESCRIPTIONS["openai_chat"].example, carrier: {"guided_regex": "a"}}
+    assert f"{carrier}.guided_regex" in str(parse("openai_chat", body))
+
+
+def test_no_allowed_token_is_refused() -> None:
+    for dialect in ("openai_chat", "openai_completions"):
+        found = parse(dialect, {**DESCRIPTIONS[dialect].example, "allowed_token_ids": []})
+        assert str(found).startswith("allowed_token_ids=[]: must be"), found
+    found = parse("lmi", {"inputs": "a", "parameters": {"allowed_token_ids": []}})
+    assert "allowed_token_ids=[]: must be" in str(found)
+
+
 def test_counts_of_tokens_ignore_them() -> None:
     """Nothing is computed, so nothing needs isolation. Clients send a chat's own body to /tokenize."""
     parsed = TOKENIZE.parse({"prompt": "a", **SALTED, "regex": "a"}, SEEING)
