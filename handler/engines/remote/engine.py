@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -69,6 +70,20 @@ class Running(Generic[C]):
     probed: list[int] = field(default_factory=list)
 
 
+@dataclass
+class Question:
+    """Probes that find out whether a server enforces structured output on a prompt.
+
+    Attributes:
+        silence: time since the last token of a probe, which counts for all requests that wait for the probes.
+        num_waiting: number of these requests. The probes end with the last of them.
+    """
+
+    task: asyncio.Task[bool]
+    silence: Silence
+    num_waiting: int = 0
+
+
 class RemoteEngine(ABC, Generic[C]):
     """See `engines.base.Engine`. Subclasses implement the protocol of the servers.
 
@@ -89,6 +104,8 @@ class RemoteEngine(ABC, Generic[C]):
         self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
         # Address -> whether the server enforces structured output on every prompt, and the time until which this holds.
         self._enforcing: dict[str, tuple[bool, float]] = {}
+        # Address, prompt and cache salt -> the probes that are under way.
+        self._questions: dict[tuple[str, tuple[int, ...], str], Question] = {}
         self._interrupted = False
         self._listen_at = 0.0  # time of the next search for silent servers
 
@@ -276,7 +293,7 @@ class RemoteEngine(ABC, Generic[C]):
             server.outstanding += num_tokens
             try:
                 await self.ask(server)
-                if await self._enforces(server, request):
+                if await self._enforces(server, running, request):
                     await self.stream(server, running)
                 else:
                     words = f"the {self._kind} server does not enforce structured output on this prompt"
@@ -317,7 +334,7 @@ class RemoteEngine(ABC, Generic[C]):
                 server.outstanding -= num_tokens
             return
 
-    async def _enforces(self, server: Server, request: EngineRequest) -> bool:
+    async def _enforces(self, server: Server, running: Running[C], request: EngineRequest) -> bool:
         """Return whether a server enforces a request's structured output, which depends on the server's flags.
 
         A server that does not do so for every prompt is asked for this one: vLLM with --reasoning-parser enforces
@@ -329,20 +346,40 @@ class RemoteEngine(ABC, Generic[C]):
             return True
         always, until = self._enforcing.get(server.url, (False, 0.0))
         if self._loop.time() >= until:
-            always = await self._obeys(server, [0])
+            always = await self._obeys(server, running, [0])
             self._enforcing[server.url] = always, self._loop.time() + _TRUST
         after_thought = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
-        return always or after_thought or await self._obeys(server, request.ids)
+        return always or after_thought or await self._obeys(server, running, request.ids, request.sampling.cache_salt)
 
-    async def _obeys(self, server: Server, ids: Sequence[int]) -> bool:
-        """Return whether a server enforces structured output on a prompt: whether three rules bring three tokens."""
+    async def _obeys(self, server: Server, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
+        """Return whether a server enforces structured output on a prompt. Requests share the probes under way."""
+        key = server.url, tuple(ids), cache_salt
+        question = self._questions.get(key)
+        if question is None:
+            silence = copy.copy(running.silence)
+            task = self._loop.create_task(self._probe(server, ids, cache_salt, silence))
+            question = self._questions[key] = Question(task, silence)
+        question.num_waiting += 1
+        running.silence = question.silence
+        try:
+            return await asyncio.shield(question.task)
+        finally:
+            running.silence = copy.copy(question.silence)
+            question.num_waiting -= 1
+            if not question.num_waiting:
+                del self._questions[key]
+                question.task.cancel()
+                await asyncio.wait([question.task])
+
+    async def _probe(self, server: Server, ids: Sequence[int], cache_salt: str, silence: Silence) -> bool:
+        """Return whether three rules bring three tokens."""
         task = asyncio.current_task()
         assert task is not None
         found: set[tuple[int, ...]] = set()
         for text in ("0", "1", "2"):
             rule = StructuredOutput("choice", f'["{text}"]')
-            sampling = Sampling(max_new_tokens=1, logprobs=False, structured_output=rule)
-            probe = Running(_PROBE, self.new_call(EngineRequest(_PROBE, ids, sampling)), task, Silence())
+            sampling = Sampling(max_new_tokens=1, logprobs=False, structured_output=rule, cache_salt=cache_salt)
+            probe = Running(_PROBE, self.new_call(EngineRequest(_PROBE, ids, sampling)), task, silence)
             await self.stream(server, probe)
             found.add(tuple(probe.probed))
         return len(found) == 3
@@ -394,7 +431,8 @@ class RemoteEngine(ABC, Generic[C]):
 
     def leave_out(self, server: Server, error: Failed) -> None:
         """Send no requests to a server for a while after a failure."""
-        self._enforcing.pop(server.url, None)
+        if not error.busy:  # it may have been restarted
+            self._enforcing.pop(server.url, None)
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
