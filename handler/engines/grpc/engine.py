@@ -120,11 +120,13 @@ class OwnFiles(NamedTuple):
         num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if tokenizer.json does not
             specify it.
         eos: ids that end an answer.
+        config_eos: ids in config.json, which servers may report although generation_config.json replaces them.
     """
 
     vocabulary: int | None
     num_pieces: int | None
     eos: frozenset[int]
+    config_eos: frozenset[int]
 
     @classmethod
     def read(cls, config: EngineConfig) -> OwnFiles:
@@ -134,7 +136,7 @@ class OwnFiles(NamedTuple):
         pieces = (model_files.read_json(config.model / "tokenizer.json").get("model") or {}).get("vocab")
         ends = text.get("eos_token_id")
         of_config = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
-        return cls(text.get("vocab_size"), len(pieces) if pieces else None, eos_ids(config) | of_config)
+        return cls(text.get("vocab_size"), len(pieces) if pieces else None, eos_ids(config), of_config)
 
     def compare(self, model: Model) -> None:
         """Compare the files with a server's model.
@@ -145,7 +147,7 @@ class OwnFiles(NamedTuple):
         for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
             if theirs and own and theirs != own:
                 raise Failed("uses another tokenizer", f"it has {theirs} ids, option.model_id has {own}", lasts=True)
-        if self.eos and not model.eos <= self.eos:
+        if self.eos and not model.eos <= self.eos | self.config_eos:
             detail = f"its answers end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
             raise Failed("uses another tokenizer", detail, lasts=True)
 

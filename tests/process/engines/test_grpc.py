@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -767,6 +770,19 @@ def test_end_tokens_that_a_server_does_not_know_end_an_answer(kind: str, model: 
         assert answer(ignore_eos=True) == ([301, ending] * 4 + [301], Finish.LENGTH, "")
         late = answer(min_new_tokens=3)
         assert (late.ids[-1], len(late.ids), late.finish) == (ending, 4, Finish.EOS)
+
+
+@in_one_test("value", [302, [302, -1], -1], ids=["another", "several", "none"])
+def test_the_end_token_of_config_json_is_no_end_if_generation_config_replaces_it(value: Any, model: Path) -> None:
+    """vLLM reports that of config.json nevertheless."""
+    with tempfile.TemporaryDirectory() as directory:
+        own = Path(shutil.copytree(model, Path(directory, "own")))
+        config = json.loads((own / "config.json").read_text())
+        (own / "config.json").write_text(json.dumps({**config, "eos_token_id": value}))
+        with listening("vllm") as server:
+            server.model |= {"eos_token_ids": [302]} if value != -1 else {}
+            with engine(own, server) as found:
+                assert ask(found) == ANSWER
 
 
 def test_a_server_that_tells_its_flags_is_asked_only_if_it_has_to_be(model: Path) -> None:
