@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,7 +14,7 @@ from typing import Any, Protocol
 from handler.core.errors import InternalError, Overloaded
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
-from handler.scheduler.batcher import Batcher, FastPath
+from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath
 
 log = logging.getLogger("handler.driver")
 
@@ -116,8 +118,9 @@ class EngineDriver:
             Overloaded: the queue is full.
             InvalidPayload: the request's adapter was unregistered after the request was parsed.
         """
+        num_active = self._batcher.num_active
         id = self._batcher.submit(request, prompt, started, follows=follows)
-        if not self._batcher.num_queued:  # otherwise the request starts when a step has made room
+        if self._batcher.num_active > num_active:  # otherwise the request starts when a step has made room
             self._requests_began = True
         self.sinks[id] = sink
         return id
@@ -221,19 +224,28 @@ class EngineDriver:
 class DynamicBatcher:
     """A gate that admits requests one batch at a time.
 
+    Lines of files' batches come after all other requests. After MAX_OVERTAKES later requests, the oldest line is next.
+
     Args:
         size: maximum number of requests in a batch (`batch_size`).
         delay: seconds that the first request of a batch waits for others (`max_batch_delay`).
         max_queued: maximum number of waiting requests (`job_queue_size`).
         timeout: maximum seconds that a request waits (`option.predict_timeout`).
+        max_lines: maximum number of lines in a batch (`option.batches_concurrency`).
     """
 
-    def __init__(self, size: int, delay: float, max_queued: int, timeout: float = 120.0) -> None:
+    def __init__(
+        self, size: int, delay: float, max_queued: int, timeout: float = 120.0, *, max_lines: int = 16
+    ) -> None:
         self._size = size
         self._delay = delay
         self._max_queued = max_queued
         self._timeout = timeout
-        self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
+        self._max_lines = max_lines
+        self._ids = itertools.count()
+        self._waiting: dict[asyncio.Future[None], int] = {}  # ids, in order of arrival
+        self._lines: dict[asyncio.Future[None], int] = {}  # the same of lines
+        self._overtakes = 0
         self._num_running = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -246,20 +258,23 @@ class DynamicBatcher:
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
-    async def join(self) -> None:
+    async def join(self, *, line: bool = False) -> None:
         """Wait until the request's batch starts. The caller must call `leave` when the request has ended.
+
+        Args:
+            line: whether the request is a line of a file's batch. It may wait for any time.
 
         Raises:
             Overloaded: the queue is full, or the request has waited too long.
         """
         self.check_room()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = None
+        (self._lines if line else self._waiting)[turn] = next(self._ids)
         self._consider()
         try:
-            done, _ = await asyncio.wait({turn}, timeout=self._timeout)
+            done, _ = await asyncio.wait({turn}, timeout=None if line else self._timeout)
         except asyncio.CancelledError:
-            if turn not in self._waiting:  # the batch had started
+            if turn.done():  # the batch had started
                 self.leave()
             self._forget(turn)
             raise
@@ -274,15 +289,17 @@ class DynamicBatcher:
 
     def _forget(self, turn: asyncio.Future[None]) -> None:
         self._waiting.pop(turn, None)
-        if not self._waiting and self._timer is not None:
+        self._lines.pop(turn, None)
+        if not (self._waiting or self._lines) and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _consider(self) -> None:
         """Start a batch when the previous one has ended and this one is full or its delay is over."""
-        if self._num_running or not self._waiting:
+        num_waiting = len(self._waiting) + min(len(self._lines), self._max_lines)
+        if self._num_running or not num_waiting:
             return
-        if len(self._waiting) >= self._size:
+        if num_waiting >= self._size:
             self._start()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._delay, self._start)
@@ -291,7 +308,18 @@ class DynamicBatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for turn in list(self._waiting)[: self._size]:
-            del self._waiting[turn]
-            turn.set_result(None)
+        num_lines = 0
+        while self._num_running < self._size:
+            line = next(iter(self._lines), None) if num_lines < self._max_lines else None
+            turn = next(iter(self._waiting), None)
+            if line is not None and (turn is None or self._overtakes >= MAX_OVERTAKES):
+                del self._lines[line]
+                self._overtakes = 0
+                num_lines += 1
+                line.set_result(None)
+            elif turn is not None:
+                self._overtakes += self._waiting.pop(turn) > next(iter(self._lines.values()), math.inf)
+                turn.set_result(None)
+            else:
+                return
             self._num_running += 1

@@ -96,7 +96,8 @@ class ServedModel:
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
-            self._batches = DynamicBatcher(size, delay, config.job_queue_size, config.predict_timeout)
+            limits = config.job_queue_size, config.predict_timeout
+            self._batches = DynamicBatcher(size, delay, *limits, max_lines=self.max_batch_lines)
         self._batcher = Batcher(
             ThinkingEngine(engine, self.context.vocabulary),
             adapters.registry,

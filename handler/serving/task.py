@@ -250,7 +250,7 @@ class RequestTask:
             self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
             self._stats.note_encoded(self.parsed)
             if self._batches is not None and not self.finished:
-                await self._batches.join()
+                await self._batches.join(line=encoded[0][0].background is not None)
                 self._in_batch = True
                 if self.finished:
                     self._batches.leave()

@@ -390,9 +390,12 @@ def test_a_batch_goes_on_after_a_stop(tmp_path: Path) -> None:
             assert batch["in_progress_at"] is not None
 
 
-def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "batching_options", [("option.max_rolling_batch_size=1",), ("option.rolling_batch=disable", "batch_size=1")]
+)
+def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path, batching_options: Sequence[str]) -> None:
     """Of four lines that are sent at a time, three wait for the engine: the request goes before them."""
-    pace = ("option.echo_tokens_per_second=12", "option.max_rolling_batch_size=1", "option.batches_max_open=1")
+    pace = ("option.echo_tokens_per_second=12", "option.batches_max_open=1", *batching_options)
     with (
         mock.patch.object(runner, "_LOOK_SECONDS", 0.05),
         batching(tmp_path, *options(*pace, "option.batches_concurrency=4")) as server,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed, Unavailable
+from handler.scheduler.batcher import MAX_OVERTAKES
 from handler.serving.engine_driver import DynamicBatcher
 from tests.app.http.connection import settle
 from tests.app.server import serve
@@ -279,6 +280,47 @@ def test_one_that_goes_away_while_waiting_or_running_leaves_no_trace() -> None:
         assert log == ["+a", "+c", "-c"]
 
     asyncio.run(story())
+
+
+async def enter_line(found: DynamicBatcher, log: list[str], name: str) -> None:
+    await found.join(line=True)
+    log.append(name)
+    found.leave()
+
+
+def test_lines_of_batches_wait_behind_others_which_overtake_ten_times() -> None:
+    async def story() -> str:
+        found, log = gate(size=1, max_queued=25), list[str]()
+        running = asyncio.ensure_future(enter(found, log, "", 60))
+        lines = []
+        for _ in range(25):
+            await settle()
+            lines.append(asyncio.ensure_future(enter_line(found, log, "l")))
+        await settle()
+        others = [asyncio.ensure_future(enter(found, log, "i", 0)) for _ in range(25)]
+        await settle()
+        assert found.num_waiting == 25, "lines do not use the queue's places"
+        lines.pop().cancel()
+        running.cancel()
+        await asyncio.wait_for(asyncio.gather(*lines, *others), 30)
+        return "".join(name for name in log if name in ("+i", "l")).replace("+", "")
+
+    assert asyncio.run(story()) == ("i" * MAX_OVERTAKES + "l") * 2 + "iiiii" + "l" * 22
+
+
+def test_a_batch_has_so_many_lines_of_batches() -> None:
+    async def story() -> list[int]:
+        found, seen = DynamicBatcher(4, 0.0, 10, timeout=0.0, max_lines=2), list[int]()
+        lines = [asyncio.ensure_future(found.join(line=True)) for _ in range(5)]
+        for _ in range(3):
+            while sum(line.done() for line in lines) == sum(seen):
+                await asyncio.sleep(0)
+            seen.append(sum(line.done() for line in lines) - sum(seen))
+            for _ in range(seen[-1]):
+                found.leave()
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(story(), 30)) == [2, 2, 1]
 
 
 def test_the_queue_is_bounded() -> None:

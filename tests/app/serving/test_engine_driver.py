@@ -346,6 +346,25 @@ def test_a_step_waits_while_each_turn_brings_requests_that_begin(
     assert asyncio.run(story()) == num_steps
 
 
+def test_a_line_that_waits_for_a_batchs_room_does_not_hold_up_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._MAX_GAP", 60.0)
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", 60.0)
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 60.0)
+
+    async def story() -> list[int]:
+        engine, seen = Silent(), []
+        async with woken_in_each_turn(engine) as driver:
+            for _ in range(17):
+                line = Request("a", Sampling(max_new_tokens=9), background="ann")
+                driver.submit(line, prompt("a"), lambda delta: None)
+                await asyncio.sleep(0)
+                seen.append(engine.num_steps)
+        return seen
+
+    seen = asyncio.run(story())
+    assert seen[-1] > seen[-2], "the last one does not begin"
+
+
 def test_requests_without_end_do_not_hold_up_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handler.serving.engine_driver._SHORT_TICK", 60.0)
 
