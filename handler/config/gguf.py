@@ -72,13 +72,14 @@ def end_ids(path: Path) -> frozenset[int]:
         for key, value in _pairs(file, num_values, tokens):
             if key in _END_KEYS:
                 values[key] = value
-    by_text = {text: id for id, text in enumerate(tokens) if text in _END_MARKS}
-    if by_text.keys() >= {b"<|return|>", b"<|call|>"} or by_text.keys() >= {b"<|calls|>", b"<|flush|>"}:
-        by_text.pop(b"<|end|>", None)  # Harmony's, and Solar Open's: the end of a message, not of the answer
-    if b"<|tool_response>" in by_text:
-        by_text.pop(b"</s>", None)  # Gemma 4's: a word of its vocabulary
-    ids = (*by_text.values(), *values.values())
-    return frozenset(id for id in ids if isinstance(id, int) and 0 <= id < len(tokens))
+    ids = [id for id in values.values() if isinstance(id, int) and 0 <= id < len(tokens)]
+    ids += [id for id, text in enumerate(tokens) if text in _END_MARKS]
+    texts, no_ends = {tokens[id] for id in ids}, set[bytes]()
+    if texts >= {b"<|return|>", b"<|call|>"} or texts >= {b"<|calls|>", b"<|flush|>"}:
+        no_ends.add(b"<|end|>")  # Harmony's, and Solar Open's: the end of a message, not of the answer
+    if b"<|tool_response>" in texts:
+        no_ends.add(b"</s>")  # Gemma 4's: a word of its vocabulary
+    return frozenset(id for id in ids if tokens[id] not in no_ends)
 
 
 class Contents(NamedTuple):

@@ -248,6 +248,8 @@ def end(name: bytes, id: int, kind: int = 4) -> bytes:
         ("a <end_of_turn> <|eot_id|> <|eom_id|> </s>", [end(b"eos", 0)], {0, 1, 2, 3, 4}),
         ("<|return|> <|call|> <|end|> <|end|>x", [], {0, 1}),
         ("<|calls|> <|flush|> <|end|>", [end(b"eos", 1)], {0, 1}),
+        ("<|return|> <|call|> <|end|>", [end(b"eos", 0), end(b"eot", 2)], {0, 1}),  # whatever the header says
+        ("<|tool_response> </s> <turn|>", [end(b"eos", 1)], {0, 2}),
         ("a <|end|>", [], {1}),
         ("<|tool_response> </s> <turn|>", [], {0, 2}),
         ("<｜end▁of▁sentence｜> a", [], {0}),
