@@ -197,6 +197,11 @@ _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 _FOR_GPUS = re.compile("/(djl-inference|lmi-handler(-[a-z0-9]+)?)[:@]")
 """Pattern for AWS's images and for this project's, which have vLLM for GPUs only. Others may have vLLM's CPU build."""
 
+_FOR_VLLM = (
+    "the tensor parallel degree {} does not divide the experts, so OPTION_ENABLE_EXPERT_PARALLEL leaves them whole if "
+    "the image has vLLM; for another engine, set options.llm_engine"
+)
+
 _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8",
     "bitsandbytes": "int4",
@@ -433,9 +438,12 @@ def _is_vllm(spec: Spec) -> bool:
 
 
 def _expert_parallel(spec: Spec) -> bool | None:
-    """Return whether experts stay whole, or None if the engine leaves the choice."""
+    """Return whether experts stay whole, or None if the engine leaves the choice, as vLLM does.
+
+    An image whose engine the specification does not say is taken for one with vLLM; `_remarks` says so.
+    """
     value = spec.options.get("enable_expert_parallel")
-    return (None if _is_vllm(spec) else False) if value is None else str(value).lower() == "true"
+    return (None if _engine(spec) in ("", "vllm") else False) if value is None else str(value).lower() == "true"
 
 
 def _engine(spec: Spec) -> str:
@@ -477,7 +485,7 @@ def _choose(
                 "kv_heads: 8, head_dim: 128}, with the values in the model's config.json.",
             )
         chosen = cheapest(fits)
-        return chosen, _remarks(chosen)
+        return chosen, _remarks(spec, chosen)
     if instance is None:
         if not spec.instance.unchecked:
             refuse_mistyped(name)
@@ -486,14 +494,17 @@ def _choose(
         return None, ("The model's size is unknown, so its fit was not checked. Set model.shape.",)
     chosen = fit(need, instance, prices.of(instance.name, spec.instance.price))
     if chosen.fits:
-        return chosen, _remarks(chosen)
+        return chosen, _remarks(spec, chosen)
     if not spec.instance.unchecked:
         raise too_small(chosen, fits)
-    return chosen, (f"{name}: {chosen.problem} (instance.unchecked).", *_remarks(chosen))
+    return chosen, (f"{name}: {chosen.problem} (instance.unchecked).", *_remarks(spec, chosen))
 
 
-def _remarks(chosen: Fit) -> tuple[str, ...]:
-    return tuple(f"{chosen.instance.name}: {remark}." for remark in chosen.remarks)
+def _remarks(spec: Spec, chosen: Fit) -> tuple[str, ...]:
+    remarks = chosen.remarks
+    if chosen.experts and not _engine(spec) and "enable_expert_parallel" not in spec.options:
+        remarks += (_FOR_VLLM.format(chosen.degree),)
+    return tuple(f"{chosen.instance.name}: {remark}." for remark in remarks)
 
 
 def _on_cpu(spec: Spec) -> bool:

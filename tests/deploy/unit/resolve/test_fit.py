@@ -563,6 +563,13 @@ def test_what_a_degree_must_divide(config: dict[str, Any], splits: list[int], ex
             {"DEGREE": "8"},
             "options.enable_expert_parallel",
         ),
+        ({"llm_engine": "auto"}, "ml.p5.48xlarge", {"DEGREE": "8", "PARALLEL": "true"}, "if the image has vLLM"),
+        (
+            {"llm_engine": "auto", "enable_expert_parallel": True},
+            "ml.p5.48xlarge",
+            {"DEGREE": "8", "PARALLEL": "true"},
+            "",
+        ),
     ],
 )
 def test_the_plan_leaves_experts_whole_or_warns(
