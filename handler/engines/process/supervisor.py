@@ -411,7 +411,11 @@ class EngineSupervisor:
         longest = self.info.longest_step if self.info is not None else 0.0
         limit = max(self._timeout, min(longest, self._load_timeout))
         if self.ready and self._expects_step and silence > limit:
-            self._fail(f"no step for {limit:g} s (option.engine_timeout)")
+            setting = "option.engine_timeout"
+            if limit > self._timeout:
+                cut = longest > self._load_timeout
+                setting = "option.model_loading_timeout" if cut else "its longest step as measured while loading"
+            self._fail(f"no step for {limit:g} s ({setting})")
         elif not self.ready and silence > self._load_timeout:
             self._fail(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
 

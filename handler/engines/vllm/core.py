@@ -108,13 +108,15 @@ def engine_info(engine: Any, seconds: float = 0.0) -> EngineInfo:
     from vllm.platforms import current_platform
 
     model = engine.model_config
+    # A GPU computes a full step in hardly more time than a step of one token.
+    most = engine.vllm_config.scheduler_config.max_num_batched_tokens if current_platform.is_cpu() else 0
     return EngineInfo(
         name="vllm",
         version=vllm.__version__,
         device=str(current_platform.device_name),
         dtype=str(model.dtype).removeprefix("torch."),
         max_total_tokens=model.max_model_len,
-        longest_step=round(seconds * engine.vllm_config.scheduler_config.max_num_batched_tokens, 1),
+        longest_step=round(seconds * most, 1),
     )
 
 

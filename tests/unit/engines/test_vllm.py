@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,26 @@ from hypothesis import strategies as st
 
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineStatistics, Output, Step
-from handler.engines.vllm.core import BeamToken, Pending, Results, Statistics
+from handler.engines.vllm.core import BeamToken, Pending, Results, Statistics, engine_info
 from handler.engines.vllm.engine import Beam, BeamSearch, LoraExclusion, check_weights
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structured_output_arguments
 from tests.one_test import in_one_test
 
 # -- what a request's parameters become as vLLM's, without vLLM --------------------------------------------------------
+
+
+@pytest.mark.parametrize(("is_cpu", "longest"), [(True, 163.8), (False, 0.0)])
+def test_only_on_cpus_is_a_step_as_long_as_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, is_cpu: bool, longest: float
+) -> None:
+    platform = SimpleNamespace(device_name="cpu", is_cpu=lambda: is_cpu)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    engine = SimpleNamespace(
+        model_config=SimpleNamespace(dtype="torch.bfloat16", max_model_len=100),
+        vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=8192)),
+    )
+    assert engine_info(engine, 0.02).longest_step == longest
 
 
 def test_a_token_is_forbidden_by_its_weight() -> None:
