@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,21 +126,29 @@ def _conform(arguments: argparse.Namespace) -> int:
     _check_names(plan)
     known: list[Result] = []
     text, unwritten = "", set[Path]()
+    files = [path for path in arguments.output if _is_replaceable(path)]
 
-    def tell(result: Result) -> None:
-        """Show a result, and write the reports so far, because a run may be ended early."""
+    def write(paths: Iterable[Path]) -> None:
         nonlocal text
-        _tell(result)
-        known.append(result)
         found = report.document(plan, known, arguments.title or arguments.url)
         text = report.markdown(found)
-        for path in arguments.output:
+        for path in paths:
             if path not in unwritten and _write(
                 path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text
             ):
                 unwritten.add(path)
 
-    run.run(plan, _lifetime(arguments), tell)
+    def tell(result: Result) -> None:
+        """Show a result, and write the reports so far, because a run may be ended early."""
+        _tell(result)
+        known.append(result)
+        write(files)
+
+    try:
+        run.run(plan, _lifetime(arguments), tell)
+    finally:
+        if known:
+            write(path for path in arguments.output if path not in files)
     print(report.total(known), file=sys.stderr, flush=True)
     print(text, end="", flush=True)
     verdicts = {result.verdict for result in known}
@@ -194,16 +205,39 @@ def _tell(result: Result) -> None:
     print(line(result), file=sys.stderr, flush=True)
 
 
+def _is_replaceable(path: Path) -> bool:
+    """Return whether a path is a file's own or a new one, and not that of a link, pipe or device."""
+    return not path.is_symlink() and (path.is_file() or not path.exists())
+
+
 def _write(path: Path, text: str) -> int:
-    """Replace a file at once, so that it is never half written; return 1 if that fails."""
+    """Write a file, and return 1 if that fails."""
+    try:
+        if not _is_replaceable(path) or not _replace(path, text):
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _replace(path: Path, text: str) -> bool:
+    """Replace a file at once, so that it is never half written; return whether its directory and mount allow that.
+
+    Raises:
+        OSError: The disk is full. The file is as it was.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(text, "utf-8")
         part.replace(path)
     except OSError as error:
-        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
 
 
 def _report(text: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -208,6 +209,51 @@ def test_a_run_that_ends_early_keeps_its_results(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(running, "run", run)
     assert main(["conform", "http://127.0.0.1:1", "--output", str(file)]) != 0
     assert json.loads(file.read_text())["counts"] == {"passed": 1, "failed": 0, "not asked": 0}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_report_to_a_link_or_pipe_leaves_it_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the last result only."""
+    link, pipe, target = tmp_path / "link.json", tmp_path / "pipe.json", tmp_path / "target"
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    piped = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that neither end waits for the other
+
+    def run(plan: Plan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
+        for name in ("stream.chunked", "ping.ready"):
+            assert not target.exists()
+            tell(Result(RULES[name], "sagemaker", "passed"))
+        return []
+
+    monkeypatch.setattr(running, "run", run)
+    assert main(["conform", "http://127.0.0.1:1", "--output", str(link), "--output", str(pipe)]) == 0
+    for text in (target.read_text(), os.read(piped, 1 << 16)):
+        assert json.loads(text)["counts"]["passed"] == 2
+    os.close(piped)
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [link, pipe, target]
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.EBUSY, 0), (errno.ENOSPC, 1)])
+def test_a_report_that_cannot_be_replaced_is_overwritten_if_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    """As a file that is a mount of its own, in a container."""
+
+    def run(plan: Plan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
+        tell(Result(RULES["ping.ready"], "sagemaker", "passed"))
+        return []
+
+    def replace(part: Path, path: Path) -> Path:
+        raise OSError(number, os.strerror(number))
+
+    file = tmp_path / "report.md"
+    file.write_text("before")
+    monkeypatch.setattr(running, "run", run)
+    monkeypatch.setattr(Path, "replace", replace)
+    assert main(["conform", "http://127.0.0.1:1", "--output", str(file)]) == status
+    assert (file.read_text() == "before") == bool(status)
     assert list(tmp_path.iterdir()) == [file]
 
 
