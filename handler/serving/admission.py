@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ TOKENIZER_THREADS = 2
 MOST_TOKENIZING = 4 * TOKENIZER_THREADS
 """Maximum number of concurrent requests that only tokenize. Requests for inference use the same threads."""
 _PARSE_INLINE = 1 << 16  # bytes; larger bodies are parsed on a thread
+_MEASURE_INLINE = 1 << 10  # lists and objects; small bodies with more keep the estimate of their memory
 _TOKENIZE_INLINE = 1 << 10  # bytes; larger bodies are tokenized on a thread
 _TOKENIZE_STEPPED = 1 << 13  # the same for a stepped loop, which sees a thread's result only in its next step
 _ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they have been decoded
@@ -118,7 +120,8 @@ class Admission:
             memory.set(len(body) + estimate)
             decoded = self.preprocessor.decode(body, head)
             if estimate > _ESTIMATED:
-                estimate = min(estimate, decoded.size or value_size(decoded.value))
+                most = _MEASURE_INLINE if len(body) < _PARSE_INLINE else sys.maxsize
+                estimate = min(estimate, decoded.size or value_size(decoded.value, most))
             return decoded._replace(size=estimate)
 
         if title := self.preprocessor.input_formatter(head):

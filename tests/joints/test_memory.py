@@ -116,7 +116,7 @@ MARKS: dict[str, tuple[bytes, int]] = {
     "a prompt": (b"{" + STREAM % (b" " + b"[" * 300_000) + b"}", 400_000),
     "quoted marks": (b'{"x":"' + b'\\"[' * 100_000 + b'",' + STREAM % b"" + b"}", 400_000),
     "a large body": (b'{"x":"' + b"{" * (1 << 20) + b'",' + STREAM % b"" + b"}", 1_200_000),
-    "numbers": (b'{"x":[0' + b",0" * 20_000 + b"]," + STREAM % b"" + b"}", 800_000),
+    "numbers": (b'{"x":[0' + b",0" * 20_000 + b"]," + STREAM % b"" + b"}", 900_000),
 }
 """Bodies whose marks look like many lists, and the most bytes that are kept of each."""
 

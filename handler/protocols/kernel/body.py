@@ -65,16 +65,34 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
         inside ^= len(parts) % 2 == 0
 
 
-def value_size(value: Any) -> int:
-    """Return the bytes of memory that a decoded value needs with all its members."""
-    size, pending, seen = 0, [value], set[int]()  # a formatter's value may contain itself
+_PLAIN = {int, float, bool, type(None)}
+_NUMBER = 32
+"""Maximum bytes of an integer of 64 bits, or of a float."""
+
+
+def value_size(value: Any, most: int = sys.maxsize) -> int:
+    """Return the bytes of memory that a decoded value needs with all its members.
+
+    Args:
+        most: maximum number of lists and objects to measure. The size of a value with more is sys.maxsize.
+    """
+    size, pending = sys.getsizeof(value), [value] if isinstance(value, dict | list) else []
+    seen = set[int]()  # a formatter's value may contain itself
     while pending:
         item = pending.pop()
-        size += sys.getsizeof(item)
-        if isinstance(item, dict | list) and id(item) not in seen:
-            seen.add(id(item))
-            pending += item
-            pending += item.values() if isinstance(item, dict) else ()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        for members in (item.keys(), item.values()) if isinstance(item, dict) else (item,):
+            kinds = set(map(type, members))
+            if kinds <= _PLAIN:
+                size += _NUMBER * len(members)
+                continue
+            if not kinds <= _PLAIN | {str}:
+                pending += [member for member in members if isinstance(member, dict | list)]
+                if len(seen) + len(pending) > most:
+                    return sys.maxsize
+            size += sum(map(sys.getsizeof, members))
     return size
 
 

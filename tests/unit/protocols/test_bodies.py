@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -161,6 +162,23 @@ def test_marks_inside_strings_need_no_memory_of_lists(mark: str, first: int) -> 
 def test_text_that_is_not_json_has_no_lists() -> None:
     assert decoded_size(b"[" * 100_000, 0) == 100_000
     assert decoded_size(b"[" * 100_000, 5_000) == 105_000
+
+
+@pytest.mark.parametrize("value", [[0] * 30_000, [[0.5] * 100] * 300, {"a": [True] * 30_000}])
+def test_numbers_are_not_measured_one_by_one(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Mock(side_effect=sys.getsizeof)
+    monkeypatch.setattr("sys.getsizeof", measured)
+    assert value_size(value)
+    assert measured.call_count < 400
+
+
+def test_a_value_of_too_many_lists_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Mock(side_effect=sys.getsizeof)
+    monkeypatch.setattr("sys.getsizeof", measured)
+    for value in ([[] for _ in range(20_000)], {"a": [{"b": []} for _ in range(20_000)]}):
+        assert value_size(value, 1_000) == sys.maxsize
+    assert value_size([[[]] for _ in range(400)], 1_000) < 100_000
+    assert measured.call_count < 2_000
 
 
 def test_a_value_that_contains_itself_has_a_size() -> None:
