@@ -99,7 +99,9 @@ def test_tokens_that_answer_questions_end_the_silence_of_the_server(monkeypatch:
     with listening() as server, engine(server, timeout=90.0) as found:
         server.always = slow
         found.add(EngineRequest(1, [1, THOUGHT_END], RULED))
-        deadline, others, ids = clock() + PATIENCE, [], []
+        ids: list[int] = []
+        others: list[base.Output] = []
+        deadline = clock() + PATIENCE
         while not others and clock() < deadline:
             found._listen_at = 0.0
             step = found.step()
