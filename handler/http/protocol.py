@@ -316,11 +316,11 @@ def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
     return f"HTTP/1.1 {answer.status} {phrase}\r\n{lines}\r\n".encode() + answer.body
 
 
-_INVALID = _refusal(BadRequest("this is not a valid HTTP request"))
+_INVALID = BadRequest("this is not a valid HTTP request")
 _TOO_MUCH = (
     f"the request's headers or trailers are too long or too many: at most {_MAX_HEAD} bytes and {MAX_FIELDS} fields"
 )
-_TOO_LARGE = _refusal(_HeadTooLarge(_TOO_MUCH))
+_TOO_LARGE = _HeadTooLarge(_TOO_MUCH)
 _STOPPING = Unavailable("the server is stopping")
 
 
@@ -460,9 +460,9 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
-                return self._stop(_INVALID)
+                return self._stop(_refusal(_INVALID))
         if self._head_size + self._unparsed > _MAX_HEAD:
-            self._stop(_TOO_LARGE)
+            self._stop(_refusal(_TOO_LARGE))
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
             self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 

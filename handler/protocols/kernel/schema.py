@@ -48,7 +48,7 @@ def nullable(shape: Shape) -> Shape:
     kind = shape.get("type")
     if isinstance(kind, list) and "null" in kind:
         return shape
-    if isinstance(kind, str) and "enum" not in shape:
+    if isinstance(kind, str) and shape.keys().isdisjoint(("const", "enum")):
         if kind == "null":
             return shape
         return {**shape, "type": [kind, "null"]}

@@ -53,7 +53,7 @@ def test_chats_and_prompts_stream_openais_chunks_as_lines(server: LiveServer) ->
     for body in (CHAT, {"prompt": "a b", "max_tokens": 2}):
         found = server.post({"model": "lmi", **body, "stream": True})
         assert found.headers["content-type"] == "application/jsonlines"
-        assert found.text.endswith('"finish_reason":"length"}]}\n\n')
+        assert found.text.endswith('"finish_reason":"length","stop_reason":null}]}\n\n')
         assert "data:" not in found.text
 
 

@@ -104,7 +104,7 @@ def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
     around = '{"index":0,"delta":{%s},"logprobs":null,"finish_reason":%s}'
     assert first == event(around % ('"role":"assistant","content":" user:"', "null"), "null")
     assert second == event(around % ('"content":" a"', "null"), "null")
-    assert third == event(around % ('"content":" ü"', '"length"'), "null")
+    assert third == event(around % ('"content":" ü"', '"length","stop_reason":null'), "null")
     assert last == [event("", '{"prompt_tokens":4,"completion_tokens":3,"total_tokens":7}'), b"data: [DONE]"]
 
 
@@ -118,8 +118,12 @@ def test_a_completions_stream_byte_by_byte(paced: LiveServer) -> None:
         values.append(json.loads(event.removeprefix(b"data: ")))
         assert event == b"data: " + json.dumps(values[-1], separators=(",", ":")).encode()
     assert [value["choices"] for value in values] == [
-        [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}]
-        for text, finish in ((" a", None), (" b", None), (" a", "length"))
+        [{"index": 0, "text": text, "logprobs": None, **end}]
+        for text, end in (
+            (" a", {"finish_reason": None}),
+            (" b", {"finish_reason": None}),
+            (" a", {"finish_reason": "length", "stop_reason": None}),
+        )
     ]
 
 
