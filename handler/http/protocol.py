@@ -211,9 +211,11 @@ _MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in by
 MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
 _PIECE = 1 << 11  # bytes of a head or of chunks that are parsed at a time
 _MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are parsed before it waits for a turn
+_MAX_AHEAD = 1 << 16  # bytes behind a pipelined request from which on the connection is not read
 _HEAD_END = b"\r\n\r\n"
 _MAX_BEGUN = 64  # maximum number of requests that begin in an iteration of the event loop,
 _MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
+_MAX_CALLS = 1024  # maximum number of calls in an iteration, with those of clients that have left
 _NEW_CONNECTION = 4  # minus this for each new connection, as the next one in the kernel's queue may be for /ping
 _PROBES = ("/ping", "/health")  # these begin at once
 
@@ -237,40 +239,51 @@ class LoopTurns:
         self._num_new += 1
         self._expect(loop)
 
-    def soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object], *, quick: bool = False) -> None:
+    def soon(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        call: Callable[[], object],
+        *,
+        quick: bool = False,
+        later: bool = False,
+    ) -> None:
         """Make a call now or in one of the next iterations.
 
         Args:
+            call: function that returns False if it had nothing to do; such a call takes no turn.
             quick: whether the call goes before those that are not.
+            later: whether the call must not be made now.
         """
         self._expect(loop)
-        if self._quick or self._others or self._num_begun >= min(self._most(), _MAX_QUICK if quick else _MAX_BEGUN):
-            (self._quick if quick else self._others).append(call)
-        else:
-            self._num_begun += 1
-            call()
+        calls = self._quick if quick else self._others
+        calls.append(call)
+        if not later and len(self._quick) + len(self._others) == 1:
+            self._begin(calls, min(self._begin_limit(), _MAX_QUICK if quick else _MAX_BEGUN))
 
     def _expect(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_due:
             self._is_due = True
             loop.call_soon(self._turn, loop)
 
-    def _most(self) -> int:
+    def _begin_limit(self) -> int:
         return max(1, _MAX_BEGUN - _NEW_CONNECTION * self._num_new)
 
+    def _begin(self, calls: deque[Callable[[], object]], limit: int) -> None:
+        for _ in range(min(len(calls), _MAX_CALLS)):  # calls that are added meanwhile are for later iterations
+            if self._num_begun >= limit:
+                return
+            self._num_begun += 1
+            if calls.popleft()() is False:
+                self._num_begun -= 1
+
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_due, most = False, self._most()
+        self._is_due, limit = False, self._begin_limit()
         self._num_new = self._num_begun = 0
         if not (self._quick or self._others):
             return
         self._expect(loop)
-        while self._quick and self._num_begun < min(most, _MAX_QUICK):
-            self._num_begun += 1
-            self._quick.popleft()()
-        most = max(most, self._num_begun + 1)
-        while self._others and self._num_begun < most:
-            self._num_begun += 1
-            self._others.popleft()()
+        self._begin(self._quick, min(limit, _MAX_QUICK))
+        self._begin(self._others, max(limit, self._num_begun + 1))
 
 
 class _Flow(FlowControl):
@@ -278,12 +291,12 @@ class _Flow(FlowControl):
 
     is_held = False
 
-    def hold(self, yes: bool) -> None:
-        if yes == self.is_held:
+    def set_held(self, is_held: bool) -> None:
+        if is_held == self.is_held:
             return
-        self.is_held = yes
+        self.is_held = is_held
         if not self.read_paused and not self._transport.is_closing():
-            (self._transport.pause_reading if yes else self._transport.resume_reading)()
+            (self._transport.pause_reading if is_held else self._transport.resume_reading)()
 
     def pause_reading(self) -> None:
         if self.is_held:
@@ -332,8 +345,8 @@ class Protocol(HttpToolsProtocol):
     * Heads and chunks are parsed in pieces, and requests begin in turns (`LoopTurns`).
     * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
     * HTTP/1.0 clients can read streams too. They get no chunked encoding; the end of the connection ends the stream.
-    * Only one pipelined request waits behind the current one. The bytes after it are not parsed, and the connection is
-      not read. uvicorn parses all that it gets.
+    * Only one pipelined request waits behind the current one. The bytes after it are not parsed. Up to 64 KiB of them
+      are read, so that the client's disconnect is noticed. uvicorn parses all that it gets.
     * If a connection must be closed early, earlier requests still get their complete responses, in order.
     * `timeout_keep_alive_task` is the connection's only timer. It limits heads, idle time and the final close.
     """
@@ -344,7 +357,6 @@ class Protocol(HttpToolsProtocol):
     _num_fields = 0  # number of headers and trailers that were parsed
     _num_left = 0  # bytes of the newest request's body that are not parsed yet, if its head says how many
     _num_parts = 0  # pieces and parts of bodies that were parsed since the connection's turn began
-    _held = b""  # bytes that are not parsed yet
     _unparsed = 0  # bytes received since the parser's last callback
     _current: RequestResponseCycle | None = None  # the request that is being answered
     _last_words: bytes | None = None  # written after the last response; when set, nothing more is read
@@ -355,6 +367,7 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, turns: LoopTurns | None = None, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._turns = turns or LoopTurns()
+        self._held = bytearray()  # bytes that wait for a turn, or for the response before the pipelined request
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -374,9 +387,11 @@ class Protocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to keep the connection open for a response. TLS closes both directions together."""
         self._eof = True
-        if self._current is None or self._is_whole or self.scheme == "https":
+        if self._is_whole or self.scheme == "https":
             return False
-        if self._last_words is None:
+        if self._held and self._last_words is None:
+            return True  # the bytes may be complete requests
+        if self._current is not None and self._last_words is None:
             self._stop()
         return self._current is not None
 
@@ -418,7 +433,7 @@ class Protocol(HttpToolsProtocol):
             return self.transport.close()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.flow.hold(False)
+        self.flow.set_held(False)
         self.flow.resume_reading()
         self._set_timer(LINGER_SECONDS, self.timeout_keep_alive_handler)
 
@@ -427,19 +442,29 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._last_words is not None:
             return
+        is_waiting = bool(self._held)
         self._held += data
-        if self.flow.is_held:
-            return
-        if self._in_body:
-            self.flow.hold(True)
+        if is_waiting:
+            self._limit_reading()
+        elif self._in_body and not self.pipeline:
+            self._limit_reading()
             self._turns.soon(self.loop, self._advance)
         else:
             self._advance()
 
-    def _advance(self) -> None:
-        """Parse received bytes up to the end of a request that waits behind the current one, or of this turn."""
+    def _limit_reading(self) -> None:
+        """Stop or go on reading. The client's disconnect is noticed only while the connection is read."""
+        if not self._eof:
+            self.flow.set_held(len(self._held) > (_MAX_AHEAD if self.pipeline else 0))
+
+    def _advance(self) -> bool:
+        """Parse received bytes up to the end of a request that waits behind the current one, or of this turn.
+
+        Returns:
+            Whether there was something to parse.
+        """
         if self.parser is None:
-            return  # the connection is lost
+            return False  # the connection is lost
         held, start, self._num_parts = self._held, 0, 0
         while start < len(held) and self._last_words is None and not self.pipeline and self._num_parts < _MAX_PARTS:
             end = start + (min(self._num_left, _MAX_HEAD) or _PIECE)
@@ -448,12 +473,15 @@ class Protocol(HttpToolsProtocol):
             self._num_parts += 1
             self._receive(held[start:end])
             start = end
-        self._held = b"" if self._last_words is not None else held[start:]
-        self.flow.hold(bool(self._held))
-        if self._held and not self.pipeline:
-            self._turns.soon(self.loop, self._advance)
+        del held[: len(held) if self._last_words is not None else start]
+        self._limit_reading()
+        if held and not self.pipeline:
+            self._turns.soon(self.loop, self._advance, later=True)
+        elif self._eof and not held and self._last_words is None:
+            self._stop()
+        return start > 0
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: bytearray) -> None:
         self._unparsed += len(data)
         try:
             self._parse(data)
@@ -466,7 +494,7 @@ class Protocol(HttpToolsProtocol):
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
             self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytearray | bytes) -> None:
         """Parse bytes, ignoring offers to upgrade the protocol.
 
         The parser always stops after a head that contains such an offer. A new parser then reads the same head without
@@ -530,6 +558,8 @@ class Protocol(HttpToolsProtocol):
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
+        else:
+            self.flow.resume_reading()  # uvicorn has paused it, and the client's disconnect would not be noticed
         exchange = Exchange(self.cycle, self.transport, self._cycle_transport.flush, self._end_at_eof)
         extensions: dict[str, Any] = {EXCHANGE: exchange}
         self.scope["extensions"] = extensions
@@ -539,9 +569,10 @@ class Protocol(HttpToolsProtocol):
         if method in ("GET", "HEAD") and path in _PROBES:
             return super()._start_asgi_task(cycle, app)
 
-        def start() -> None:
+        def start() -> bool:
             if not cycle.disconnected:
                 super(Protocol, self)._start_asgi_task(cycle, app)
+            return not cycle.disconnected
 
         self._turns.soon(self.loop, start, quick=method != "POST")
 

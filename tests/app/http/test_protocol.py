@@ -447,7 +447,7 @@ def test_one_request_waits_behind_another_and_no_more_is_parsed(size: int) -> No
             data = POST_A + GET * 500 + b"GET /last HTTP/1.1\r\n\r\n"
             connection.receive(*(data[start : start + size] for start in range(0, len(data), size)))
             assert len(connection.protocol.pipeline) == 1
-            assert not connection.protocol.transport.is_reading()
+            assert len(connection.protocol._held) > 499 * len(GET)
             found = await connection.read_until(b"GET /last  ")
             assert connection.protocol.transport.is_reading()
             return found
@@ -552,6 +552,15 @@ def test_a_half_closed_client_gets_what_it_asked_for_in_order() -> None:
     assert (first.endswith(STREAM), second.endswith(b"GET /b  "), third.endswith(STREAM)) == (True, True, True)
 
 
+@pytest.mark.parametrize("end", [b"", b"GET", POST_A[:-1]])
+def test_a_half_closed_client_gets_what_waits_behind_a_pipelined_request(end: bytes) -> None:
+    found = asyncio.run(_half_closed(_app([]), POST_A + GET * 100 + POST_A + end))
+    first, *others, last = (part for part in found.split(b"HTTP/1.1 200 OK\r\n") if part)
+    assert first.endswith(STREAM)
+    assert [other[-8:] for other in others] == [b"GET /b  "] * 100
+    assert last.endswith(STREAM)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_for_a_whole_answer_it_counts_as_gone(when: str) -> None:
     log: list[str] = []
@@ -594,6 +603,56 @@ def test_a_client_that_closed_behind_its_request_is_noticed_by_a_write() -> None
             connection.writer.close()
             await asyncio.wait_for(done.wait(), DEADLINE)
         assert written < 50
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("parts", [[b"GET", b"GET"], [b"", b"GET", b"GET"], [b"", b"GETGET"]])
+def test_a_client_that_pipelines_requests_and_leaves_is_noticed(parts: list[bytes]) -> None:
+    async def story() -> None:
+        waits, gone = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            exchange = scope["extensions"][EXCHANGE]
+            exchange.send_whole()
+            waits.set()
+            while not exchange.is_over:
+                await exchange.wait()
+            gone.set()
+
+        async with connected(app) as connection:
+            first, *later = [part.replace(b"GET", GET) for part in parts]
+            connection.writer.write(POST_A + first + (later.pop() if first else b""))
+            await asyncio.wait_for(waits.wait(), DEADLINE)
+            for part in later:
+                connection.writer.write(part)
+                await settle()
+            connection.writer.close()
+            await asyncio.wait_for(gone.wait(), 5)
+
+    asyncio.run(story())
+
+
+def test_few_bytes_are_read_ahead_of_a_response() -> None:
+    async def story() -> None:
+        answering = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await answering.wait()
+            await mirror(scope, receive, send)
+
+        async with connected(app) as connection:
+            held = connection.protocol
+            number, request = 1 << 9, b"GET /b HTTP/1.1\r\na: " + b"a" * (1 << 12) + b"\r\n\r\n"
+            connection.writer.write(POST_A + request * number)
+            for _ in range(20):
+                await settle()
+            assert 1 << 16 < len(held._held) <= (1 << 16) + (1 << 18), "64 KiB and what the loop reads at once"
+            assert not held.transport.is_reading()
+            connection.writer.write_eof()
+            answering.set()
+            assert (await connection.read_all()).count(b"HTTP/1.1 200") == 1 + number
 
     asyncio.run(story())
 
@@ -705,3 +764,74 @@ def test_a_request_whose_client_leaves_before_its_turn_does_not_begin() -> None:
 
     with mock.patch.object(protocol, "_MAX_BEGUN", 4):
         asyncio.run(story())
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_calls_without_work_take_no_turns(quick: bool) -> None:
+    turns, done = protocol.LoopTurns(), list[str]()
+    loop: Any = Loop()
+    dead = mock.Mock(return_value=False)
+    begin = functools.partial(turns.soon, loop, quick=quick)
+    for _ in range(16):
+        turns.note_connection(loop)
+    begin(dead)
+    begin(functools.partial(done.append, "first"))
+    for _ in range(200):
+        begin(dead)
+    begin(functools.partial(done.append, "second"))
+    begin(functools.partial(done.append, "third"))
+    assert done == ["first"], "as many clients connect, one begins"
+    loop.iterate()
+    assert done == ["first", "second"]
+    for _ in range(10_000):
+        begin(dead)
+    dead.reset_mock()
+    loop.iterate()
+    assert 0 < dead.call_count < 2_000, "an iteration is bounded"
+    for _ in range(20):
+        loop.iterate()
+    assert dead.call_count == 10_000
+    assert not loop.calls
+
+
+def test_a_request_does_not_wait_for_those_whose_clients_have_left() -> None:
+    async def story() -> None:
+        turns, begun = protocol.LoopTurns(), list[str]()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            begun.append(scope["path"])
+            await mirror(scope, receive, send)
+
+        async with contextlib.AsyncExitStack() as stack:
+            connections = [await stack.enter_async_context(connected(app, turns=turns)) for _ in range(40)]
+            for connection in connections:
+                connection.receive(POST_A)
+            for connection in connections[:-1]:
+                connection.protocol.connection_lost(None)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(begun) == 2, "the first one, and the last one"
+
+    with mock.patch.object(protocol, "_MAX_BEGUN", 1):
+        asyncio.run(story())
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\n[\r\n", b"4\r\n\r\n\r\n\r\n"])
+def test_one_connection_parses_few_chunks_in_an_iteration(chunk: bytes) -> None:
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            with mock.patch.object(
+                protocol.Protocol, "_receive", autospec=True, side_effect=protocol.Protocol._receive
+            ) as receive:
+                connection.receive(CHUNKED_A, chunk * 20_000 + b"0\r\n\r\n")
+                number, turns = receive.call_count, 0
+                assert number <= 2 * 64
+                while connection.protocol._held:
+                    await asyncio.sleep(0)
+                    assert receive.call_count - number <= 2 * 64
+                    number, turns = receive.call_count, turns + 1
+                assert turns > 3
+            body = chunk.partition(b"\r\n")[2][:-2] * 20_000
+            assert (await connection.read_until(body)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(story())
