@@ -270,15 +270,13 @@ class Endpoint:
             container sends them.
         ended: Whether the container has exited.
         capture: Data capture, or None if it is off.
-        weights: Weights of the production variants by name, all of which the container serves. If empty, the only
-            variant is `variant`.
+        weights: Weights of the production variants by name, at least one. The container serves them all.
         asynchronous: Whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
     """
 
     container: str
     name: str = "local"
     region: str | None = None
-    variant: str = "AllTraffic"
     components: Mapping[str, Component] = field(default_factory=dict)
     limits: Limits = Limits()
     part_bytes: int | None = None
@@ -287,8 +285,13 @@ class Endpoint:
     account: str = ACCOUNT
     ended: bool = False
     capture: Capture | None = None
-    weights: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=lambda: {"AllTraffic": 1.0})
     asynchronous: bool = False
+
+    @property
+    def variant(self) -> str:
+        """Return the name of the first variant."""
+        return next(iter(self.weights))
 
     def admit(self, name: str, variant: str | None) -> str:
         """Return the variant that serves a request: the requested one, or one that is chosen by the weights.
@@ -297,7 +300,7 @@ class Endpoint:
             ApiError: The name or the variant is unknown, or the endpoint is not in service, not healthy, or
                 asynchronous.
         """
-        weights = self.weights or {self.variant: 1.0}
+        weights = self.weights
         if name != self.name:
             raise validation_error(f"Endpoint {name} of account {self.account} not found.")
         if self.status is not Status.IN_SERVICE:

@@ -318,7 +318,6 @@ class Emulators:
         sagemaker = cloud.sagemaker
         config = sagemaker.get("endpoint-config", thing.request["EndpointConfigName"])
         endpoint.capture = configured(cloud, config, region)
-        endpoint.variant = config.request["ProductionVariants"][0]["VariantName"]
         endpoint.weights = weights_of(config.request, thing.request)
         endpoint.asynchronous = "AsyncInferenceConfig" in config.request
         endpoint.components = {one.name: _component(one) for one in sagemaker.components_of(thing.name)}
