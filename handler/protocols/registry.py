@@ -168,7 +168,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/v1/embeddings": _EMBEDDINGS,
         "/embed": _EMBED,
         "/similarity": TeiSimilarity(),
-        "/rerank": _RANKS,
+        "/rerank": _RERANK,
         **_RERANKS,
         **_SCORE,
         **_POOLING,

@@ -214,8 +214,10 @@ def test_only_so_many_wait_and_small_ones_find_room_and_go_first(bodies: LargeBo
     with pytest.raises(Overloaded):
         bodies.submit(MIB, free.wait, PATIENCE)  # the spare is as large as the comment of MAX_WAITING says
     free.set()
-    for future in [*waiting, *block]:
+    for future in waiting:
         future.result(PATIENCE)
+    for blocked in block:
+        blocked.result(PATIENCE)
     bodies.submit(60 * MIB, time.sleep, 0.0).result(PATIENCE)
 
 

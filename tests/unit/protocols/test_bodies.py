@@ -175,7 +175,8 @@ def test_numbers_are_not_measured_one_by_one(value: Any, monkeypatch: pytest.Mon
 def test_a_value_of_too_many_lists_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Mock(side_effect=sys.getsizeof)
     monkeypatch.setattr("sys.getsizeof", measured)
-    for value in ([[] for _ in range(20_000)], {"a": [{"b": []} for _ in range(20_000)]}):
+    many: tuple[Any, ...] = ([[] for _ in range(20_000)], {"a": [{"b": []} for _ in range(20_000)]})
+    for value in many:
         assert value_size(value, 1_000) == sys.maxsize
     assert value_size([[[]] for _ in range(400)], 1_000) < 100_000
     assert measured.call_count < 2_000
