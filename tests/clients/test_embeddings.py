@@ -131,6 +131,6 @@ def test_coheres_errors(cohere: Driver, ranking: LiveServer, embedding: LiveServ
     refused = cohere.call("generate", ranking.url, "a", **asked)
     assert refused.error == "cohere.errors.bad_request_error.BadRequestError"
     assert "'documents' must be a list of strings" in refused.message
-    elsewhere = cohere.call("generate", embedding.url, "a", **{**asked, "documents": TEXTS})
-    assert elsewhere.error == "cohere.errors.not_found_error.NotFoundError"
-    assert "it is for option.task=rerank" in elsewhere.message
+    by_cosine = cohere.call("generate", embedding.url, "a", **{**asked, "documents": TEXTS})
+    assert by_cosine.error is None, "an embedding model ranks too, as in vLLM"
+    assert len(by_cosine.answer["results"]) == len(TEXTS)
