@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
@@ -40,7 +39,7 @@ def pack(directory: Path) -> list[Path]:
         _install(root / "site")
         model = model_files.locate(model_files.DEMO).path
         (root / "cache").mkdir()
-        os.link(model, root / "cache" / model.name) if _same_device(model, root) else shutil.copy(model, root / "cache")
+        shutil.copy(model, root / "cache")
         prefix = str(directory / "part.")
         archive = f"tar c -C {temporary!r} site cache | xz -T0 -2 | split -b {MAX_PART} -d - {prefix!r}"
         subprocess.run(["bash", "-o", "pipefail", "-c", archive], check=True)
@@ -75,7 +74,3 @@ def _install(site: Path) -> None:
     for path in [*site.rglob("*.cuh"), *site.rglob("*.hpp")]:
         if "flashinfer" not in path.parts:  # which compiles its own
             path.unlink()
-
-
-def _same_device(file: Path, directory: Path) -> bool:
-    return file.stat().st_dev == directory.stat().st_dev

@@ -44,6 +44,7 @@ from tests.gpu.lease.systems import (
     vllm_command,
     write_model,
 )
+from tests.process_tree import alive
 
 _PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each turn, as in proof.compare.engines
 _PROMPT_WORDS = 48
@@ -274,9 +275,9 @@ class Lease:
         processes = [server.pid, *descendants(server.pid)]
         begin = time.monotonic()
         drained = asyncio.run(_ends(server, many, tokens, then=lambda: os.kill(server.pid, signal.SIGTERM)))
-        while any(map(_alive, processes)) and time.monotonic() - begin < 40:
+        while any(map(alive, processes)) and time.monotonic() - begin < 40:
             time.sleep(0.1)
-        gone = {"gone_s": round(time.monotonic() - begin, 1), "left": [pid for pid in processes if _alive(pid)]}
+        gone = {"gone_s": round(time.monotonic() - begin, 1), "left": [pid for pid in processes if alive(pid)]}
         self._write("ends", {"what": "SIGTERM under load", "streams": drained, **gone, "gpu": _gpu_processes()})
 
 
@@ -387,10 +388,3 @@ def _title(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
