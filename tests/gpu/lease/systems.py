@@ -51,7 +51,7 @@ class Device:
     seconds: Mapping[str, float]
 
 
-_LIMITS = {"model": 60.0, "start": 240.0, "ratio": 180.0, "streams": 45.0, "acceptance": 150.0, "ends": 90.0}
+_LIMITS = {"model": 120.0, "start": 330.0, "ratio": 160.0, "streams": 60.0, "acceptance": 150.0, "ends": 90.0}
 _COMMON = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 DEVICES = {
     "cuda": Device(
