@@ -213,10 +213,11 @@ _PIECE = 1 << 11  # bytes of a head or of chunks that are parsed at a time
 _MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are parsed before it waits for a turn
 _MAX_AHEAD = 1 << 16  # bytes behind a pipelined request from which on the connection is not read
 _HEAD_END = b"\r\n\r\n"
-_MAX_BEGUN = 64  # maximum number of requests that begin in an iteration of the event loop,
+_MAX_BEGUN = 16  # maximum number of requests that begin in an iteration of the event loop,
 _MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
 _MAX_CALLS = 1024  # maximum number of calls in an iteration, with those of clients that have left
-_NEW_CONNECTION = 4  # minus this for each new connection, as the next one in the kernel's queue may be for /ping
+_NEW_CONNECTION = 1  # minus this for each new connection, as the next one in the kernel's queue may be for /ping
+_QUICK_METHODS = (b"GET ", b"HEAD ")  # of a health check; parsed at once also while clients connect
 _PROBES = ("/ping", "/health")  # these begin at once
 
 
@@ -224,8 +225,8 @@ class LoopTurns:
     """The shares of connections in the iterations of the event loop.
 
     In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
-    others. Heads are read first. Then requests begin in turns, a few in each iteration, and fewer while many clients
-    connect. Requests without a body go before others.
+    others. Heads are parsed first; while clients connect, only those of GET and HEAD are. Then requests begin in turns,
+    a few in each iteration, and fewer while many clients connect. Requests without a body go before others.
     """
 
     def __init__(self) -> None:
@@ -238,6 +239,11 @@ class LoopTurns:
         """Count a new connection of this iteration."""
         self._num_new += 1
         self._expect(loop)
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether clients have connected in this iteration."""
+        return self._num_new > 0
 
     def soon(
         self,
@@ -449,6 +455,9 @@ class Protocol(HttpToolsProtocol):
         elif self._in_body and not self.pipeline:
             self._limit_reading()
             self._turns.soon(self.loop, self._advance)
+        elif self._turns.is_connecting and not data.startswith(_QUICK_METHODS):
+            self._limit_reading()
+            self._turns.soon(self.loop, self._advance, later=True)
         else:
             self._advance()
 
