@@ -180,7 +180,7 @@ class EngineRequest(NamedTuple):
     Attributes:
         key: id of the request, which outputs refer to.
         ids: token ids of the prompt.
-        parameters: Pooling if the engine was loaded for a pooling task, otherwise Sampling.
+        parameters: `Pooling` if the engine was loaded for a pooling task, otherwise `Sampling`.
         media: the prompt's media, if the model accepts any.
         goes_on: whether `ids` end with a part of the answer that has already been delivered.
     """
@@ -358,12 +358,12 @@ class Capabilities:
     """The parts of a request that an engine supports.
 
     Attributes:
-        supports: Sampling fields that the engine implements, not counting those that the handler implements.
-        reasons: Sampling field -> why values other than the neutral one are refused. May include fields in `supports`.
-        limits: Sampling field -> largest value.
+        supports: fields of Sampling that the engine implements, not counting those that the handler implements.
+        reasons: field of Sampling -> why non-neutral values are refused. May include fields in `supports`.
+        limits: field of Sampling -> largest value.
         no_adapters: why the engine does not support LoRA adapters; "" if it does.
         no_media: kind of media -> why the engine does not accept it; "" if it does. The default is NO_MEDIA.
-        sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
+        sampling_defaults: field of Sampling -> LMI's default for this engine, used with `do_sample`.
         structural_tags: argument styles that the engine supports in xgrammar's structural tags; empty if it does not
             support such tags.
     """
@@ -417,7 +417,7 @@ def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict
     """Return the engine's arguments that correspond to a Sampling object.
 
     Args:
-        table: Sampling field -> rule. A function that occurs more than once is called only once.
+        table: field of Sampling -> rule. A function that occurs more than once is called only once.
         more: arguments to pass to the functions after `sampling`.
     """
     made: dict[str, Any] = {}

@@ -150,7 +150,7 @@ def run_converter(
     """Convert a model in a separate process, whose memory is freed when it ends.
 
     Args:
-        script: Python code that receives the paths of the source and the target as arguments.
+        script: code in Python that receives the paths of the source and the target as arguments.
         lock: file descriptor of the lock. The new process also holds the lock, as it may outlive this one.
         needed: files that the converter must have written.
         form: name of the target format, for messages.

@@ -281,7 +281,7 @@ class Batcher:
 
     Args:
         engine: engine that runs the requests.
-        adapters: LoRA adapters of the model; by default there are none.
+        adapters: the model's LoRA adapters; none by default.
         max_active: maximum number of sequences in the engine (`option.max_rolling_batch_size`).
         max_queued: maximum number of waiting requests (`job_queue_size`).
         max_background: maximum number of sequences of batches in the engine (`option.batches_concurrency`).

@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
     Attributes:
         owner: prefix of `owned_by` in the server's models; vLLM's Rust front end writes `vllm-frontend-rs`.
-        reasons: Sampling field -> why the server does not support it.
+        reasons: field of Sampling -> why the server does not support it.
         limits: as in `Capabilities`.
         ask: request fields that make the server return token ids.
         ranked: whether the server's log-probabilities identify tokens by id.

@@ -435,7 +435,7 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
         eos: ids that end a response with Finish.EOS.
 
     Raises:
-        ValueError: GenAI rejects the parameters.
+        ValueError: the parameters are rejected by GenAI.
     """
     import openvino_genai as genai
 

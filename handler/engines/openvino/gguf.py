@@ -64,7 +64,7 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     """Replace each of the graph's matrices with the matching matrix of the file.
 
     Args:
-        model: OpenVINO GenAI's graph of the file.
+        model: the file's graph from OpenVINO GenAI.
         path: the GGUF file.
         weights: the format of the new weights. `exact` keeps blocks of the kinds in `KEPT`, and converts other kinds to
             f32. `blocks` keeps the same blocks, but converts other kinds to 8 bits in groups of 32. `rows` converts all
@@ -396,7 +396,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     a single divisor.
 
     Raises:
-        ConfigError: OpenVINO GenAI does not support the file's rotary position embedding.
+        ConfigError: the file's rotary position embedding is not supported by OpenVINO GenAI.
     """
     import numpy as np
 

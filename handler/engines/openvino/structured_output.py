@@ -130,7 +130,7 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
     """Return keyword arguments for `openvino_genai.StructuredOutputConfig`.
 
     Raises:
-        ValueError: GenAI does not support the schema or grammar.
+        ValueError: the schema or grammar is not supported by GenAI.
     """
     match structured_output.kind:
         case "json_schema":
@@ -208,7 +208,7 @@ class OpenVinoCheck:
         """Check a grammar, and return how many bytes the engine will never free, as GenAI keeps compiled grammars.
 
         Raises:
-            ValueError: GenAI does not support the grammar, or takes too long to compute a step's allowed tokens.
+            ValueError: the grammar is not supported by GenAI, or a step's allowed tokens take too long to compute.
         """
         parts = self._abridged(structured_output)
         self.compile(_FIRST)
@@ -254,7 +254,7 @@ class OpenVinoCheck:
         """Compile a schema or grammar for all pipelines with this tokenizer, releasing the GIL meanwhile.
 
         Raises:
-            ValueError: GenAI does not support the schema or grammar.
+            ValueError: the schema or grammar is not supported by GenAI.
         """
         if not self._eos:
             raise ValueError("structured output needs an end token, but the model's files do not name one")

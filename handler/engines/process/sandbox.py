@@ -53,7 +53,7 @@ class Limits(NamedTuple):
     """The limits of one job.
 
     Attributes:
-        seconds: CPU time in seconds.
+        seconds: maximum CPU time.
         memory: memory in bytes, in addition to that of the loaded process.
         patience: elapsed time in seconds.
         nice: number added to the process's niceness, so that token generation has priority.

@@ -22,7 +22,7 @@ def ebnf(kind: str, text: str) -> str:
     """Convert a schema, regular expression, grammar or structural tag to xgrammar's EBNF.
 
     Args:
-        kind: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG, which are vLLM's names.
+        kind: vLLM's name: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG.
         text: the schema, regular expression, grammar or structural tag.
 
     Raises:

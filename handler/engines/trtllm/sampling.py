@@ -148,7 +148,7 @@ def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, 
     """Return the arguments of GuidedDecodingParams.
 
     Raises:
-        ValueError: TensorRT-LLM does not support this kind of structured output.
+        ValueError: this kind of structured output is not supported by TensorRT-LLM.
     """
     match structured_output.kind:
         case "json_schema":
