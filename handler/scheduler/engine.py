@@ -1,4 +1,4 @@
-"""The engine interface that the batcher uses, and an engine wrapper that controls the thinking of reasoning models.
+"""The engine interface that the batcher uses, and an engine wrapper that controls the reasoning of reasoning models.
 
 The engine's supervisor and the set of replicas implement the interface.
 """
@@ -68,25 +68,25 @@ def join(steps: Sequence[Step]) -> Step:
     return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
 
 
-# -- requests that run in two parts: the thought, then the answer ------------------------------------------------------
+# -- requests that run in two parts: the reasoning, then the response -------------------------------------------------
 
 
 _FIRST = 1 << 48  # added to the key of a first part
 _SEEDS = 1 << 32  # difference between the seeds of the two parts
-_TAIL = 256  # last characters of the text, enough for a mark and the rest of the token that it is in
+_TAIL = 256  # last characters of the text, enough for a marker and the rest of its token
 
 
-class ThinkingEngine:
-    """A `SteppedEngine` that applies structured output after the thought only, and ends thoughts at their token budget.
+class ReasoningEngine:
+    """A `SteppedEngine` that applies structured output after the reasoning only, and enforces the reasoning's budget.
 
-    Such a request runs in two parts. The first part generates the thought, without structured output, and is cancelled
-    where the thought ends. The second part generates the answer with structured output; its prompt ends with the
-    thought. Engines therefore need no feature of their own, and most of the second prompt is in their prefix cache. All
-    other requests are passed to the engine unchanged.
+    Such a request runs in two parts. The first part generates the reasoning, without structured output, and is
+    cancelled where the reasoning ends. The second part generates the response with structured output; its prompt ends
+    with the reasoning. Engines therefore need no feature of their own, and most of the second prompt is in their prefix
+    cache. All other requests are passed to the engine unchanged.
 
     Args:
         engine: engine that runs both parts.
-        vocabulary: vocabulary of the engine, or None if no request needs its thought ended.
+        vocabulary: vocabulary of the engine, or None if the engine does not support `thinking_token_budget`.
     """
 
     def __init__(self, engine: SteppedEngine, vocabulary: Vocabulary | None) -> None:
@@ -109,13 +109,13 @@ class ThinkingEngine:
         sampling = request.parameters
         if isinstance(sampling, Pooling):
             return self._engine.add(request)
-        thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
-        if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
+        reasoning, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
+        if reasoning is None or (budget is None and (rule is None or rule.allows_text)):
             return self._engine.add(request)
         assert self._vocabulary is not None  # without one, the engine's capabilities exclude `thinking_token_budget`
-        part = _FirstPart(request, thoughts, self._vocabulary)
-        if thoughts.is_open and budget == 0 and sampling.max_new_tokens > len(thoughts.closing):
-            self._continue(part, _End(thoughts.closing), Output(request.key, (), ()), self._late, fits=True)
+        part = _FirstPart(request, reasoning, self._vocabulary)
+        if reasoning.is_open and budget == 0 and sampling.max_new_tokens > len(reasoning.closing):
+            self._continue(part, _End(reasoning.closing), Output(request.key, (), ()), self._late, fits=True)
         else:
             key = request.key + _FIRST
             self._first[key] = part
@@ -163,8 +163,8 @@ class ThinkingEngine:
         return result
 
     def _advance(self, part: _FirstPart, output: Output, others: list[Output]) -> None:
-        """Process the output of a first part, and start the second part when the thought has ended."""
-        key, output = output.key, output._replace(key=part.key)
+        """Process the output of a first part, and start the second part when the reasoning has ended."""
+        key, output = output.key, output._replace(key=part.request.key)
         try:
             end = None if output.finish is Finish.ERROR else part.feed(output)
         except IndexError:  # not an id of the vocabulary: the batcher then ends this request only
@@ -189,11 +189,9 @@ class ThinkingEngine:
             output: last output of the first part.
             fits: whether the engine still accepts the second part; a restarted engine does not.
         """
-        sampling, ids = part.sampling, part.ids
-        if end.again:
-            ids = []
-        else:
-            left = sampling.max_new_tokens - len(ids)
+        ids = part.ids
+        if not end.again:
+            left = part.request.sampling.max_new_tokens - len(ids)
             new = end.ids[:left]
             ids = [*ids, *new]
             finish = Finish.LENGTH if left <= len(new) else None
@@ -201,19 +199,29 @@ class ThinkingEngine:
             if finish is not None:
                 return
         if not fits:
-            error = "the engine was restarted between the thought and the answer"
-            others.append(Output(part.key, (), (), Finish.ERROR, error=error))
+            error = "the engine was restarted between the reasoning and the response"
+            others.append(Output(part.request.key, (), (), Finish.ERROR, error=error))
             return
-        second = sampling._replace(
-            max_new_tokens=sampling.max_new_tokens - len(ids),
-            min_new_tokens=max(sampling.min_new_tokens - len(ids), 0),
-            seed=sampling.seed if end.again else sampling.seed_of(_SEEDS),
-            prompt_logprobs=sampling.prompt_logprobs and end.again,
-            thoughts=None,
-            thinking_token_budget=None,
-        )
-        whole = [*part.request.ids, *ids]
-        self._engine.add(part.request._replace(ids=whole, parameters=second, goes_on=not end.again))
+        self._engine.add(second_part(part.request, None if end.again else ids))
+
+
+def second_part(request: EngineRequest, ids: Sequence[int] | None) -> EngineRequest:
+    """Return the request of the second part, which generates the response after the reasoning.
+
+    Args:
+        request: the client's request.
+        ids: ids of the reasoning; None if the output began without reasoning, and is generated again.
+    """
+    sampling, reasoning = request.sampling, ids or ()
+    parameters = sampling._replace(
+        max_new_tokens=sampling.max_new_tokens - len(reasoning),
+        min_new_tokens=max(sampling.min_new_tokens - len(reasoning), 0),
+        seed=sampling.seed if ids is None else sampling.seed_of(_SEEDS),
+        prompt_logprobs=sampling.prompt_logprobs and ids is None,
+        thoughts=None,
+        thinking_token_budget=None,
+    )
+    return request._replace(ids=[*request.ids, *reasoning], parameters=parameters, goes_on=ids is not None)
 
 
 class _End(NamedTuple):
@@ -222,7 +230,7 @@ class _End(NamedTuple):
     Attributes:
         ids: ids of the tokens to insert between the kept tokens and the second part.
         num_kept: number of tokens of the last output that are kept.
-        again: whether to discard all tokens and generate the answer again, because it began without a thought.
+        again: whether to discard all tokens and generate the output again, because it began without reasoning.
     """
 
     ids: Sequence[int] = ()
@@ -231,28 +239,27 @@ class _End(NamedTuple):
 
 
 class _FirstPart:
-    """The first part of a request, in which the engine generates the thought.
+    """The first part of a request, in which the engine generates the reasoning.
 
     Attributes:
         ids: ids of the tokens generated so far.
         held: outputs kept back while `undecided`.
-        undecided: whether it is not known yet if the output begins with a thought. Until then the client gets nothing.
+        undecided: whether it is not yet known if the output begins with reasoning. Until then the client gets nothing.
     """
 
-    def __init__(self, request: EngineRequest, thoughts: Thoughts, vocabulary: Vocabulary) -> None:
+    def __init__(self, request: EngineRequest, reasoning: Thoughts, vocabulary: Vocabulary) -> None:
         self.request = request
-        self.key = request.key
-        self.sampling = request.sampling
         self.ids: list[int] = []
         self.held: list[Output] = []
-        self._guided = self.sampling.structured_output is not None
-        self._thoughts = thoughts
+        self._guided = request.sampling.structured_output is not None
+        self._budget = request.sampling.thinking_token_budget
+        self._reasoning = reasoning
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, skip_special=False)
-        self._start = AnswerStart(thoughts)
+        self._start = AnswerStart(reasoning)
         self._tail = ""  # last characters of the text
-        self._num_thoughts = 0  # number of tokens in the thought, without its marks
-        self._passes = False  # the thought has ended, and its end needs no action
+        self._num_reasoning = 0  # number of tokens in the reasoning, without its markers
+        self._passes = False  # whether the reasoning has ended, and its end needs no action
 
     @property
     def undecided(self) -> bool:
@@ -263,9 +270,9 @@ class _FirstPart:
         if self._passes:
             return None
         if self._is_spent:  # the budget is 0, and there is no room for a second part
-            return _End(self._thoughts.closing)
-        # An end-of-sequence token in the thought ends the thought only: the answer must follow the structured output.
-        ends = self._guided and output.finish is Finish.EOS and (self.undecided or bool(self._thoughts.closing))
+            return _End(self._reasoning.closing)
+        # An end-of-sequence token ends the reasoning only, because the response must follow the structured output.
+        ends = self._guided and output.finish is Finish.EOS and (self.undecided or bool(self._reasoning.closing))
         ids = output.ids
         if ends and ids and ids[-1] in self._vocabulary.special:  # some servers omit the end-of-sequence token
             ids = ids[:-1]
@@ -274,38 +281,37 @@ class _FirstPart:
                 return end
         if self.undecided and output.finish is not None:
             return _End(again=True)
-        return _End(self._thoughts.closing, len(ids)) if ends else None
+        return _End(self._reasoning.closing, len(ids)) if ends else None
 
     def _push(self, id: int, index: int) -> _End | None:
         was_open, text = self._start.is_open, self._detokenizer.feed(id)
-        _, answer = self._start.feed(text)
+        _, response = self._start.feed(text)
         self._tail = (self._tail + text)[-_TAIL:]
-        if answer is not None:
-            return self._leave(id, index, answer)
+        if response is not None:
+            return self._leave(id, index, response)
         self.ids.append(id)
-        self._num_thoughts += was_open and text.strip() not in self._thoughts.begin
-        return _End(self._thoughts.closing, index + 1) if self._is_spent else None
+        self._num_reasoning += was_open and text.strip() not in self._reasoning.begin
+        return _End(self._reasoning.closing, index + 1) if self._is_spent else None
 
     @property
     def _is_spent(self) -> bool:
-        """Return whether the thought is open and has used up its token budget."""
-        budget = self.sampling.thinking_token_budget
-        return budget is not None and self._start.is_open and self._num_thoughts >= budget
+        """Return whether the reasoning is open and has used up its token budget."""
+        return self._budget is not None and self._start.is_open and self._num_reasoning >= self._budget
 
-    def _leave(self, id: int, index: int, answer: str) -> _End | None:
-        """End the thought with a token. `answer` is the token's text after the end of the thought."""
+    def _leave(self, id: int, index: int, response: str) -> _End | None:
+        """End the reasoning with a token. `response` is the token's text after the end of the reasoning."""
         if not self._guided:
             self._passes = True
             return None
         if not self._start.is_open:
             return _End(again=True)
-        if self._tail[: len(self._tail) - len(answer)].endswith(self._thoughts.calls):
-            return _End(self._thoughts.closing, index)  # a tool call would not follow the structured output
-        if not answer:
+        if self._tail[: len(self._tail) - len(response)].endswith(self._reasoning.calls):
+            return _End(self._reasoning.closing, index)  # a tool call would not follow the structured output
+        if not response:
             self.ids.append(id)
             return _End((), index + 1)
         piece = self._vocabulary.pieces[id]
-        return _End(self._vocabulary.ids(piece[: len(piece) - len(answer.encode())]) or (id,), index)
+        return _End(self._vocabulary.ids(piece[: len(piece) - len(response.encode())]) or (id,), index)
 
 
 def _replace_end(output: Output, num_kept: int, ids: Sequence[int], finish: Finish | None) -> Output:

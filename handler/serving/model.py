@@ -22,7 +22,7 @@ from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
 from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ThinkingEngine
+from handler.scheduler.engine import ReasoningEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.batches.store import BatchStore
@@ -99,7 +99,7 @@ class ServedModel:
             limits = config.job_queue_size, config.predict_timeout
             self._batches = DynamicBatcher(size, delay, *limits, max_lines=self.max_batch_lines)
         self._batcher = Batcher(
-            ThinkingEngine(engine, self.context.vocabulary),
+            ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,
             max_active=self.max_sequences,
             max_queued=config.job_queue_size,

@@ -18,7 +18,7 @@ from handler.engines.vllm.sampling import sampling_arguments as vllm_arguments
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ThinkingEngine
+from handler.scheduler.engine import ReasoningEngine
 
 LETTERS = Vocabulary([bytes([code]) for code in range(128)])
 CONTEXT = ServerContext("vllm", vocabulary=LETTERS, most_tokens=lambda: 100)
@@ -92,7 +92,7 @@ class Recording:
 def run(dialect: Dialect, asked: Body, context: ServerContext = CONTEXT) -> tuple[list[EngineRequest], bytes]:
     """Return the engine's requests, and the answer."""
     engine = Recording()
-    batcher = Batcher(ThinkingEngine(engine, LETTERS))
+    batcher = Batcher(ReasoningEngine(engine, LETTERS))
     parsed = dialect.parse(asked, context)
     ids = {}
     for index, request in enumerate(parsed.requests):

@@ -273,7 +273,7 @@ def prompt_text(
 ) -> str:
     """Return a prompt's text, for an engine that does not accept ids.
 
-    If `text` covers only some of the ids, for example because a thought follows, the text of the other ids is appended.
+    If `text` covers only some of the ids, for example because reasoning follows, the text of the other ids is appended.
 
     Args:
         text: text of the prompt or of its beginning; may be empty.
@@ -289,7 +289,7 @@ def prompt_text(
             return text
     raise ValueError(
         "the engine accepts prompts of vision models only as text, and no text has exactly the tokens of this prompt "
-        "(token ids, a truncated prompt, or the continuation of a thought)"
+        "(token ids, a truncated prompt, or the continuation of reasoning)"
     )
 
 

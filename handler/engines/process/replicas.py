@@ -27,9 +27,9 @@ _MOST_CHARACTERS = 1 << 24  # of all remembered prompts
 _MOST_SESSIONS = 10_000
 _TOLERANCE = 4  # a conversation's replica may be busier by a fourth of the slots
 
-_OPEN_THOUGHT = re.compile(r"(?:<think>|</think>|\s)+$")
-"""Matches what a chat template may write at the beginning of an answer, but leaves out in later turns."""
-_LONGEST_THOUGHT = 64  # maximum characters of a match
+_OPEN_REASONING = re.compile(r"(?:<think>|</think>|\s)+$")
+"""Matches what a chat template may write at the beginning of a response, but omits in later turns."""
+_LONGEST_REASONING = 64  # maximum characters of a match
 
 
 class Load(NamedTuple):
@@ -141,7 +141,7 @@ class Router:
 def _beginning(prompt: Prompt) -> str:
     """Return what later turns of a conversation begin with. If a prompt has no text, use its ids as characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
-    return text[:-_LONGEST_THOUGHT] + _OPEN_THOUGHT.sub("", text[-_LONGEST_THOUGHT:])
+    return text[:-_LONGEST_REASONING] + _OPEN_REASONING.sub("", text[-_LONGEST_REASONING:])
 
 
 # -- one engine of several: its supervisor, its work and its figures ---------------------------------------------------

@@ -30,7 +30,7 @@ _SPINS = 16  # rounds of the event loop, in which connections close
 _PROBE = -1  # key of requests that find out whether a server enforces structured output
 _TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
 _NOT_ENFORCED = {
-    "vllm": "; with --reasoning-parser it enforces none before a thought has ended",
+    "vllm": "; with --reasoning-parser it enforces none before the reasoning has ended",
     "trtllm": "; without guided_decoding_backend it enforces none",
 }
 """Kind of server -> why it does not enforce structured output."""
@@ -338,8 +338,8 @@ class RemoteEngine(ABC, Generic[C]):
         """Return whether a server enforces a request's structured output, which depends on the server's flags.
 
         A server that does not do so for every prompt is asked for this one: vLLM with --reasoning-parser enforces
-        structured output if the thought has ended in the prompt (vllm/v1/structured_output). It also does so after the
-        answer's thought, which is enough for a rule that allows text.
+        structured output if the reasoning has ended in the prompt (vllm/v1/structured_output). It also does so after
+        the response's reasoning, which is enough for a rule that allows text.
         """
         rule = request.parameters.structured_output if isinstance(request.parameters, Sampling) else None
         if rule is None:
@@ -348,8 +348,8 @@ class RemoteEngine(ABC, Generic[C]):
         if self._loop.time() >= until:
             always = await self._obeys(server, running, [0])
             self._enforcing[server.url] = always, self._loop.time() + _TRUST
-        after_thought = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
-        return always or after_thought or await self._obeys(server, running, request.ids, request.sampling.cache_salt)
+        after_reasoning = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
+        return always or after_reasoning or await self._obeys(server, running, request.ids, request.sampling.cache_salt)
 
     async def _obeys(self, server: Server, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
         """Return whether a server enforces structured output on a prompt. Requests share the probes under way."""

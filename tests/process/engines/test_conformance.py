@@ -25,7 +25,7 @@ from handler.engines.grpc.vllm import Vllm
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ThinkingEngine
+from handler.scheduler.engine import ReasoningEngine
 from tests import vllm_forks
 from tests.servers import one_core
 
@@ -150,7 +150,7 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         engine.step(timeout=1)
     unsupported = engines.capabilities(name, config).unsupported
     tokenizer = engines.load_tokenizer(name, config)
-    batcher = Batcher(ThinkingEngine(engine, tokenizer.vocabulary), max_active=16)
+    batcher = Batcher(ReasoningEngine(engine, tokenizer.vocabulary), max_active=16)
     return Driver(name, engine, tokenizer, batcher, unsupported)
 
 

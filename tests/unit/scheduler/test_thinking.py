@@ -16,7 +16,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ThinkingEngine
+from handler.scheduler.engine import ReasoningEngine, second_part
 from tests.one_test import in_one_test
 
 PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]
@@ -89,7 +89,7 @@ class Scripted:
 
 def run(script: Scripted, prompt: str = "p", **sampling: Any) -> tuple[list[str], Finish | None]:
     """What the batcher gets: the answer's pieces, and why it ended."""
-    engine = ThinkingEngine(script, VOCABULARY)
+    engine = ReasoningEngine(script, VOCABULARY)
     engine.add(EngineRequest(7, ids(*prompt), Sampling(max_new_tokens=sampling.pop("most", 20), **sampling)))
     pieces: list[str] = []
     for _ in range(40):
@@ -224,7 +224,7 @@ def test_how_many_tokens_come_at_once_changes_nothing(
 
 def test_other_requests_and_calls_pass_unchanged() -> None:
     script = Scripted(["H"])
-    engine, adapter = ThinkingEngine(script, None), Adapter("a", 1, "/")
+    engine, adapter = ReasoningEngine(script, None), Adapter("a", 1, "/")
     for sampling in (Sampling(), Sampling(structured_output=RULE), Sampling(thoughts=thoughts(is_open=True))):
         script.requests.clear()
         engine.add(EngineRequest(3, [1], sampling, adapter))
@@ -236,7 +236,7 @@ def test_other_requests_and_calls_pass_unchanged() -> None:
 
 def test_both_parts_keep_what_they_do_not_change() -> None:
     script = Scripted(CLOSED)
-    engine = ThinkingEngine(script, VOCABULARY)
+    engine = ReasoningEngine(script, VOCABULARY)
     sampling = Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))
     whole = EngineRequest(7, ids("p"), sampling, Adapter("a", 1, "/"), MediaFile("", "", "text", ()))
     engine.add(whole)
@@ -249,7 +249,7 @@ def test_both_parts_keep_what_they_do_not_change() -> None:
 
 def test_cancelling_and_failing_end_both_parts() -> None:
     script = Scripted("Hmmmm")
-    engine = ThinkingEngine(script, VOCABULARY)
+    engine = ReasoningEngine(script, VOCABULARY)
     sampling = Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))
     engine.add(EngineRequest(7, [1], sampling))
     engine.add(EngineRequest(8, [1], sampling))
@@ -264,7 +264,7 @@ def test_cancelling_and_failing_end_both_parts() -> None:
 
 def test_an_engine_that_restarts_between_the_parts_fails_the_request() -> None:
     script = Scripted([*HM, "<end>"])
-    engine = ThinkingEngine(script, VOCABULARY)
+    engine = ReasoningEngine(script, VOCABULARY)
     engine.add(EngineRequest(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))))
     engine.step()
     engine.step()
@@ -292,7 +292,7 @@ def test_a_rule_that_allows_text_holds_for_the_thought_too() -> None:
 @pytest.mark.parametrize("at_once", [1, 9])
 def test_an_unknown_id_in_a_thought_ends_its_request_and_no_other(at_once: int) -> None:
     script = Scripted(at_once=at_once)
-    batcher = Batcher(ThinkingEngine(script, VOCABULARY))
+    batcher = Batcher(ReasoningEngine(script, VOCABULARY))
     thinking = Sampling(max_new_tokens=20, structured_output=RULE, thoughts=thoughts(is_open=True))
     prompt = Prompt("p", ids("p"), VOCABULARY)
     lost, other = (batcher.submit(Request("p", sampling), prompt) for sampling in (thinking, Sampling()))
@@ -314,10 +314,48 @@ def test_a_budget_of_0_without_room_for_an_answer_is_answered_by_a_step() -> Non
 
 def test_an_end_without_its_token_loses_none_of_the_thought(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted()
-    engine = ThinkingEngine(script, VOCABULARY)
+    engine = ReasoningEngine(script, VOCABULARY)
     engine.add(EngineRequest(7, [1], Sampling(structured_output=RULE, thoughts=thoughts(is_open=True))))
     (key,) = script.running
     last = Step([], [], [], [Output(key, ids("m"), [-1.0], Finish.EOS)])
     monkeypatch.setattr(script, "step", lambda timeout: [last])
     (output,) = engine.step()[0].others
     assert output.ids == ids("m", "</think>")
+
+
+@in_one_test(
+    ("least", "reasoning", "expected"),
+    [(0, ids("H"), 0), (5, ids("H", "m"), 3), (2, ids("H", "m"), 0), (1, ids("H", "m"), 0), (5, [], 5), (5, None, 5)],
+)
+def test_the_second_part_owes_what_the_reasoning_left_of_the_minimum(
+    least: int, reasoning: list[int] | None, expected: int
+) -> None:
+    sampling = Sampling(max_new_tokens=9, min_new_tokens=least)
+    second = second_part(EngineRequest(7, [1], sampling), reasoning)
+    assert (second.sampling.min_new_tokens, second.sampling.max_new_tokens) == (expected, 9 - len(reasoning or []))
+
+
+@in_one_test(
+    ("reasoning", "prompt", "seed", "scored"),
+    [(None, [1], 5, True), ([], [1], 5 + (1 << 32), False), ([2, 3], [1, 2, 3], 5 + (1 << 32), False)],
+)
+def test_only_a_second_part_without_reasoning_is_the_request_itself(
+    reasoning: list[int] | None, prompt: list[int], seed: int, scored: bool
+) -> None:
+    sampling = Sampling(
+        max_new_tokens=9,
+        seed=5,
+        prompt_logprobs=True,
+        structured_output=RULE,
+        thinking_token_budget=2,
+        thoughts=thoughts(is_open=True),
+    )
+    second = second_part(EngineRequest(7, [1], sampling), reasoning)
+    changed = sampling._replace(
+        max_new_tokens=9 - len(reasoning or []),
+        seed=seed,
+        prompt_logprobs=scored,
+        thinking_token_budget=None,
+        thoughts=None,
+    )
+    assert second == EngineRequest(7, prompt, changed, goes_on=reasoning is not None)
