@@ -71,7 +71,7 @@ SECTIONS = (
     "Engine, GPU, memory",
     "Port, keys, certificates, the container",
     "Refused: change the request",
-    "Turned away: send it again later",
+    "Overload: retry later",
     "Failed: the engine or the server",
     "The engine is lost",
     "Under DJL Serving",
@@ -294,7 +294,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_each_dialects_broken_stream_ends_as_the_page_says() -> None:
-    ends = dict(rows("Streams that break off")[: len(BODIES)])
+    ends = dict(rows("Streams that end early")[: len(BODIES)])
     assert ends.keys() == BODIES.keys()
     cues = options("option.echo_cues=true", "option.echo_tokens_per_second=50")
     with serve("--engine", "echo", *cues) as server, ThreadPoolExecutor(len(BODIES)) as pool:

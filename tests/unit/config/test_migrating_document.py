@@ -25,7 +25,7 @@ NEURON = "refused: AWS Neuron is not supported"
 KINDS = {
     "supported": "Supported",
     "same as": "These also have other names",
-    "left alone": "Left alone",
+    "left alone": "Read by others",
     "no effect": "No effect",
     "refused": "Refused",
 }
