@@ -403,9 +403,19 @@ class Protocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close the connection after the pending responses. A body that is still being received is not awaited."""
+        if self._held and self._current is None:  # these bytes wait for a turn
+            self._advance()
         if self._in_body and self._last_words is None:
             self._stop(_refusal(_STOPPING, FRONT_END))
         super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, unless a request has arrived in time and only waits for its turn."""
+        timer = self.timeout_keep_alive_task
+        if self._held:
+            self._advance()  # this stops or replaces the timer when it parses a request
+        if self.timeout_keep_alive_task is timer:
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -745,6 +745,37 @@ def test_while_clients_connect_only_requests_without_a_body_are_parsed_at_once()
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("end", ["shutdown", "timeout_keep_alive_handler"])
+def test_a_request_that_waits_for_its_turn_is_answered_although_the_connection_ends(end: str) -> None:
+    async def story() -> None:
+        turns = protocol.LoopTurns()
+        async with contextlib.AsyncExitStack() as stack:
+            connections = [await stack.enter_async_context(connected(mirror, turns=turns)) for _ in range(9)]
+            await settle()
+            for _ in range(100):
+                turns.note_connection(asyncio.get_running_loop())
+            for connection in connections:
+                connection.receive(POST_A)
+            for connection in connections:
+                getattr(connection.protocol, end)()
+            for connection in connections:
+                assert (await connection.read_until(b"ab")).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(story())
+
+
+def test_line_ends_that_wait_for_their_turn_do_not_keep_a_connection() -> None:
+    async def story() -> None:
+        turns = protocol.LoopTurns()
+        async with connected(mirror, turns=turns) as connection:
+            turns.note_connection(asyncio.get_running_loop())
+            connection.receive(b"\r\n" * 9)
+            connection.protocol.timeout_keep_alive_handler()
+            assert await connection.read_all() == b""
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("before", [b"", b"1\r\nx\r\n"])
 def test_small_chunks_are_parsed_in_turns(before: bytes) -> None:
     async def story() -> None:
