@@ -43,7 +43,8 @@ log = logging.getLogger("handler.server")
 BACKLOG = 4096
 _ACCEPTS = 16  # maximum number of connections that are accepted in an iteration of the event loop
 _DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
-_LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent
+_LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent,
+_MAX_LAST_REQUESTS = 20  # repeated at most this often, as long as requests are answered meanwhile
 
 
 _DESCRIPTORS = 1 << 16  # number of open files and connections to allow, if the system's hard limit is not lower
@@ -162,7 +163,11 @@ class Server(uvicorn.Server):
 
         Otherwise the kernel would reset connections that were not accepted, or closed with unread bytes.
         """
-        await asyncio.sleep(_LAST_REQUESTS)
+        for _ in range(_MAX_LAST_REQUESTS):
+            num_answered = self.server_state.total_requests
+            await asyncio.sleep(_LAST_REQUESTS)
+            if self.server_state.total_requests == num_answered:
+                break
         for server in self.servers:
             server.close()
         await asyncio.sleep(_LAST_REQUESTS)

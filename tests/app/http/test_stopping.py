@@ -11,9 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
+import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.http.app import App
@@ -203,6 +205,28 @@ def test_it_leaves_soon_after_the_last_answer() -> None:
         _left_after(lambda server: server.signalled(signal.SIGTERM), lambda: len(answers) and answers.pop())
     )
     assert left > 0.15, "it looks again after each tenth of a second"
+
+
+@pytest.mark.parametrize(("arriving", "waits"), [(0, 1), (3, 4), (1000, 20)])
+def test_it_accepts_connections_while_requests_arrive(
+    monkeypatch: pytest.MonkeyPatch, arriving: int, waits: int
+) -> None:
+    """Those that wait in the kernel's queue would be reset."""
+    server = Server(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=int, give_up=lambda: None)
+    waited = 0
+
+    async def pause(seconds: float) -> None:
+        nonlocal waited
+        waited += not closing.called
+        server.server_state.total_requests += waited <= arriving
+
+    closing = mock.Mock()
+    server.servers = [mock.Mock(close=closing)]
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    monkeypatch.setattr(uvicorn.Server, "shutdown", mock.AsyncMock())
+    asyncio.run(server.shutdown())
+    closing.assert_called_once()
+    assert waited == waits
 
 
 def test_a_server_may_have_more_connections_than_a_shells_limit() -> None:
