@@ -97,8 +97,8 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     """Make the parser of all commands.
 
     Args:
-        flags: Whether to add a flag for each option. The table of options is slow to import.
-        tools: Whether to add the commands of other installed packages. Searching for them is slow.
+        flags: whether to add a flag for each option. The table of options is slow to import.
+        tools: whether to add the commands of other installed packages. Searching for them is slow.
     """
     parser = Parser(prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=KeptLines)
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")

@@ -47,10 +47,10 @@ class Served(NamedTuple):
     """The model that an agent uses.
 
     Attributes:
-        url: The server's URL, without a trailing slash.
-        key: The server's API key, or "none" if it has no keys, because agents require a key.
-        model: The model's name at the server.
-        context: The context length in tokens, or None if the server does not report it.
+        url: the server's URL, without a trailing slash.
+        key: the server's API key, or "none" if it has no keys, because agents require a key.
+        model: the model's name at the server.
+        context: the context length in tokens, or None if the server does not report it.
     """
 
     url: str
@@ -63,10 +63,10 @@ class Settings(NamedTuple):
     """Environment variables and arguments of an agent.
 
     Attributes:
-        variables: Environment variables to set. A variable whose value is None is not set.
-        arguments: Arguments to put before the user's own.
-        command: Default arguments, used if the user gives none.
-        files: Contents of files that only the user can read, by the options that name the files. Secrets are in
+        variables: environment variables to set. A variable whose value is None is not set.
+        arguments: arguments to put before the user's own.
+        command: default arguments, used if the user gives none.
+        files: contents of files that only the user can read, by the options that name the files. Secrets are in
             files, because other users can read arguments.
     """
 
@@ -285,7 +285,7 @@ def _find(url: str, key: str, name: str | None) -> Served:
     """Find a server's model by name, or the server's first model if no name is given.
 
     Raises:
-        ConfigError: If the server does not return a list of models, or if it has no model of the name.
+        ConfigError: if the server does not return a list of models, or if it has no model of the name.
     """
     try:
         models = json.loads(_get(f"{url}/v1/models", key))["data"]
@@ -363,7 +363,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     """Start a server on a free loopback port, wait until it is ready, and return its URL and API key.
 
     Raises:
-        ConfigError: If the server exits before it is ready.
+        ConfigError: if the server exits before it is ready.
     """
     key = environment.api_key() or secrets.token_urlsafe(16)  # keeps other users of this machine out
     words = ["--port", "0", *filter(None, [arguments.model])]
@@ -397,7 +397,7 @@ def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
     """Wait until a server is ready, and return the URL that its log contains.
 
     Args:
-        log: The log's file descriptor, not its path, because another launch may have replaced the file.
+        log: the log's file descriptor, not its path, because another launch may have replaced the file.
     """
     while server.poll() is None:
         found = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)

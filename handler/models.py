@@ -24,10 +24,10 @@ class CachedModel(NamedTuple):
     """A cached model.
 
     Attributes:
-        name: The name by which `lmi serve` finds the model. A conversion has the name of its source.
-        format: The format of the weights, for display.
-        size: The size in bytes.
-        used_at: When one of its files was last read, in seconds since the epoch.
+        name: the name by which `lmi serve` finds the model. A conversion has the name of its source.
+        format: the format of the weights, for display.
+        size: the size in bytes.
+        used_at: when one of its files was last read, in seconds since the epoch.
     """
 
     name: str

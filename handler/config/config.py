@@ -18,12 +18,12 @@ class Config(Options):
     """The typed and checked values of all options, which docs/options.md describes.
 
     Attributes:
-        engine_options: The values of the engine's own options, by name. Options without a value are left out.
-        warnings: Warnings about the options, for the log.
-        directory: The directory of serving.properties, or None if there is no such file.
-        origins: The origin of each option's value, by the option's key.
-        settings: The values of all sources as written, by key. They are passed to a user's function `handle`.
-        handle_role: How an embedded server uses the function `handle` of model.py.
+        engine_options: the values of the engine's own options, by name. Options without a value are left out.
+        warnings: warnings about the options, for the log.
+        directory: the directory of serving.properties, or None if there is no such file.
+        origins: the origin of each option's value, by the option's key.
+        settings: the values of all sources as written, by key. They are passed to a user's function `handle`.
+        handle_role: how an embedded server uses the function `handle` of model.py.
     """
 
     engine_options: Mapping[str, Any] = field(default_factory=dict)

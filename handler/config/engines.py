@@ -9,14 +9,14 @@ class EngineEntry(NamedTuple):
     """An engine's entry in the registry.
 
     Attributes:
-        needs: The module that can be imported if the engine is installed, or None if nothing needs to be installed.
-        package: The pip package that installs the engine.
-        isolated: Whether the engine runs in a separate process. An engine whose steps take no time runs in a thread.
-        pools: Whether the engine also computes embeddings, scores and classifications.
-        transcribes: Whether the engine transcribes audio clips.
-        remote: Whether the models run on the servers of option.base_url.
-        spreads: Whether the engine can spread a model over several devices. GPU engines can, and CPU engines cannot.
-        caches_prefixes: Whether the engine reuses the KV cache of common prompt prefixes by default.
+        needs: the module that can be imported if the engine is installed, or None if nothing needs to be installed.
+        package: the pip package that installs the engine.
+        isolated: whether the engine runs in a separate process. An engine whose steps take no time runs in a thread.
+        pools: whether the engine also computes embeddings, scores and classifications.
+        transcribes: whether the engine transcribes audio clips.
+        remote: whether the models run on the servers of option.base_url.
+        spreads: whether the engine can spread a model over several devices. GPU engines can, and CPU engines cannot.
+        caches_prefixes: whether the engine reuses the KV cache of common prompt prefixes by default.
     """
 
     needs: str | None

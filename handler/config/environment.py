@@ -32,7 +32,7 @@ def max_adapters() -> int | None:
     """Return the maximum number of LoRA adapters that SageMaker loads at once, or None if there is no limit.
 
     Raises:
-        ConfigError: If the variable is not a whole number of at least 1.
+        ConfigError: if the variable is not a whole number of at least 1.
     """
     text = os.environ.get(_MAX_ADAPTERS)
     if text is None:
@@ -150,9 +150,9 @@ class Spread(NamedTuple):
     """The distribution of a model over GPUs.
 
     Attributes:
-        tensor: The number of GPUs per pipeline stage and context part, or None for all available GPUs.
-        stages: The number of pipeline stages.
-        contexts: The number of parts into which a prompt's context is split.
+        tensor: the number of GPUs per pipeline stage and context part, or None for all available GPUs.
+        stages: the number of pipeline stages.
+        contexts: the number of parts into which a prompt's context is split.
     """
 
     tensor: int | None
@@ -179,8 +179,8 @@ def spread(degree: str, options: Mapping[str, Any]) -> Spread:
     """Return how the options distribute a model over GPUs.
 
     Args:
-        degree: The tensor parallel degree, or "max".
-        options: The options of the engine. Arguments in vLLM's `engine_args` override them.
+        degree: the tensor parallel degree, or "max".
+        options: the options of the engine. Arguments in vLLM's `engine_args` override them.
     """
     own = options.get("engine_args")
     given = {**options, **own} if isinstance(own, Mapping) else options

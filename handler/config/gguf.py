@@ -46,7 +46,7 @@ def context_length(path: Path) -> int | None:
     """Return the model's context length in tokens, or None if the file does not contain it.
 
     Raises:
-        ValueError: If the file is not a GGUF file of a supported version.
+        ValueError: if the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
         _, num_values = _begin(file)
@@ -63,7 +63,7 @@ def end_ids(path: Path) -> frozenset[int]:
     the end of the text alone is often not what the chat template ends a turn with.
 
     Raises:
-        ValueError: If the file is not a GGUF file of a supported version, or if it ends inside its header.
+        ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
     """
     values: dict[bytes, object] = {}
     tokens: list[bytes] = []
@@ -87,7 +87,7 @@ class Contents(NamedTuple):
 
     Attributes:
         kind: "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
-        parts: The number of files into which the model is split.
+        parts: the number of files into which the model is split.
     """
 
     kind: str
@@ -98,7 +98,7 @@ def contents(path: Path) -> Contents:
     """Return a file's kind and number of parts, from its header.
 
     Raises:
-        ValueError: If the file is not a GGUF file of a supported version.
+        ValueError: if the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
         _, num_values = _begin(file)
@@ -121,7 +121,7 @@ def check_complete(path: Path) -> None:
     """Check that a file contains a complete model. OpenVINO would read past its end, and crash or use zeros as weights.
 
     Raises:
-        ValueError: If the file is not a GGUF file, is not a model, is one of several parts, or is truncated.
+        ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
@@ -153,7 +153,7 @@ def matrix_types(path: Path) -> set[int]:
     """Return the types of all matrices in the file, as ggml's type numbers.
 
     Raises:
-        ValueError: If the file is not a GGUF file of a supported version.
+        ValueError: if the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
@@ -166,7 +166,7 @@ def tokenizer_config(path: Path) -> dict[str, object]:
     """Return the values that tokenizer_config.json would have for a model: the texts of special tokens, and flags.
 
     Raises:
-        ValueError: If the file is not a GGUF file of a supported version, or if it ends inside its header.
+        ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
     """
     with path.open("rb") as file:
         values = dict(_pairs(file, _begin(file)[1]))
@@ -193,9 +193,9 @@ class Header(NamedTuple):
     """A complete header.
 
     Attributes:
-        values: The key-value pairs. The value is None for a list of strings, and for a list of more numbers than any
+        values: the key-value pairs. The value is None for a list of strings, and for a list of more numbers than any
             model has layers.
-        tensors: The shape of each tensor, and ggml's number of its type.
+        tensors: the shape of each tensor, and ggml's number of its type.
     """
 
     values: Mapping[bytes, object]
@@ -206,10 +206,10 @@ def read_header(file: BinaryIO) -> Header:
     """Read the complete header of a file.
 
     Args:
-        file: The file. Errors contain its attribute `name`.
+        file: the file. Errors contain its attribute `name`.
 
     Raises:
-        ValueError: If the file is not a GGUF file of a supported version, or if it ends inside its header.
+        ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
     """
     num_tensors, num_values = _begin(file)
     values = dict(_pairs(file, num_values))
@@ -220,7 +220,7 @@ def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
     """Yield the complete key-value pairs in the beginning of a file.
 
     Raises:
-        ValueError: If the data is not the beginning of a GGUF file of a supported version.
+        ValueError: if the data is not the beginning of a GGUF file of a supported version.
     """
     _, num_values = _begin(file)
     with contextlib.suppress(ValueError):

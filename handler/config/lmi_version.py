@@ -36,7 +36,7 @@ def read_lmi_version(text: str) -> LmiVersion:
     """Parse a release such as 0.36 or 0.36.0. 0.3 is read as 0.30, because YAML drops the zero.
 
     Raises:
-        ValueError: If the release is not supported.
+        ValueError: if the release is not supported.
     """
     found = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", "0.30" if text == "0.3" else text)
     version = LmiVersion(int(found[1]), int(found[2])) if found and len(text) < 20 else None
@@ -49,7 +49,7 @@ def release_of(text: str) -> LmiVersion | None:
     """Return the supported release nearest to a version of DJL Serving or the tag of an image.
 
     Args:
-        text: A version such as 0.36.0 or a tag such as 0.36.0-lmi27.0.0-cu130.
+        text: a version such as 0.36.0 or a tag such as 0.36.0-lmi27.0.0-cu130.
 
     Returns:
         The release, or None if the text does not begin with a version.

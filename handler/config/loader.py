@@ -82,8 +82,8 @@ def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
     """Yield the settings and problems in the text of a Java properties file.
 
     Args:
-        text: The text that `decode_properties` returns.
-        name: The name of the file, for origins.
+        text: the text that `decode_properties` returns.
+        name: the name of the file, for origins.
     """
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
@@ -123,7 +123,7 @@ def decode_properties(data: bytes) -> str:
     time quadratic in their number.
 
     Raises:
-        ValueError: If the file is UTF-16.
+        ValueError: if the file is UTF-16.
     """
     lines: list[str] = []
     parts: list[str] = []  # of a continued line
@@ -204,8 +204,8 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
     """Yield the settings of TGI's, Hugging Face's and AWS's environment variables.
 
     Args:
-        environ: The environment.
-        engine: The engine that the options name, or "" if they name none.
+        environ: the environment.
+        engine: the engine that the options name, or "" if they name none.
     """
     for item in translate(environ, engine):
         if not isinstance(item, Own):
@@ -282,11 +282,11 @@ def as_lmi_reads(
     option.rolling_batch is, which then only names an engine.
 
     Args:
-        settings: The settings of all sources, weakest first.
-        environ: The environment.
-        djl: The version of DJL Serving if it runs the handler, or "".
-        java: Whether DJL Serving runs the handler. It then reads the names of its modules itself.
-        is_mode_given: Whether the host has determined the mode in which Java calls the handler.
+        settings: the settings of all sources, weakest first.
+        environ: the environment.
+        djl: the version of DJL Serving if it runs the handler, or "".
+        java: whether DJL Serving runs the handler. It then reads the names of its modules itself.
+        is_mode_given: whether the host has determined the mode in which Java calls the handler.
 
     Returns:
         The settings, weakest first. Settings that have been translated are left out.
@@ -377,8 +377,8 @@ def named_engine(settings: Iterable[Setting], auto: str) -> str:
     The engine must be known before values are checked, because engines may have different options of one name.
 
     Args:
-        settings: The settings, weakest first.
-        auto: The engine to return if no setting names one.
+        settings: the settings, weakest first.
+        auto: the engine to return if no setting names one.
     """
     texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
     texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
@@ -398,9 +398,9 @@ class Reading(NamedTuple):
     """The result of reading all sources.
 
     Attributes:
-        config: The configuration, in which defaults replace invalid values.
-        problems: The problems of all sources and values.
-        engine: The name of the engine, or "" if the options do not determine it.
+        config: the configuration, in which defaults replace invalid values.
+        problems: the problems of all sources and values.
+        engine: the name of the engine, or "" if the options do not determine it.
     """
 
     config: Config
@@ -438,14 +438,14 @@ def read_config(
     5. Warn of options without effect, and check options against each other.
 
     Args:
-        properties: The path of a serving.properties, or None.
-        overrides: Arguments of `-o`, in the form `key=value` with keys as in serving.properties.
-        environ: The environment. The default is `os.environ`.
-        settings: The host's own settings, which override all others. If another source sets the same value, its origin
+        properties: the path of a serving.properties, or None.
+        overrides: arguments of `-o`, in the form `key=value` with keys as in serving.properties.
+        environ: the environment. The default is `os.environ`.
+        settings: the host's own settings, which override all others. If another source sets the same value, its origin
             is kept.
-        java: Whether DJL Serving's Java side runs the handler and reads its own keys.
-        djl: The version of DJL Serving, or "" if it is not known.
-        auto: The engine to use if no option names one, or "" if that is not known.
+        java: whether DJL Serving's Java side runs the handler and reads its own keys.
+        djl: the version of DJL Serving, or "" if it is not known.
+        auto: the engine to use if no option names one, or "" if that is not known.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     places = _places(properties, overrides, environ, settings)
@@ -515,10 +515,10 @@ def read_server_config(
     If no serving.properties is given, the one in the model directory is read, as in DJL.
 
     Args:
-        model: The model, which overrides all other sources, or None.
-        engine: The engine, which overrides all other sources, or None.
-        properties: The path of a serving.properties, or None.
-        overrides: Arguments of `-o`, in the form `key=value`.
+        model: the model, which overrides all other sources, or None.
+        engine: the engine, which overrides all other sources, or None.
+        properties: the path of a serving.properties, or None.
+        overrides: arguments of `-o`, in the form `key=value`.
     """
     given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
     named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
@@ -558,9 +558,9 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
     """Return the reading for a model.py that answers all requests. All other options are left to the model.py.
 
     Args:
-        reading: The reading of all sources without an engine.
-        directory: The model directory.
-        settings: The values of all sources as written, by key.
+        reading: the reading of all sources without an engine.
+        directory: the model directory.
+        settings: the values of all sources as written, by key.
     """
     config = replace(
         reading.config,

@@ -44,7 +44,7 @@ class Model(NamedTuple):
 
     Attributes:
         kind: "gguf", "openvino" or "huggingface".
-        path: The file of a GGUF model, or the directory of any other model.
+        path: the file of a GGUF model, or the directory of any other model.
     """
 
     kind: str
@@ -55,11 +55,11 @@ def find_task(task: str, model: Path | None) -> Task:
     """Return what a model computes.
 
     Args:
-        task: The value of option.task. With auto and pooling, the model's files determine the exact task.
-        model: The model's directory or file, or None.
+        task: the value of option.task. With auto and pooling, the model's files determine the exact task.
+        model: the model's directory or file, or None.
 
     Raises:
-        ConfigError: If the option and the files contradict each other. Broken files are left to the engine's check.
+        ConfigError: if the option and the files contradict each other. Broken files are left to the engine's check.
     """
     if model is None or not model.is_dir():
         return {"auto": Task.GENERATION, "pooling": Task.EMBEDDING}.get(task) or Task(task)
@@ -136,11 +136,11 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     """Find the model that option.model_id names.
 
     Args:
-        model_id: The value of the option.
-        expected: The kinds of models that the engine supports, for the message.
+        model_id: the value of the option.
+        expected: the kinds of models that the engine supports, for the message.
 
     Raises:
-        ConfigError: If there is no model, or if its kind is not known.
+        ConfigError: if there is no model, or if its kind is not known.
     """
     if model_id == DEMO:
         return Model("gguf", fetch_demo())
@@ -182,7 +182,7 @@ def _gguf_of(directory: Path) -> Path | None:
     """Return a directory's GGUF model, or None if there is none. The headers show which GGUF files are models.
 
     Raises:
-        ConfigError: If the directory contains several models or a model in several parts.
+        ConfigError: if the directory contains several models or a model in several parts.
     """
     files = visible(directory, "*.gguf")
     if len(files) < 2:
@@ -244,7 +244,7 @@ def read_text_config(directory: Path) -> dict[str, Any]:
     """Read config.json. The keys of `text_config`, which models with several parts have, override its own.
 
     Raises:
-        ConfigError: If config.json or `text_config` is not a JSON object.
+        ConfigError: if config.json or `text_config` is not a JSON object.
     """
     config = read_json(directory / "config.json")
     text = config.get("text_config") or {}
@@ -257,11 +257,11 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
     """Read a file that contains a JSON object. A missing file is read as an empty object.
 
     Args:
-        path: The path of the file.
-        mark: Whether the file may begin with a byte order mark.
+        path: the path of the file.
+        mark: whether the file may begin with a byte order mark.
 
     Raises:
-        ConfigError: If the file is not a JSON object.
+        ConfigError: if the file is not a JSON object.
     """
     if not path.is_file():
         return {}
@@ -281,8 +281,8 @@ def tokenizer_template(own: Any, model: Path) -> Any:
     """Return a tokenizer's chat templates without byte order marks, or else the chat template of its processor.
 
     Args:
-        own: The tokenizer's own templates as transformers returns them: a string, strings by name, or None.
-        model: The model directory. Processors of 2024 and 2025 stored their template in chat_template.json.
+        own: the tokenizer's own templates as transformers returns them: a string, strings by name, or None.
+        model: the model directory. Processors of 2024 and 2025 stored their template in chat_template.json.
     """
     if isinstance(own, dict):
         return {name: text.removeprefix("\ufeff") for name, text in own.items()}
@@ -303,7 +303,7 @@ def chat_template(config: Config) -> str | None:
     """Return the template of `option.chat_template`, or None if the option is not set.
 
     Raises:
-        ConfigError: If the option names a file that cannot be read.
+        ConfigError: if the option names a file that cannot be read.
     """
     key, given = "option.chat_template", config.chat_template
     if given is None or "{%" in given or "{{" in given:
@@ -335,7 +335,7 @@ def directory(config: Config) -> Path | None:
     """Return the directory that `option.generation_config` names, or None if it does not name one.
 
     Raises:
-        ConfigError: If the directory contains no generation_config.json.
+        ConfigError: if the directory contains no generation_config.json.
     """
     given = config.generation_config
     if given in _MODELS_OWN:
@@ -351,14 +351,14 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
     """Read the generation_config.json of the option's directory, or else of the model.
 
     Args:
-        config: The configuration.
-        model: The model's directory or file, or None if there is none.
+        config: the configuration.
+        model: the model's directory or file, or None if there is none.
 
     Returns:
         The values in the file, or an empty dict if there is no file.
 
     Raises:
-        ConfigError: If the option's directory contains no such file, or if the file is not a JSON object.
+        ConfigError: if the option's directory contains no such file, or if the file is not a JSON object.
     """
     file = _file(config, model)
     return {} if file is None else read_json(file)
@@ -368,7 +368,7 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
     """Return the default sampling parameters: those of the file, if the option enables it, and those of the override.
 
     Raises:
-        ConfigError: If the file cannot be read.
+        ConfigError: if the file cannot be read.
     """
     own = file_values(config, model) if _has_sampling(config) else {}
     return {**own, **(config.override_generation_config or {})}

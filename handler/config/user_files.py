@@ -43,8 +43,8 @@ def role_of(config: Config, path: Path | None) -> Role:
     option.llm_engine.
 
     Args:
-        config: The configuration.
-        path: The path of the model.py, or None if there is none.
+        config: the configuration.
+        path: the path of the model.py, or None if there is none.
     """
     tree = None if path is None else _parsed(path)
     if tree is None or not _has_handle(tree):
@@ -202,8 +202,8 @@ def requirements_file(directory: Path | None, *, wanted: bool) -> Path | None:
     """Return the requirements.txt to install at startup, or None if there is none or it is not wanted.
 
     Args:
-        directory: The model directory, or None.
-        wanted: The value of option.install_requirements.
+        directory: the model directory, or None.
+        wanted: whether option.install_requirements asks for the installation.
     """
     file = directory and directory / "requirements.txt"
     return file if file and wanted and file.is_file() else None
@@ -216,11 +216,11 @@ def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
     be trusted as much as model.py.
 
     Args:
-        file: The path of the requirements.txt.
-        environ: The environment of the installer. The default is that of this process. pip's own variables apply.
+        file: the path of the requirements.txt.
+        environ: the environment of the installer. The default is that of this process. pip's own variables apply.
 
     Raises:
-        ConfigError: If `child_processes.stop_all` stops the installation.
+        ConfigError: if `child_processes.stop_all` stops the installation.
     """
     log.info("installing %s (%s=false skips this)", file, KEY)
     began, environ = time.monotonic(), os.environ if environ is None else environ

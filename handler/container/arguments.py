@@ -31,10 +31,10 @@ class Arguments(NamedTuple):
     """The parsed command line of the container.
 
     Attributes:
-        port: The port that SageMaker calls.
-        options: Options in the form `key=value`.
-        host: The address to listen on.
-        check: Whether to check the configuration without starting a server.
+        port: the port that SageMaker calls.
+        options: options in the form `key=value`.
+        host: the address to listen on.
+        check: whether to check the configuration without starting a server.
     """
 
     port: int
@@ -55,7 +55,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     SageMaker passes `serve`. Users also pass `djl-serving`, only flags, or nothing.
 
     Raises:
-        ConfigError: If a command, a flag or the port is invalid.
+        ConfigError: if a command, a flag or the port is invalid.
     """
     parser = _Parser(
         prog="serve",
@@ -95,7 +95,7 @@ def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
     The flag for a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
 
     Raises:
-        ConfigError: If a flag names another directory or several models, or is one that only DJL Serving supports.
+        ConfigError: if a flag names another directory or several models, or is one that only DJL Serving supports.
     """
     for name in _OF_DJL_SERVING.values():
         if getattr(flags, name.strip("-").replace("-", "_")) is not None:
@@ -132,7 +132,7 @@ def translated_environment(environ: Mapping[str, str]) -> Translation:
     them together with all other problems.
 
     Raises:
-        ConfigError: If two of the handler's own variables set the same option to different values.
+        ConfigError: if two of the handler's own variables set the same option to different values.
     """
     result = dict(environ)
     lines: list[str] = []
@@ -161,10 +161,10 @@ class ModelSource(NamedTuple):
     """The model, and the directories that SageMaker has mounted.
 
     Attributes:
-        directory: The read-only directory of SageMaker's model data, or None if it is empty.
-        model_id: The value for option.model_id, or None if serving.properties in `directory` sets it or no model is
+        directory: the read-only directory of SageMaker's model data, or None if it is empty.
+        model_id: the value for option.model_id, or None if serving.properties in `directory` sets it or no model is
             needed.
-        channels: The directories of the additional model data sources, by name.
+        channels: the directories of the additional model data sources, by name.
     """
 
     directory: Path | None
@@ -181,10 +181,10 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     """Find the model in SageMaker's model data, the environment or the image.
 
     Args:
-        needed: Whether the engine needs a model.
+        needed: whether the engine needs a model.
 
     Raises:
-        ConfigError: If there is no model, if the model data and the environment name different models, or if the
+        ConfigError: if there is no model, if the model data and the environment name different models, or if the
             model's path does not exist.
     """
     root = model_path(environ)

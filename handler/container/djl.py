@@ -54,7 +54,7 @@ def home(environ: Mapping[str, str]) -> Path:
     """Find the directory of DJL Serving, from `DJL_SERVING_HOME` or from `djl-serving` on PATH.
 
     Raises:
-        ConfigError: If DJL Serving is not installed.
+        ConfigError: if DJL Serving is not installed.
     """
     if directory := environ.get("DJL_SERVING_HOME"):
         path = Path(directory)
@@ -84,13 +84,13 @@ def make_model(
     them offline and without dependencies (`ai.djl.offline`).
 
     Args:
-        since: The version of DJL Serving.
+        since: the version of DJL Serving.
 
     Returns:
         The model's name.
 
     Raises:
-        ConfigError: If an option is invalid or the model does not exist.
+        ConfigError: if an option is invalid or the model does not exist.
     """
     if target.exists():
         shutil.rmtree(target)
@@ -219,7 +219,7 @@ def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
     """Check that a program is installed with which Java can download models from S3.
 
     Raises:
-        ConfigError: If an option names a model on S3, and neither s5cmd nor aws is installed.
+        ConfigError: if an option names a model on S3, and neither s5cmd nor aws is installed.
     """
     named = {"option.model_id": config.model_id, _DRAFT: config.engine_options.get(_DRAFT.removeprefix("option."))}
     for key, url in named.items():

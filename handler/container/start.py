@@ -47,7 +47,7 @@ class Start(NamedTuple):
     """A server's command and environment.
 
     Attributes:
-        supervised: Whether this process must drain the server at SIGTERM, because the server does not drain itself.
+        supervised: whether this process must drain the server at SIGTERM, because the server does not drain itself.
     """
 
     command: list[str]
@@ -83,11 +83,11 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     """Prepare the server's command and environment. For DJL Serving, this writes files below LMI_SCRATCH.
 
     Args:
-        driver: The GPU driver. By default, it is read from NVML.
+        driver: the GPU driver. By default, it is read from NVML.
 
     Raises:
-        ConfigError: If the server cannot start. The error contains all problems that were found.
-        OSError: If the scratch directory cannot be written to.
+        ConfigError: if the server cannot start. The error contains all problems that were found.
+        OSError: if the scratch directory cannot be written to.
     """
     problems = Problems()
     arguments, gpus = Arguments(0), DriverCheck("")
@@ -147,7 +147,7 @@ def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
     """Make the command of `lmi serve`, which drains itself at SIGTERM.
 
     Raises:
-        ConfigError: If SageMaker's model data contain a model.py but neither a model nor a serving.properties.
+        ConfigError: if SageMaker's model data contain a model.py but neither a model nor a serving.properties.
     """
     options = [part for option in arguments.options for part in ("-o", option)]
     serve = [sys.executable, "-m", "handler", "serve", "--host", arguments.host]
@@ -207,7 +207,7 @@ def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment with the Hugging Face token of the secret that HF_TOKEN_SECRET_ARN names, if it is set.
 
     Raises:
-        ConfigError: If the secret cannot be fetched, or if HF_TOKEN is also set.
+        ConfigError: if the secret cannot be fetched, or if HF_TOKEN is also set.
     """
     arn = environ.get(_ARN)
     if not arn:

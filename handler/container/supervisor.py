@@ -51,9 +51,9 @@ class Connection(NamedTuple):
     """State of a TCP connection.
 
     Attributes:
-        sent: Milliseconds since bytes were last sent to the client.
-        received: Milliseconds since bytes were last received from the client.
-        num_bytes: The number of all bytes received.
+        sent: milliseconds since bytes were last sent to the client.
+        received: milliseconds since bytes were last received from the client.
+        num_bytes: the number of all bytes received.
     """
 
     sent: int
@@ -71,7 +71,7 @@ def connections(port: int) -> list[Connection]:
     """List the open connections to the server on a port.
 
     Raises:
-        OSError: If this kernel does not report connections.
+        OSError: if this kernel does not report connections.
     """
     return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _of_family(family, port)]
 
@@ -117,8 +117,8 @@ class WorkerWatch:
     (`retry_threshold`).
 
     Args:
-        group: The process group of DJL Serving and its workers.
-        patience: The number of seconds without a worker after which the worker counts as lost.
+        group: the process group of DJL Serving and its workers.
+        patience: the number of seconds without a worker after which the worker counts as lost.
     """
 
     def __init__(self, group: int, patience: float = PATIENCE) -> None:

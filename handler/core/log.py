@@ -134,7 +134,7 @@ def captured(as_json: bool = True) -> Iterator[None]:
     Log records go directly to stderr. An uncaught exception is logged.
 
     Args:
-        as_json: the result of `set_up`; if false, output is not changed.
+        as_json: whether output is captured, as `set_up` returns it.
     """
     if not as_json:
         yield

@@ -47,8 +47,8 @@ class Piece(NamedTuple):
     """One request's output of a step.
 
     Attributes:
-        first: Whether the response begins with this piece.
-        last: Whether the response ends with this piece.
+        first: whether the response begins with this piece.
+        last: whether the response ends with this piece.
     """
 
     task: RequestTask
@@ -102,8 +102,8 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
     piece, and a front end that checks at that moment drops the piece (ChunkedBytesSupplier in 0.25 to 0.36).
 
     Args:
-        limit: The maximum number of bytes in a piece, or None for no limit.
-        commits: Whether the Java side begins the response at the first piece even if the piece is empty.
+        limit: the maximum number of bytes in a piece, or None for no limit.
+        commits: whether the Java side begins the response at the first piece even if the piece is empty.
     """
     begun, unsent = task.committed, task.unsent
     if begun and len(unsent) <= 1 and not task.finished:  # nearly always
@@ -131,8 +131,8 @@ class RollingBatch:
     the piece.
 
     Args:
-        commits_early: Whether the Java side begins a response at its first piece even if the piece is empty.
-        max_piece: The maximum number of bytes in a piece, or None for no limit.
+        commits_early: whether the Java side begins a response at its first piece even if the piece is empty.
+        max_piece: the maximum number of bytes in a piece, or None for no limit.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class RollingBatch:
         """Run one step, and return a piece for each request, in order.
 
         Args:
-            size: The number of requests on the Java side.
-            new: The new requests by index. They come after all earlier requests.
+            size: the number of requests on the Java side.
+            new: the new requests by index. They come after all earlier requests.
         """
         tasks = self._tasks
         if size != len(tasks) + len(new) or any(index < len(tasks) for index in new):
@@ -252,7 +252,7 @@ class DynamicBatch:
     """Dynamic batching: answers a whole batch, or one streaming request, in each of DJL's calls.
 
     Args:
-        seconds: The maximum seconds for a call (`option.predict_timeout`).
+        seconds: the maximum seconds for a call (`option.predict_timeout`).
     """
 
     def __init__(self, model: ServedModel, loop: WorkerLoop, seconds: float) -> None:

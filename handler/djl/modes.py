@@ -77,7 +77,7 @@ class AdapterCalls:
             A message that says what was done, and the value of the response.
 
         Raises:
-            ServingError: If the call fails. The error is logged, and nothing has changed.
+            ServingError: if the call fails. The error is logged, and nothing has changed.
         """
         name = inputs.get_properties().get("name")
         end = asyncio.get_running_loop().create_future()

@@ -92,7 +92,7 @@ def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
     No rank is passive in a world that `prepare` refuses, so that every rank reports the problem.
 
     Args:
-        properties: The properties of DJL's first call.
+        properties: the properties of DJL's first call.
     """
     rank = environment.mpi_world()[1]
     return rank not in ("", "0") and not _is_refused_world(properties, version)
@@ -108,11 +108,11 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
     """Read and check the options, and import the model directory's model.py.
 
     Args:
-        version: The version of the Java side, or None in async mode.
-        djl: The version of djl_python.
+        version: the version of the Java side, or None in async mode.
+        djl: the version of djl_python.
 
     Raises:
-        ConfigError: If there are problems with the options, the model's files or model.py, or if this Java side does
+        ConfigError: if there are problems with the options, the model's files or model.py, or if this Java side does
             not support an option. The error contains all problems.
     """
     directory = Path(properties["model_dir"])
@@ -178,10 +178,10 @@ def own_sessions(config: Config, java: int) -> Config:
     when it exits, so the directories of processes that no longer run are removed here.
 
     Args:
-        java: The process ID of DJL Serving.
+        java: the process ID of DJL Serving.
 
     Raises:
-        ConfigError: If sessions cannot be stored.
+        ConfigError: if sessions cannot be stored.
     """
     root = sessions_root(config)
     if root is None or config.sessions_path is not None:
@@ -212,11 +212,11 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
     """Load the model, wait until its engine is ready, and return it. It runs until Java ends this process.
 
     Args:
-        directory: The model directory.
-        stepped: Whether the worker's event loop runs only within DJL's calls.
+        directory: the model directory.
+        stepped: whether the worker's event loop runs only within DJL's calls.
 
     Raises:
-        ConfigError: If the model cannot be loaded.
+        ConfigError: if the model cannot be loaded.
     """
 
     times = StartTimes()
@@ -249,9 +249,9 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     our options is ignored. If it is in the file, the reader of the file refuses it.
 
     Args:
-        properties: The properties of DJL's first call.
-        asynchronous: Whether the worker runs in async mode.
-        djl: The version of djl_python, which is also LMI's release unless an option names another.
+        properties: the properties of DJL's first call.
+        asynchronous: whether the worker runs in async mode.
+        djl: the version of djl_python, which is also LMI's release unless an option names another.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
@@ -299,7 +299,7 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
     """Return the options that Java passes. An option that Java only recommends is dropped if it is of no use.
 
     Args:
-        written: The values in serving.properties and the environment, by key.
+        written: the values in serving.properties and the environment, by key.
     """
     settings: dict[str, Setting] = {}
     advice: dict[str, Setting] = {}
@@ -385,8 +385,8 @@ class MetricLines:
     last value.
 
     Args:
-        model_name: The value of the label `Model`.
-        stream: Where to write the lines. The default is stdout, which Java reads.
+        model_name: the value of the label `Model`.
+        stream: where to write the lines. The default is stdout, which Java reads.
     """
 
     def __init__(self, model_name: str, version: DjlVersion, stream: TextIO | None = None) -> None:

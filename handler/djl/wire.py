@@ -67,18 +67,18 @@ class DjlVersion(NamedTuple):
     """The differences between versions of DJL Serving. No other code compares versions.
 
     Attributes:
-        length: The encoding of a string's length, which has two bytes before 0.28 and four since.
-        json_errors: Whether a failed piece is a JSON object with `data` and `last`. Its `data` is JSON with `code` and
+        length: the encoding of a string's length, which has two bytes before 0.28 and four since.
+        json_errors: whether a failed piece is a JSON object with `data` and `last`. Its `data` is JSON with `code` and
             `error`, which set the request's status; it is also the body. Since 0.29, a failed piece is a map with
             `code` and `error`, from which Java makes the body.
-        commits_early: Whether an empty first piece begins the response and fixes its status. Since 0.29, Java ignores
+        commits_early: whether an empty first piece begins the response and fixes its status. Since 0.29, Java ignores
             an empty piece.
-        always_steps: Whether Java steps a rolling batch whenever option.rolling_batch is set, even to `disable`.
-        steps_all_ranks: Whether Java sends a step to all ranks of an MPI world and uses the last rank's response. It
+        always_steps: whether Java steps a rolling batch whenever option.rolling_batch is set, even to `disable`.
+        steps_all_ranks: whether Java sends a step to all ranks of an MPI world and uses the last rank's response. It
             does not if option.rolling_batch is `trtllm`.
-        passes_headers: Whether the responses of a rolling batch have the headers that the worker sets.
-        names_requests: Whether the responses of LMI's rolling batch have a header `requestId` with Java's request ID.
-        metric_types: Whether a [METRICS] line may end with a type: c (counter), g (gauge) or h (histogram).
+        passes_headers: whether the responses of a rolling batch have the headers that the worker sets.
+        names_requests: whether the responses of LMI's rolling batch have a header `requestId` with Java's request ID.
+        metric_types: whether a [METRICS] line may end with a type: c (counter), g (gauge) or h (histogram).
     """
 
     length: struct.Struct
@@ -136,7 +136,7 @@ class Reader:
     as no request joins or leaves, the bytes of a step equal those of the step before, and are not parsed again.
 
     Args:
-        length: The encoding of a string's length.
+        length: the encoding of a string's length.
     """
 
     def __init__(self, length: struct.Struct) -> None:
@@ -151,7 +151,7 @@ class Reader:
         """Read a call from the connection into an Input. This replaces `Input.read`.
 
         Raises:
-            ValueError: If the connection was closed or the data is not a call. djl_python then ends the worker.
+            ValueError: if the connection was closed or the data is not a call. djl_python then ends the worker.
         """
         if conn is not self._source:
             self._source, self._received = conn, bytearray()
@@ -351,7 +351,7 @@ class Sent(Output):  # type: ignore[misc]
     """Encoded responses, which are written in one call. djl_python only calls `send`.
 
     Args:
-        then: A callback for when the responses are written. It runs on the thread that has written them.
+        then: a callback for when the responses are written. It runs on the thread that has written them.
     """
 
     def __init__(self, data: bytes, then: Callable[[], object] = lambda: None) -> None:
@@ -387,7 +387,7 @@ class PieceWriter:
         """Return the complete response to a step.
 
         Args:
-            instead: A function that takes a piece that cannot be written and its exception, and returns the piece to
+            instead: a function that takes a piece that cannot be written and its exception, and returns the piece to
                 write instead.
         """
         headers: list[bytes] = []
@@ -443,7 +443,7 @@ class PieceWriter:
         """Return the failure of a request before any output was sent, so that the failure can set the HTTP status.
 
         Args:
-            failed: The error. Its message is the reason phrase if the body has no `error`.
+            failed: the error. Its message is the reason phrase if the body has no `error`.
         """
         if answer.status < 400:  # some dialects report errors with status 200
             return self.piece(answer.body, last=True)

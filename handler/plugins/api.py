@@ -19,8 +19,8 @@ class Session(NamedTuple):
     """A client's stateful session (docs/sessions.md).
 
     Attributes:
-        directory: A directory for the user's own files. It is removed when the session is closed or expires.
-        expires: When the session expires, in UTC.
+        directory: a directory for the user's own files. It is removed when the session is closed or expires.
+        expires: when the session expires, in UTC.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Sequence:
     """The tokens of a sequence so far. `get_next_token` returns each token once.
 
     Args:
-        with_index: Whether `get_next_token` also returns the token's index, which it does since LMI 0.32.
+        with_index: whether `get_next_token` also returns the token's index, which it does since LMI 0.32.
     """
 
     def __init__(self, *, with_index: bool = True) -> None:
@@ -129,10 +129,10 @@ class RequestInput:
     """A client's request. Subclasses may add fields for the output formatter to read.
 
     Attributes:
-        request_id: A number that is unique in the process. The handler sets it.
-        parameters: The `parameters` of the body, which may include `stream`.
-        tgi_compat: The value of `option.tgi_compat`. The handler sets it.
-        session: The client's session, or None if it has none. The handler sets it.
+        request_id: a number that is unique in the process. The handler sets it.
+        parameters: the `parameters` of the body, which may include `stream`.
+        tgi_compat: whether `option.tgi_compat` is set. The handler sets it.
+        session: the client's session, or None if it has none. The handler sets it.
     """
 
     request_id: int | None = None
@@ -149,7 +149,7 @@ class TextInput(RequestInput):
     """A request with a prompt.
 
     Attributes:
-        input_text: The prompt, or a list of prompts in dynamic batching.
+        input_text: the prompt, or a list of prompts in dynamic batching.
     """
 
     input_text: Any = None
@@ -170,10 +170,10 @@ class TextGenerationOutput(RequestOutput):
     """The output of a request so far.
 
     Attributes:
-        sequences: The sequences by index. There are several if the request sets `n`, `best_of` or `num_beams`.
-        best_sequence_index: The index of the best sequence, which may change until `finished` is true.
-        prompt_tokens_details: The tokens of the prompt, if the request sets `decoder_input_details`.
-        other_sequences_indices: The indices of the other sequences to return, the most probable first. They are set
+        sequences: the sequences by index. There are several if the request sets `n`, `best_of` or `num_beams`.
+        best_sequence_index: the index of the best sequence, which may change until `finished` is true.
+        prompt_tokens_details: the tokens of the prompt, if the request sets `decoder_input_details`.
+        other_sequences_indices: the indices of the other sequences to return, the most probable first. They are set
             when `finished` is true.
     """
 
@@ -286,9 +286,9 @@ class Input:
     """A request.
 
     Args:
-        body: The body of the request.
-        properties: The HTTP headers of the request, with names in lower case.
-        session: The client's session, or None if it has none.
+        body: the body of the request.
+        properties: the HTTP headers of the request, with names in lower case.
+        session: the client's session, or None if it has none.
     """
 
     def __init__(

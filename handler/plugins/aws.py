@@ -33,12 +33,12 @@ class Handlers(NamedTuple):
     """A user's functions that replace the server's own handlers or wrap the server. Each is None if it is not defined.
 
     Attributes:
-        invoke: The handler of POST /invocations, which takes the request or no argument.
-        ping: The handler of GET /ping, which takes the request or no argument.
-        pre: A function to call with each request before the server handles it.
-        post: A function to call with each response of the server.
-        pre_post_process: The inner middleware: a function of the request and `call_next`, or an ASGI class.
-        throttle: The outer middleware, in the same form.
+        invoke: the handler of POST /invocations, which takes the request or no argument.
+        ping: the handler of GET /ping, which takes the request or no argument.
+        pre: a function to call with each request before the server handles it.
+        post: a function to call with each response of the server.
+        pre_post_process: the inner middleware: a function of the request and `call_next`, or an ASGI class.
+        throttle: the outer middleware, in the same form.
     """
 
     invoke: Callable[..., Any] | None = None
@@ -169,7 +169,7 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
     """Check the script and the variables without running any user code.
 
     Raises:
-        ConfigError: If a file is missing or is not valid Python, if a variable does not name a function, or if the
+        ConfigError: if a file is missing or is not valid Python, if a variable does not name a function, or if the
             script uses a name of AWS's package that this server does not support.
     """
     problems = Problems()
@@ -193,12 +193,12 @@ def find_handlers(
     """Import the user's script, and return its handlers and those that variables name, or None if there are none.
 
     Args:
-        home: The directory of the script.
-        variables: The environment variables `CUSTOM_…`.
-        decorated: Functions that decorators have marked in other imported files.
+        home: the directory of the script.
+        variables: the environment variables `CUSTOM_…`.
+        decorated: functions that decorators have marked in other imported files.
 
     Raises:
-        ConfigError: If a file cannot be imported or a handler cannot be called. The message names the file and line, or
+        ConfigError: if a file cannot be imported or a handler cannot be called. The message names the file and line, or
             the variable.
     """
     script = script_of(home, variables)

@@ -34,12 +34,12 @@ def with_formatter(
     """Return the request with a reply that calls the user's output formatter, if the formatter applies to the request.
 
     Args:
-        call: The parsed request.
-        formatter: The user's output formatter.
-        body: The body from which `call` was parsed.
-        given: The object that the input formatter returned, or None to make a TextInput for the output formatter.
-        tgi_compat: The value of `option.tgi_compat`.
-        session: The client's session, or None if it has none.
+        call: the parsed request.
+        formatter: the user's output formatter.
+        body: the body from which `call` was parsed.
+        given: the object that the input formatter returned, or None to make a TextInput for the output formatter.
+        tgi_compat: whether `option.tgi_compat` is set.
+        session: the client's session, or None if it has none.
     """
     formatted: Reply
     if formatter.style is Style.RESPONSE:
@@ -125,9 +125,9 @@ class ResponseReply(WrappedReply):
     and is followed by a line break. A stream ends with an empty line.
 
     Args:
-        reply: The reply in OpenAI's format.
-        formatter: The user's output formatter.
-        call: The request.
+        reply: the reply in OpenAI's format.
+        formatter: the user's output formatter.
+        call: the request.
     """
 
     def __init__(self, reply: Reply, formatter: OutputFormatter, call: ParsedRequest) -> None:
@@ -184,9 +184,9 @@ class CustomReply(Reply):
     The formatter runs for each token as soon as it is generated. docs/formatters.md lists the exact calls.
 
     Args:
-        call: The request.
-        formatter: The user's function.
-        output: The argument of the formatter, which is still empty.
+        call: the request.
+        formatter: the user's function.
+        output: the argument of the formatter, which is still empty.
     """
 
     def __init__(self, call: ParsedRequest, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
@@ -300,9 +300,9 @@ class CustomReader:
     """Reader of request bodies that calls the user's input formatter.
 
     Args:
-        formatter: The user's function.
-        decode: A function that decodes the body, for formatters that take the decoded payload.
-        keywords: The keyword arguments that a formatter may have.
+        formatter: the user's function.
+        decode: a function that decodes the body, for formatters that take the decoded payload.
+        keywords: the keyword arguments that a formatter may have.
     """
 
     def __init__(
@@ -326,8 +326,8 @@ class CustomReader:
             also a dict.
 
         Raises:
-            FormatterFailed: If the formatter failed.
-            InvalidPayload: If the formatter takes the decoded payload and the body is not JSON.
+            FormatterFailed: if the formatter failed.
+            InvalidPayload: if the formatter takes the decoded payload and the body is not JSON.
         """
         formatter = self._formatter
         item = self._decode(body) if formatter.takes_payload else Input(body, headers, session)
@@ -373,7 +373,7 @@ class FormatterTokenizer:
     """The argument `tokenizer` of input formatters.
 
     Args:
-        encode: The engine's function for tokenizing. It must be thread-safe.
+        encode: the engine's function for tokenizing. It must be thread-safe.
     """
 
     def __init__(self, encode: Callable[[str], Prompt]) -> None:

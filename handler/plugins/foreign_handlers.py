@@ -47,13 +47,13 @@ def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None)
     """Check that a script has no functions of AWS's vLLM image that this server does not call. The script is not run.
 
     Args:
-        path: The script, or None if there is none.
-        called: The stand-in for AWS's package, or None if this server does not call custom handlers and middleware.
+        path: the script, or None if there is none.
+        called: the stand-in for AWS's package, or None if this server does not call custom handlers and middleware.
 
     Raises:
-        ConfigError: If there are such functions. The message names their lines and what to use instead.
-        SyntaxError: If the script is not valid Python.
-        ValueError: If the script contains null bytes.
+        ConfigError: if there are such functions. The message names their lines and what to use instead.
+        SyntaxError: if the script is not valid Python.
+        ValueError: if the script contains null bytes.
     """
     if path is None:
         return
@@ -87,7 +87,7 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
     """Check that a script is not written for LMI's scikit-learn and XGBoost handlers.
 
     Raises:
-        ConfigError: If it is. The message names each function with its line.
+        ConfigError: if it is. The message names each function with its line.
     """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     marks = [(node, {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}) for node in functions]
@@ -150,8 +150,8 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
     vLLM's objects are attributes of `request.app.state` in AWS's image. An import that may fail is ignored.
 
     Args:
-        path: A file that is valid Python.
-        stand_ins: The stand-ins for packages of which only a part is available.
+        path: a file that is valid Python.
+        stand_ins: the stand-ins for packages of which only a part is available.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     found = {(line, f"{name} is not installed") for one in stand_ins for line, name in one.lacking(tree)}

@@ -49,9 +49,9 @@ class FormatterThread:
     and the result of the call is ignored. All threads are daemons, so that they do not delay the exit of the process.
 
     Args:
-        post: Schedules a function on the host's own thread.
-        limit: The maximum seconds for a call.
-        late: The error to raise for a call that takes longer.
+        post: schedules a function on the host's own thread.
+        limit: the maximum seconds for a call.
+        late: the error to raise for a call that takes longer.
     """
 
     def __init__(self, post: Post, limit: float = LIMIT, *, late: type[ServingError] = FormatterFailed) -> None:
@@ -71,8 +71,8 @@ class FormatterThread:
         """Run a function, and return a future for its result. The future's exception is `late` after a timeout.
 
         Args:
-            title: The function's name for the message of a timeout.
-            limit: The maximum seconds for this call. The default is the thread's limit.
+            title: the function's name for the message of a timeout.
+            limit: the maximum seconds for this call. The default is the thread's limit.
         """
         job = _Job(title, function, arguments, self._limit if limit is None else limit)
         self._jobs.put(job)
@@ -141,10 +141,10 @@ class ThreadedReply(WrappedReply):
     reply directly, because rendering them runs no user code.
 
     Args:
-        reply: The reply that calls the user's function.
-        title: The name of the user's function, for messages.
-        thread: The thread for the user's function.
-        deliver: A function that takes the index of the request within its call, and the delta.
+        reply: the reply that calls the user's function.
+        title: the name of the user's function, for messages.
+        thread: the thread for the user's function.
+        deliver: a function that takes the index of the request within its call, and the delta.
     """
 
     def __init__(

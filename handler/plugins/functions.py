@@ -49,9 +49,9 @@ class InputFormatter(NamedTuple):
     """A function that reads request bodies.
 
     Attributes:
-        takes_payload: Whether the function takes the decoded body instead of an `Input`.
-        accepts: The names of its keyword arguments, or None if it accepts any.
-        is_annotated: Whether its first argument has a type annotation. If it has none, LMI's async mode passes the
+        takes_payload: whether the function takes the decoded body instead of an `Input`.
+        accepts: the names of its keyword arguments, or None if it accepts any.
+        is_annotated: whether its first argument has a type annotation. If it has none, LMI's async mode passes the
             decoded body.
     """
 
@@ -74,7 +74,7 @@ class OutputFormatter(NamedTuple):
     """A function that writes responses.
 
     Attributes:
-        unpacks_index: Whether it expects `get_next_token` to return the token's index too, as it does since LMI 0.32.
+        unpacks_index: whether it expects `get_next_token` to return the token's index too, as it does since LMI 0.32.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Formatters(NamedTuple):
     """The user's functions that the server calls. Each is None if there is none.
 
     Attributes:
-        configs: The keyword argument `configs` of input formatters.
-        handlers: The custom handlers of AWS's vLLM image, as `Handlers`.
+        configs: the keyword argument `configs` of input formatters.
+        handlers: the custom handlers of AWS's vLLM image, as `Handlers`.
         handle: LMI's function `handle`, as `Handle`.
-        tool_format: The user's own format of tool calls.
+        tool_format: the user's own format of tool calls.
     """
 
     input: InputFormatter | None = None
@@ -116,12 +116,12 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
     """Import the model.py in `directory`, if it exists, and find its decorated functions.
 
     Args:
-        directory: The model directory, or None.
-        module: The name under which to import the file even if it has been imported before, or "" to import it once.
-        handlers: The stand-in for AWS's package, or None if this server does not call custom handlers.
+        directory: the model directory, or None.
+        module: the name under which to import the file even if it has been imported before, or "" to import it once.
+        handlers: the stand-in for AWS's package, or None if this server does not call custom handlers.
 
     Raises:
-        ConfigError: If the file cannot be imported or a formatter's signature is not supported. The message names the
+        ConfigError: if the file cannot be imported or a formatter's signature is not supported. The message names the
             file and line.
     """
     path = model_py(directory)
@@ -143,7 +143,7 @@ def check_syntax(path: Path | None) -> None:
     """Compile a user's file without running it.
 
     Raises:
-        ConfigError: If the file is not valid Python. The message names the file and line.
+        ConfigError: if the file is not valid Python. The message names the file and line.
     """
     if path is None:
         return
@@ -159,11 +159,11 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     """Check a model.py without running it: its syntax, its imports from DJL's package, and its functions.
 
     Args:
-        path: The file, or None if there is none.
-        handlers: The stand-in for AWS's package, or None if this server does not call custom handlers.
+        path: the file, or None if there is none.
+        handlers: the stand-in for AWS's package, or None if this server does not call custom handlers.
 
     Raises:
-        ConfigError: If the file is not valid Python, imports a name that is not available, or has a function that this
+        ConfigError: if the file is not valid Python, imports a name that is not available, or has a function that this
             server cannot call. The message names the file and line.
     """
     check_syntax(path)
@@ -218,7 +218,7 @@ def choose(formatters: Mapping[str, F], name: str | None, kind: str) -> F | None
     """Return the formatter of a name, or the only formatter if no name is given, or None if there are no formatters.
 
     Raises:
-        ValueError: If no formatter has the name, or if there are several and no name is given.
+        ValueError: if no formatter has the name, or if there are several and no name is given.
     """
     if name is not None and name not in formatters:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
@@ -250,7 +250,7 @@ def import_once(path: Path) -> ModuleType:
     """Return the module of a user's file, and import the file if that has not been done.
 
     Raises:
-        ConfigError: If the file cannot be imported. The message names the file and line.
+        ConfigError: if the file cannot be imported. The message names the file and line.
     """
     return _find_imported(path) or import_file(path)
 
@@ -277,11 +277,11 @@ def import_file(path: Path, name: str = "") -> ModuleType:
     """Import a user's file.
 
     Args:
-        name: The name of the module, which replaces any earlier module of that name. The default is the name of the
+        name: the name of the module, which replaces any earlier module of that name. The default is the name of the
             file, with a suffix if that name is taken.
 
     Raises:
-        ConfigError: If the file cannot be imported. The message names the file and line.
+        ConfigError: if the file cannot be imported. The message names the file and line.
     """
     directory = str(path.parent.resolve())
     if directory not in sys.path:
@@ -407,7 +407,7 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
     """Call the user's function.
 
     Raises:
-        FormatterFailed: If the function raises. Its traceback is logged.
+        FormatterFailed: if the function raises. Its traceback is logged.
     """
     with _guard(formatter, "raised"):
         return formatter.function(*arguments, **keywords)
@@ -417,7 +417,7 @@ def users_objects(formatter: InputFormatter | OutputFormatter) -> contextlib.Abs
     """Guard the use of objects that the user's function has made or changed, because using them may run user code.
 
     Raises:
-        FormatterFailed: If using the objects raises. The traceback is logged.
+        FormatterFailed: if using the objects raises. The traceback is logged.
     """
     return _guard(formatter, "returned an object that raises")
 
@@ -452,10 +452,10 @@ def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
     """Import the model.py in an adapter's directory, and return its formatters, or None if it has none.
 
     Args:
-        name: The name of the adapter. The name of the module is derived from it, as in LMI.
+        name: the name of the adapter. The name of the module is derived from it, as in LMI.
 
     Raises:
-        AdapterFailed: If the model.py cannot be used.
+        AdapterFailed: if the model.py cannot be used.
     """
     try:
         found = find_formatters(directory, module="ns_" + name.replace("-", "_").replace(".", "_"))
@@ -469,8 +469,8 @@ class AdapterFormatters:
     """The formatters of registered adapters, by directory. This class is thread-safe.
 
     Attributes:
-        exist: Whether any adapter has a formatter.
-        read: Whether any adapter has an input formatter.
+        exist: whether any adapter has a formatter.
+        read: whether any adapter has an input formatter.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ class Handle(NamedTuple):
     """The user's function `handle`.
 
     Attributes:
-        properties: The properties of its first call, which has no contents.
-        always: The properties that every call has.
+        properties: the properties of its first call, which has no contents.
+        always: the properties that every call has.
     """
 
     function: Callable[..., Any]
@@ -64,8 +64,8 @@ class Answer(NamedTuple):
     """A response.
 
     Attributes:
-        headers: The headers that the user has set, which may lack a content type.
-        parts: An iterator or asynchronous iterator of the rest of a streamed body, or None if `body` is complete.
+        headers: the headers that the user has set, which may lack a content type.
+        parts: an iterator or asynchronous iterator of the rest of a streamed body, or None if `body` is complete.
     """
 
     status: int
@@ -78,7 +78,7 @@ class PassOn(NamedTuple):
     """A result that passes the request to the engine.
 
     Attributes:
-        body: The body for the engine, or None for the request's own body.
+        body: the body for the engine, or None for the request's own body.
     """
 
     body: bytes | None = None
@@ -99,14 +99,14 @@ def find_handle(
     """Import a model.py, and return its function `handle`, or None if it has none or imports one of LMI's own.
 
     Args:
-        path: The path of the model.py.
-        role: What the function is used for.
-        options: The values of all options as the user has written them, by key.
+        path: the path of the model.py.
+        role: what the function is used for.
+        options: the values of all options as the user has written them, by key.
         release: LMI's release, which determines the text of error responses.
-        device: The device that DJL would assign.
+        device: the device that DJL would assign.
 
     Raises:
-        ConfigError: If the file cannot be imported or the function cannot be called.
+        ConfigError: if the file cannot be imported or the function cannot be called.
     """
     function = getattr(import_once(path), "handle", None)
     if function is None or _ENGINES_OWN.match(getattr(function, "__module__", None) or ""):
@@ -139,9 +139,9 @@ class Call(Input):
     """The input of a call: one request, the requests of a dynamic batch, or no request at startup.
 
     Args:
-        contents: The body as `data` or the fields of a form, and the query parameters.
-        properties: The properties of the call.
-        items: The requests of a dynamic batch, or () if there is at most one request.
+        contents: the body as `data` or the fields of a form, and the query parameters.
+        properties: the properties of the call.
+        items: the requests of a dynamic batch, or () if there is at most one request.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ def _whole(output: Any) -> Answer:
     """Read an Output as a complete response.
 
     Raises:
-        ValueError: If the Output is only a part of a response.
+        ValueError: if the Output is only a part of a response.
     """
     answer = _answer(output)
     if answer.status < 300 and _last(output) == "false":
@@ -359,7 +359,7 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """Return properties as headers, without those that the server sets itself.
 
     Raises:
-        ValueError: If a property is not a valid header.
+        ValueError: if a property is not a valid header.
     """
     headers: dict[str, str] = {}
     for key, given in properties.items():

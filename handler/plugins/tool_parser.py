@@ -59,7 +59,7 @@ def find_tool_parser(given: str, homes: Iterable[Path | None]) -> Path:
     """Find the file of option.tool_parser_plugin in one of the directories.
 
     Raises:
-        ConfigError: If the file does not exist.
+        ConfigError: if the file does not exist.
     """
     path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
     if path is None:
@@ -71,7 +71,7 @@ def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
     """Load a user's format of tool calls from a file in one of the directories.
 
     Raises:
-        ConfigError: If the file does not exist, cannot be imported, or does not define a parser.
+        ConfigError: if the file does not exist, cannot be imported, or does not define a parser.
     """
     module = import_file(find_tool_parser(given, homes))
     try:

@@ -18,16 +18,16 @@ class Foreign(NamedTuple):
     """A line of foreign.json, which defines how a foreign option or environment variable is treated.
 
     Attributes:
-        refused: Why the name is refused at startup, and what to use instead. "" if it is not refused.
-        unless: Values that have no effect, and so are not refused.
-        idle: Why the name has no effect. For a variable with `same`, this applies to engines without that option.
-        same: The handler's own variable with the same meaning, or such variables by engine. For LMI's variables, the
+        refused: why the name is refused at startup, and what to use instead. "" if it is not refused.
+        unless: values that have no effect, and so are not refused.
+        idle: why the name has no effect. For a variable with `same`, this applies to engines without that option.
+        same: the handler's own variable with the same meaning, or such variables by engine. For LMI's variables, the
             option.
-        convert: The name of the conversion in `names.py` for the value, or "" if it stays the same.
-        unread: Which other software reads the variable, so that the handler ignores it.
-        heeded: Which host reads the variable itself, and how.
-        instead: What to use instead of an option that only DJL Serving's Java side reads.
-        aliases: Other names of the option.
+        convert: the name of the conversion in `names.py` for the value, or "" if it stays the same.
+        unread: which other software reads the variable, so that the handler ignores it.
+        heeded: which host reads the variable itself, and how.
+        instead: what to use instead of an option that only DJL Serving's Java side reads.
+        aliases: other names of the option.
     """
 
     refused: str = ""

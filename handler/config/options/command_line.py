@@ -38,13 +38,13 @@ def found(
     """Describe the option with a name, or list the options whose names or meanings contain all of the words.
 
     Args:
-        words: The name of an option, or words to search for. Without words, all options are listed.
-        engine: The engine whose options and native arguments are listed, or "" to list the options of all engines.
-        flags: The flags of `lmi serve` that do not set an option, with their meanings. They are also searched.
-        width: The number of columns at which text wraps, or None to write each option on one line.
+        words: the name of an option, or words to search for. Without words, all options are listed.
+        engine: the engine whose options and native arguments are listed, or "" to list the options of all engines.
+        flags: the flags of `lmi serve` that do not set an option, with their meanings. They are also searched.
+        width: the number of columns at which text wraps, or None to write each option on one line.
 
     Raises:
-        ConfigError: If nothing is found. The message suggests the nearest name.
+        ConfigError: if nothing is found. The message suggests the nearest name.
     """
     names = [word.strip("-").replace("-", "_") for word in words]
     if not names:
@@ -67,9 +67,9 @@ def table(words: Sequence[str] = (), engine: str = "", width: int | None = None)
     """List the options that have an effect, grouped by engines.
 
     Args:
-        words: Words that the names or meanings of the options must contain.
-        engine: The engine whose options and native arguments are listed, or "" to list the options of all engines.
-        width: The number of columns at which text wraps, or None to write each option on one line.
+        words: words that the names or meanings of the options must contain.
+        engine: the engine whose options and native arguments are listed, or "" to list the options of all engines.
+        width: the number of columns at which text wraps, or None to write each option on one line.
     """
     listed = [
         option
@@ -139,11 +139,11 @@ def describe(name: str, width: int | None = None) -> str:
     """Describe an option.
 
     Args:
-        name: Any name of the option, with or without `option.`, or the name of its own or a foreign variable.
-        width: The number of columns at which text wraps, or None to write each fact on one line.
+        name: any name of the option, with or without `option.`, or the name of its own or a foreign variable.
+        width: the number of columns at which text wraps, or None to write each fact on one line.
 
     Raises:
-        ConfigError: If there is no such option. The message suggests the nearest name.
+        ConfigError: if there is no such option. The message suggests the nearest name.
     """
     paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)

@@ -56,9 +56,9 @@ class Argument(NamedTuple):
     """An argument of an engine.
 
     Attributes:
-        types: The names of the types that it accepts, as in `_WORDS`.
-        first: The first release that has the argument, or "" for an installed engine.
-        last: The last release that has the argument, or "" for an installed engine.
+        types: the names of the types that it accepts, as in `_WORDS`.
+        first: the first release that has the argument, or "" for an installed engine.
+        last: the last release that has the argument, or "" for an installed engine.
     """
 
     types: frozenset[str]
@@ -70,8 +70,8 @@ class EngineArguments(NamedTuple):
     """The arguments of an engine.
 
     Attributes:
-        source: The name and version of the engine, or the releases in the shipped list.
-        arguments: The arguments by name.
+        source: the name and version of the engine, or the releases in the shipped list.
+        arguments: the arguments by name.
     """
 
     source: str
@@ -100,7 +100,7 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
     """Return the arguments in a shipped list, which `python -m tests.unit.config.engine_arguments` generates.
 
     Args:
-        engine: The name of the engine.
+        engine: the name of the engine.
         part: "engine", or "server" for the arguments of vLLM's own HTTP server.
     """
     data = _shipped_data(engine)
@@ -238,7 +238,7 @@ def check(value: Any, types: Collection[str]) -> None:
     """Check the type of a JSON value.
 
     Raises:
-        ValueError: If the value has none of the types.
+        ValueError: if the value has none of the types.
     """
     if not fits(value, types):
         raise ValueError(f"must be {_words(types)}")

@@ -18,8 +18,8 @@ def find_option(key: str, engine: str) -> Option | None:
     """Return the option that an engine knows by a name, or else the option of another engine, or None.
 
     Args:
-        key: The name of the option.
-        engine: The name of the engine, or "" if it is not known.
+        key: the name of the option.
+        engine: the name of the engine, or "" if it is not known.
     """
     options = KNOWN.get(key, [])
     own = [option for option in options if engine in option.engines]
@@ -69,10 +69,10 @@ class Unknown(NamedTuple):
     """A name that neither the handler nor an engine knows.
 
     Attributes:
-        key: The unknown name.
-        origin: Where the name is set.
-        message: What is wrong, with similar names that would be accepted.
-        is_near: Whether there are similar names, so that this name is probably misspelt.
+        key: the unknown name.
+        origin: where the name is set.
+        message: what is wrong, with similar names that would be accepted.
+        is_near: whether there are similar names, so that this name is probably misspelt.
     """
 
     key: str
@@ -163,9 +163,9 @@ class Own(NamedTuple):
     """A variable of the handler, with the value that a foreign variable sets.
 
     Attributes:
-        foreign: The name of the foreign variable.
-        name: The name of the handler's variable.
-        value: The value for the handler's variable.
+        foreign: the name of the foreign variable.
+        name: the name of the handler's variable.
+        value: the value for the handler's variable.
     """
 
     foreign: str
@@ -233,8 +233,8 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
     """Translate foreign variables. Two different values for one of the handler's variables are a problem.
 
     Args:
-        environ: The environment, in which an empty value counts as unset.
-        engine: The engine that the options name, or "" if they name none. `SM_VLLM_*` variables then select vLLM.
+        environ: the environment, in which an empty value counts as unset.
+        engine: the engine that the options name, or "" if they name none. `SM_VLLM_*` variables then select vLLM.
     """
     given = {name: (name, value) for name, value in environ.items() if value}
     for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):

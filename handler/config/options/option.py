@@ -26,19 +26,19 @@ class Option(NamedTuple):
     """The definition of an option.
 
     Attributes:
-        key: The option's name in serving.properties.
-        field: The option's name in `Config`, or in `Config.engine_options` if it has `engines`. None for an option
+        key: the option's name in serving.properties.
+        field: the option's name in `Config`, or in `Config.engine_options` if it has `engines`. None for an option
             without effect and for an engine's native argument.
-        parse: The parser of the option's value.
-        default: The default value, or None to leave it to the engine.
-        help: A description of the option, or why it has no effect.
-        aliases: Other names of the option.
-        engines: The engines that support the option, or () if all do. Other engines refuse it unless `idle` is set.
-        idle: Why other engines ignore the option, or "" if they refuse it.
-        argument: Whether the option is an engine's native argument.
-        of_java: Whether only DJL Serving's Java side reads the option.
-        harmless: Values without effect, which engines that do not support the option accept.
-        by_engine: The defaults of engines that have another default.
+        parse: the parser of the option's value.
+        default: the default value, or None to leave it to the engine.
+        help: a description of the option, or why it has no effect.
+        aliases: other names of the option.
+        engines: the engines that support the option, or () if all do. Other engines refuse it unless `idle` is set.
+        idle: why other engines ignore the option, or "" if they refuse it.
+        argument: whether the option is an engine's native argument.
+        of_java: whether only DJL Serving's Java side reads the option.
+        harmless: values without effect, which engines that do not support the option accept.
+        by_engine: the defaults of engines that have another default.
     """
 
     key: str
@@ -216,7 +216,7 @@ def read_json(text: str) -> Any:
     """Parse a JSON value of any type.
 
     Raises:
-        ValueError: If the text is not JSON or is nested too deeply.
+        ValueError: if the text is not JSON or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -238,11 +238,11 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
     """Parse the value of a dotted name: JSON, a number such as 1k (1000), 1K (1024) or 01, or else a string.
 
     Args:
-        text: The value.
-        is_list: Whether the value is a list of strings separated by commas.
+        text: the value.
+        is_list: whether the value is a list of strings separated by commas.
 
     Raises:
-        ValueError: If the value is JSON that is nested too deeply.
+        ValueError: if the value is JSON that is nested too deeply.
     """
     if is_list:
         return text.split(",")
@@ -267,7 +267,7 @@ class MediaLimits:
     The number of unsupported media must be 0.
 
     Attributes:
-        argument: Whether the parser also applies to the same name in option.engine_args.
+        argument: whether the parser also applies to the same name in option.engine_args.
     """
 
     argument = True
@@ -314,9 +314,9 @@ class Gone:
     """Parser of an option that is refused.
 
     Attributes:
-        why: Why the option is refused, and what to use instead.
-        unless: Values without effect, which are accepted.
-        argument: Whether the option is refused in option.engine_args, too.
+        why: why the option is refused, and what to use instead.
+        unless: values without effect, which are accepted.
+        argument: whether the option is refused in option.engine_args, too.
     """
 
     why: str

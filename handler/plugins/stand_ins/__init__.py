@@ -18,8 +18,8 @@ class StandIn(MetaPathFinder, Loader):
     """Import hook that provides the modules of one package.
 
     Args:
-        modules: The modules to provide.
-        first: Whether the stand-in replaces an installed package. Otherwise, it is used only if the package is not
+        modules: the modules to provide.
+        first: whether the stand-in replaces an installed package. Otherwise, it is used only if the package is not
             installed.
     """
 

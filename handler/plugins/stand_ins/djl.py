@@ -40,7 +40,7 @@ class Session:
     """A session, whose values are stored by name in files of its directory.
 
     Args:
-        expiration_ts: When the session expires, in seconds since the epoch, or None to read it from the directory.
+        expiration_ts: when the session expires, in seconds since the epoch, or None to read it from the directory.
     """
 
     def __init__(self, session_id: str, session_root: str, expiration_ts: float | None = None) -> None:
@@ -67,7 +67,7 @@ class Session:
         """Remove the session's directory.
 
         Raises:
-            ValueError: If the directory does not exist.
+            ValueError: if the directory does not exist.
         """
         if not os.path.isdir(self.files_path):
             raise ValueError(f"session directory does not exist: {self.session_id}")
@@ -82,10 +82,10 @@ class SessionManager:
     """Manager of the sessions in one directory.
 
     Args:
-        properties: The properties of the model, of which `sessions_path` and `sessions_expiration` (seconds) are used.
+        properties: the properties of the model, of which `sessions_path` and `sessions_expiration` (seconds) are used.
 
     Raises:
-        PermissionError: If the directory belongs to another user, whose pickles could run any code.
+        PermissionError: if the directory belongs to another user, whose pickles could run any code.
     """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ class SessionManager:
         """Return an open session, or None if it has expired or if the ID is empty or NEW_SESSION.
 
         Raises:
-            ValueError: If the session does not exist.
+            ValueError: if the session does not exist.
         """
         if not session_id or session_id == "NEW_SESSION":
             return None
@@ -124,7 +124,7 @@ class SessionManager:
         """Remove a session.
 
         Raises:
-            ValueError: If the session does not exist.
+            ValueError: if the session does not exist.
         """
         self._named(session_id).remove()
         del self.sessions[session_id]
@@ -194,7 +194,7 @@ class Output:
     """A response of a worker.
 
     Attributes:
-        failure: The default message of the method `error`, which depends on LMI's release.
+        failure: the default message of the method `error`, which depends on LMI's release.
     """
 
     failure = "invoke handler failure"

@@ -28,7 +28,7 @@ def from_nd_list(encoded: bytes | bytearray) -> list[Any]:
     """Decode a list of arrays, in DJL's format or in NumPy's npz format.
 
     Raises:
-        ValueError: If the data has neither format.
+        ValueError: if the data has neither format.
     """
     numpy = importlib.import_module("numpy")
     if bytes(encoded[:2]) == _NPZ:
