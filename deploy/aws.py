@@ -30,10 +30,10 @@ class Aws:
     """Clients for AWS services in one account and region.
 
     Args:
-        region: Region to use, or None for AWS_REGION or else boto3's configured region.
+        region: region to use, or None for AWS_REGION or else boto3's configured region.
 
     Raises:
-        SpecError: No region is set.
+        SpecError: no region is set.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -67,9 +67,9 @@ def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) 
     """Yield the items of a paginated list.
 
     Args:
-        operation: Name of boto3's method, such as `list_models`.
-        field: Name of the list in each page. A page without it counts as empty.
-        arguments: Arguments of the operation.
+        operation: name of boto3's method, such as `list_models`.
+        field: name of the list in each page. A page without it counts as empty.
+        arguments: arguments of the operation.
     """
     for page in aws.client(service).get_paginator(operation).paginate(**arguments):
         yield from page.get(field, ())

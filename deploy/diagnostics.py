@@ -44,9 +44,9 @@ def advice(reason: str, log_tail: Sequence[str] = (), name: str = "NAME") -> str
     """Return advice, one line for each of the two most likely causes, or "" if the cause is unknown.
 
     Args:
-        reason: The resource's FailureReason, or an error's message.
-        log_tail: Last lines of the container's log.
-        name: Name of the endpoint, if it is known.
+        reason: the resource's FailureReason, or an error's message.
+        log_tail: last lines of the container's log.
+        name: name of the endpoint, if it is known.
     """
     lines = []
     for cause in causes(reason, log_tail)[:2]:

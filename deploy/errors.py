@@ -18,8 +18,8 @@ class DeployError(Exception):
     """An error with advice.
 
     Args:
-        message: One line that says what is wrong and where.
-        advice: How to solve the problem, in any number of lines, or "".
+        message: one line that says what is wrong and where.
+        advice: how to solve the problem, in any number of lines, or "".
     """
 
     status = 1

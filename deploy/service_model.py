@@ -20,10 +20,10 @@ def service(name: str) -> ServiceModel:
     """Return botocore's description of a service.
 
     Args:
-        name: Service name that requests are signed with.
+        name: service name that requests are signed with.
 
     Raises:
-        UnknownServiceError: Botocore does not describe the service.
+        UnknownServiceError: the service is unknown to botocore.
     """
     name = _MODELS.get(name, name)
     return ServiceModel(Loader().load_service_model(name, "service-2"), service_name=name)
@@ -50,10 +50,10 @@ def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> st
     boto3 itself checks only a few of these constraints.
 
     Args:
-        signed_for: Service name that the request is signed with. A service unknown to botocore is not checked.
+        signed_for: service name that the request is signed with. A service unknown to botocore is not checked.
 
     Raises:
-        Malformed: A value has the wrong type. The message is AWS's.
+        Malformed: a value has the wrong type. The message is AWS's.
     """
     try:
         shape = service(signed_for).operation_model(operation).input_shape
@@ -82,7 +82,7 @@ def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
     """Yield the violations of a value and of the values nested in it.
 
     Raises:
-        Malformed: A value has the wrong type.
+        Malformed: a value has the wrong type.
     """
     kind = shape.type_name
     if kind not in _TYPES or getattr(shape, "is_document_type", False):

@@ -31,11 +31,11 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     """Read a model's configuration from a file.
 
     Args:
-        number: Number of the recommendation to read from a job, starting at 1.
-        region: Region to use if the file names none.
+        number: number of the recommendation to read from a job, starting at 1.
+        region: region to use if the file names none.
 
     Raises:
-        SpecError: The file cannot be read, or its format is not supported.
+        SpecError: the file cannot be read, or its format is not supported.
     """
     content = _json(path)
     for has, operation, read in _FORMS:
@@ -184,9 +184,9 @@ def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Con
     """Return the source that a job recommends.
 
     Args:
-        arn: Name of the field with the job's ARN.
-        fields: Fields of the variant. Empty ones are left out.
-        model: Fields of the model, to which the job's role is added.
+        arn: name of the field with the job's ARN.
+        fields: fields of the variant. Empty ones are left out.
+        model: fields of the model, to which the job's role is added.
     """
     role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
     config = _variant({key: value for key, value in fields.items() if value})
@@ -240,7 +240,7 @@ def written(adopted: Adopted, command: str) -> str:
     """Return the specification as YAML, with comments.
 
     Args:
-        command: Command line that the first comment names.
+        command: command line that the first comment names.
     """
     lines = [_comment(f"Written by `{command}` {sentence}. Nothing was changed.") for sentence in adopted.head]
     for name, value in adopted.content.items():

@@ -42,11 +42,11 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     """Read a document as the SDK does, with the first configuration of its ranking and its default instance type.
 
     Args:
-        region: Region of the bucket with the weights, or "" if it is unknown.
+        region: region of the bucket with the weights, or "" if it is unknown.
 
     Raises:
-        SpecError: A field has the wrong type, or the region is needed but unknown.
-        Refused: The document names no image, or is a Marketplace package.
+        SpecError: a field has the wrong type, or the region is needed but unknown.
+        Refused: the document names no image, or is a Marketplace package.
     """
     fields = _chosen(_section(content, file, "document"), file)
     if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image

@@ -22,17 +22,17 @@ class Source:
     """The parts of an endpoint, each with the fields of AWS's Describe responses.
 
     Attributes:
-        name: Name of the endpoint, or "" if a file names none.
-        origin: Phrase for the specification's first line that says where the settings come from.
-        region: Region of the endpoint, or "" if it is unknown.
-        endpoint: Response of DescribeEndpoint, or {} if there is no endpoint.
-        config: Response of DescribeEndpointConfig, or arguments of CreateEndpointConfig.
-        models: Responses of DescribeModel or arguments of CreateModel, by model name ("" for the only model of a file).
-        components: Responses of DescribeInferenceComponent.
-        targets, policies: Scalable targets and scaling policies of Application Auto Scaling.
-        tags: Tags of the endpoint.
-        artifacts: Contents of the model data, by URI.
-        notes: Pairs `(field, what to do)` for fields that are not read.
+        name: name of the endpoint, or "" if a file names none.
+        origin: phrase for the specification's first line that says where the settings come from.
+        region: region of the endpoint, or "" if it is unknown.
+        endpoint: response of DescribeEndpoint, or {} if there is no endpoint.
+        config: response of DescribeEndpointConfig, or arguments of CreateEndpointConfig.
+        models: responses of DescribeModel or arguments of CreateModel, by model name ("" for the only model of a file).
+        components: responses of DescribeInferenceComponent.
+        targets, policies: scalable targets and scaling policies of Application Auto Scaling.
+        tags: tags of the endpoint.
+        artifacts: contents of the model data, by URI.
+        notes: pairs `(field, what to do)` for fields that are not read.
     """
 
     name: str
@@ -60,7 +60,7 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     """Return the only container of a model.
 
     Raises:
-        Refused: The model has no container or several, loads many models by name, or is a model package.
+        Refused: the model has no container or several, loads many models by name, or is a model package.
     """
     found = containers(model)
     whose = f"model {name}" if name else "the model"
@@ -110,7 +110,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
     """Read an endpoint with its configuration, models, components, scaling, tags and model data.
 
     Raises:
-        NotThere: The endpoint or its configuration does not exist.
+        NotThere: the endpoint or its configuration does not exist.
     """
     endpoint = show(aws, Kind.ENDPOINT, (name,))
     if endpoint is None:

@@ -32,7 +32,7 @@ def scaling_of(
     """Return the `scaling` section, or None if the endpoint has no scaling that can be mapped.
 
     Args:
-        unmapped: List to which settings that cannot be mapped are added, with the reason.
+        unmapped: list to which settings that cannot be mapped are added, with the reason.
     """
     places = [f"inference-component/{one['InferenceComponentName']}" for one in bases]
     if not places:
@@ -72,14 +72,14 @@ class Wishes:
     """The user's own settings, which take precedence over the endpoint's.
 
     Attributes:
-        name: Name of the deployment, or None for the endpoint's name.
-        region: Region of the deployment, or None for the source's region.
-        role: ARN of the execution role, or None for the endpoint's role.
-        image: Image to deploy, as `{"uri": ...}` or `{"repository": ...}`.
-        model: Model ID on the hub or S3 prefix, or None for the container's model.
-        token_secret: ARN of the secret with the hub's token, or None.
-        container: Kind of the serving container, or None to derive it from its image.
-        variant: Name of the production variant to adopt, which is needed only if there are several.
+        name: name of the deployment, or None for the endpoint's name.
+        region: region of the deployment, or None for the source's region.
+        role: the ARN of the execution role, or None for the endpoint's role.
+        image: image to deploy, as `{"uri": ...}` or `{"repository": ...}`.
+        model: model ID on the hub or S3 prefix, or None for the container's model.
+        token_secret: the ARN of the secret with the hub's token, or None.
+        container: kind of the serving container, or None to derive it from its image.
+        variant: name of the production variant to adopt, which is needed only if there are several.
     """
 
     name: str | None = None
@@ -97,12 +97,12 @@ class Adopted:
     """A specification and the comments on it.
 
     Attributes:
-        content: Fields of the specification, in the order in which they are written.
-        head: Phrases for the comments at the top of the file.
-        unmapped: Pairs `(field or NAME=value, reason)` for settings that cannot be mapped.
-        idle: Pairs of the same form for settings that have no effect here.
-        defaults: Pairs `(field, whose default it is)` for settings that the source leaves to its container.
-        passed: Names of the fields that are passed to SageMaker unchanged.
+        content: fields of the specification, in the order in which they are written.
+        head: phrases for the comments at the top of the file.
+        unmapped: pairs `(field or NAME=value, reason)` for settings that cannot be mapped.
+        idle: pairs of the same form for settings that have no effect here.
+        defaults: pairs `(field, whose default it is)` for settings that the source leaves to its container.
+        passed: names of the fields that are passed to SageMaker unchanged.
     """
 
     content: dict[str, Any]
@@ -126,8 +126,8 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     """Return the specification of an endpoint.
 
     Raises:
-        Refused: The endpoint's owner, container or configuration does not allow it.
-        SpecError: A required setting, such as the name or the role, is neither in the source nor given.
+        Refused: the endpoint's owner, container or configuration does not allow it.
+        SpecError: a required setting, such as the name or the role, is neither in the source nor given.
     """
     name = wishes.name or source.name
     if not name:
@@ -179,7 +179,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     """Return the production variant to adopt.
 
     Raises:
-        Refused: The endpoint has several variants and none is chosen, or the variant is serverless.
+        Refused: the endpoint has several variants and none is chosen, or the variant is serverless.
     """
     variants = source.config.get("ProductionVariants", ())
     names = [str(one.get("VariantName")) for one in variants]
@@ -212,7 +212,7 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
     """Return the first serving container and all further ones that differ from the first.
 
     Raises:
-        Refused: The endpoint serves no model, or a component has specifications by instance type.
+        Refused: the endpoint serves no model, or a component has specifications by instance type.
     """
     if not bases:
         name = str(variant.get("ModelName", ""))
@@ -323,7 +323,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
     """Return the `model` section, and report the container's other model data in the comments.
 
     Raises:
-        Refused: No location is known from which this project's image can load the model.
+        Refused: no location is known from which this project's image can load the model.
     """
     uri, is_prefix = data_of(served)
     said = wishes.model or found.model_id
@@ -572,7 +572,7 @@ def _checked(result: Adopted) -> Adopted:
     """Move settings that a specification does not support to `unmapped`, with the reason.
 
     Raises:
-        SpecError: The remaining settings are not a valid specification.
+        SpecError: the remaining settings are not a valid specification.
     """
     for _ in range(_MOST_PASSES):
         lines = content_problems(result.content)
@@ -624,7 +624,7 @@ def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[s
         Pairs of a field that is in neither AWS shape, and the reason.
 
     Raises:
-        SpecError: A field has the wrong type. The message names the first such field.
+        SpecError: a field has the wrong type. The message names the first such field.
     """
     service = sagemaker()
     shapes = [service.operation_model(operation).output_shape]

@@ -38,10 +38,10 @@ class Container(NamedTuple):
     """The kind and release of a serving container.
 
     Attributes:
-        kind: One of `lmi`, `tgi`, `vllm` and `ours`.
-        engine: Engine that the container's variables configure.
-        release: Release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
-        told: Release as written in the tag.
+        kind: one of `lmi`, `tgi`, `vllm` and `ours`.
+        engine: engine that the container's variables configure.
+        release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
+        told: release as written in the tag.
     """
 
     kind: str
@@ -65,10 +65,10 @@ def container_kind(image: str, said: str | None) -> Container:
     """Return the kind and release of the container in an image.
 
     Args:
-        said: Kind that the user has given, or None to derive it from the image's name.
+        said: kind that the user has given, or None to derive it from the image's name.
 
     Raises:
-        Refused: The container is not supported.
+        Refused: the container is not supported.
     """
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
@@ -105,16 +105,16 @@ class Variables:
     """What becomes of the variables in a container's environment.
 
     Attributes:
-        options: Options of the specification, without the prefix `option.`.
-        environment: Variables that are kept unchanged.
-        model_id: Model that the container loads, or "" if no variable names it.
-        context: Value of `model.context`, or None if no variable sets it.
-        unmapped: Pairs `(NAME=value, reason)` for variables that cannot be mapped.
-        idle: Pairs of the same form for variables that have no effect here.
-        defaults: Pairs `(option, whose default it is)` for options that no variable sets.
-        hub_token: Names of the variables that contain a token of the Hugging Face hub.
-        origins: Name of the variable that each option comes from.
-        keys: Values of all options that a variable sets, as strings, by the option's key.
+        options: options of the specification, without the prefix `option.`.
+        environment: variables that are kept unchanged.
+        model_id: model that the container loads, or "" if no variable names it.
+        context: value of `model.context`, or None if no variable sets it.
+        unmapped: pairs `(NAME=value, reason)` for variables that cannot be mapped.
+        idle: pairs of the same form for variables that have no effect here.
+        defaults: pairs `(option, whose default it is)` for options that no variable sets.
+        hub_token: names of the variables that contain a token of the Hugging Face hub.
+        origins: name of the variable that each option comes from.
+        keys: values of all options that a variable sets, as strings, by the option's key.
     """
 
     options: dict[str, Value] = field(default_factory=dict)

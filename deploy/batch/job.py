@@ -41,10 +41,10 @@ class BatchJob:
     """A transform job to create.
 
     Attributes:
-        model: Model of the job, which must be created first.
-        stem: Common beginning of the names of all jobs with this input and output.
-        request: Arguments of CreateTransformJob, except for the name.
-        warnings: Warnings to print, one sentence each.
+        model: model of the job, which must be created first.
+        stem: common beginning of the names of all jobs with this input and output.
+        request: arguments of CreateTransformJob, except for the name.
+        warnings: warnings to print, one sentence each.
     """
 
     model: Resource
@@ -57,7 +57,7 @@ def settings_of(spec: Spec) -> Batch:
     """Return the specification's `batch` section.
 
     Raises:
-        SpecError: The specification has no such section.
+        SpecError: the specification has no such section.
     """
     if spec.batch is None:
         raise SpecError("batch: must be given", "Pass --input and --output, or add batch: to the specification.")
@@ -68,8 +68,8 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     """Build the transform job and its model.
 
     Raises:
-        Refused: Batch transform does not support a setting of the specification.
-        SpecError: The specification has no `batch` section, or its model cannot be built.
+        Refused: batch transform does not support a setting of the specification.
+        SpecError: the specification has no `batch` section, or its model cannot be built.
     """
     batch = settings_of(spec)
     if decision.pools:  # a job has only one instance type
@@ -203,7 +203,7 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
     """Check a job's input, output and quota. Missing permission to read is only a warning.
 
     Raises:
-        BotoCoreError: AWS cannot be reached.
+        BotoCoreError: there is no connection to AWS.
     """
     usage = f"{decision.instance_type} for transform job usage"
     count = spec.instance.count
@@ -302,7 +302,7 @@ def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """Return the URIs of the outputs (`*.out`) under an S3 URI.
 
     Args:
-        since: Time before which outputs are left out, or None for all outputs.
+        since: time before which outputs are left out, or None for all outputs.
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""

@@ -33,7 +33,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
     """Refuse a job if another running job of the deployment writes to the same output.
 
     Raises:
-        Refused: Such a job exists. The message names it.
+        Refused: such a job exists. The message names it.
     """
     output = job.request["TransformOutput"]["S3OutputPath"].rstrip("/")
     for status in _RUNNING:
@@ -51,7 +51,7 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
     """Create the job's model unless it exists; return whether it was created.
 
     Raises:
-        Refused: A model of that name has another owner.
+        Refused: a model of that name has another owner.
     """
     existing = show(aws, Kind.MODEL, (job.model.name,))
     if existing is None:
@@ -74,7 +74,7 @@ def create(aws: Aws, job: BatchJob, name: str) -> None:
     """Create the transform job.
 
     Raises:
-        Refused: A job of that name exists already.
+        Refused: a job of that name exists already.
     """
     run = {"Key": _TAG_RUN, "Value": uuid.uuid4().hex}
     request = {**job.request, "TransformJobName": name, "Tags": [*job.request["Tags"], run]}
@@ -95,7 +95,7 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
     """Return AWS's description of a transform job.
 
     Raises:
-        NotThere: The job does not exist.
+        NotThere: the job does not exist.
     """
     answer = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
     if answer is None:
@@ -116,8 +116,8 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
     """Wait until a job ends, and return the URIs of its outputs.
 
     Raises:
-        Failed: The job failed or was stopped. The advice has the end of the log and the outputs so far.
-        NotThere: The job does not exist.
+        Failed: the job failed or was stopped. The advice has the end of the log and the outputs so far.
+        NotThere: the job does not exist.
     """
     began = time.monotonic()
     total: int | None = None

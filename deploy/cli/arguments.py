@@ -48,7 +48,7 @@ def spec_of(arguments: argparse.Namespace) -> Spec:
     """Return the specification that the arguments describe.
 
     Raises:
-        SpecError: The specification is invalid.
+        SpecError: the specification is invalid.
     """
     short = [
         f"{name}={value}" for name, _ in _SHORT.values() if (value := getattr(arguments, f"spec_{name}")) is not None
@@ -77,7 +77,7 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
     """Return the shadow's share of requests and instances, or None without --shadow.
 
     Raises:
-        SpecError: The arguments contradict each other.
+        SpecError: the arguments contradict each other.
     """
     percent, count = arguments.shadow_percent, arguments.shadow_count
     if arguments.shadow:
@@ -163,7 +163,7 @@ def body_of(arguments: argparse.Namespace) -> Any:
     """Return the request's body.
 
     Raises:
-        DeployError: The arguments contradict each other, or a file cannot be read.
+        DeployError: the arguments contradict each other, or a file cannot be read.
     """
     parameters = parameters_of(arguments)
     if arguments.json is not None and arguments.body is not None:
@@ -190,7 +190,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the generation parameters. Values that are not JSON are strings.
 
     Raises:
-        DeployError: A parameter has no name or no value.
+        DeployError: a parameter has no name or no value.
     """
     parameters: dict[str, Any] = {}
     for setting in arguments.parameters:

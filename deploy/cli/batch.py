@@ -86,7 +86,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     """Build the job, check it, and print what will be created.
 
     Raises:
-        Refused: A check found an error, or a running job writes to the same output.
+        Refused: a check found an error, or a running job writes to the same output.
     """
     resolution = resolve_online(spec, aws)
     decision = resolution.decision

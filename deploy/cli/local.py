@@ -58,7 +58,7 @@ def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
     """Return the plan for a rehearsal, in which one container serves all endpoints of an emulated AWS.
 
     Raises:
-        DeployError: A package is missing, or an argument does not apply to a rehearsal.
+        DeployError: a package is missing, or an argument does not apply to a rehearsal.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise DeployError(f"--aws needs {', '.join(missing)}: {install('lmi-handler[rehearse]')}")
@@ -218,7 +218,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     """Return the plan that the arguments describe.
 
     Raises:
-        DeployError: The arguments contradict each other.
+        DeployError: the arguments contradict each other.
     """
     settings = {
         "a model": arguments.model,
@@ -244,7 +244,7 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
     """Return the plan for a specification, with one process for each component.
 
     Raises:
-        DeployError, SpecError: The file is invalid, conflicts with an argument, or cannot run here.
+        DeployError, SpecError: the file is invalid, conflicts with an argument, or cannot run here.
     """
     if arguments.container_port is not None:
         raise DeployError("--container-port applies to one container, but a specification may have several")

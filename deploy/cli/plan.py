@@ -88,8 +88,8 @@ def _print(
     """Print the plan.
 
     Args:
-        checks: Results of the preflight checks, or () if AWS was not called.
-        reason: Reason why AWS was not called, or None if it was.
+        checks: results of the preflight checks, or () if AWS was not called.
+        reason: reason why AWS was not called, or None if it was.
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]

@@ -82,11 +82,11 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
     """Ask the user to confirm on the terminal, and return whether to go on.
 
     Args:
-        yes: Whether `--yes` is set, so that the user is not asked.
-        needed: Whether the user must confirm, even if there is no terminal.
+        yes: whether `--yes` is set, so that the user is not asked.
+        needed: whether the user must confirm, even if there is no terminal.
 
     Raises:
-        Refused: There is no terminal, and the user must confirm.
+        Refused: there is no terminal, and the user must confirm.
     """
     if yes:
         return True
@@ -107,7 +107,7 @@ def for_terminal(text: str, to: IO[str] | None = None) -> str:
     """Return the text in a form that is safe to print. On a terminal, control characters are made visible.
 
     Args:
-        to: Stream on which the text will be printed, or None for standard output.
+        to: stream on which the text will be printed, or None for standard output.
     """
     to = to or sys.stdout
     if to.isatty():

@@ -21,13 +21,13 @@ class AsyncAnswer:
     """The response of an asynchronous request, which SageMaker will write to S3.
 
     Args:
-        response: Response of InvokeEndpointAsync.
+        response: response of InvokeEndpointAsync.
         s3: boto3's client for S3.
 
     Attributes:
-        id: ID of the inference.
-        output: URI to which the response will be written.
-        failure: URI to which a failure would be written, or None if the endpoint has no location for failures.
+        id: the ID of the inference.
+        output: the URI to which the response will be written.
+        failure: the URI to which a failure would be written, or None if the endpoint has no location for failures.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class AsyncAnswer:
         """Wait for the response, and return it deserialized.
 
         Args:
-            seconds: Timeout. The default, an hour, is SageMaker's maximum (InvocationTimeoutSeconds).
+            seconds: timeout. The default, an hour, is SageMaker's maximum (InvocationTimeoutSeconds).
 
         Raises:
-            ModelFailed: SageMaker wrote a failure, which the message quotes.
-            TimedOut: Neither a response nor a failure was written in time.
-            RequestFailed: S3 cannot be read.
+            ModelFailed: the model failed. The message quotes the failure that SageMaker wrote.
+            TimedOut: neither a response nor a failure was written in time.
+            RequestFailed: reading from S3 failed.
         """
         until, pause = self._clock() + seconds, _FIRST
         while True:
@@ -105,7 +105,7 @@ def split_s3(uri: str) -> tuple[str, str]:
     """Split the s3:// URI of an object into bucket and key.
 
     Raises:
-        NotSent: The URI is not of that form.
+        NotSent: the URI is not of that form.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")

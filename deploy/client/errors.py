@@ -55,10 +55,10 @@ class RequestFailed(DeployError):
     """A failed request.
 
     Attributes:
-        original_status: Status that the container sent, None if it is unknown, or 0 if the container sent none.
-        log_stream: ARN of the container's log stream, or None if it is unknown.
-        request_id: AWS's ID of the request, which AWS support asks for, or None if it is unknown.
-        arrived: Events of the stream before the failure, in order.
+        original_status: status that the container sent, None if it is unknown, or 0 if the container sent none.
+        log_stream: the ARN of the container's log stream, or None if it is unknown.
+        request_id: the ID of the request, which AWS support asks for, or None if it is unknown.
+        arrived: events of the stream before the failure, in order.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ class OpenAIRoute:
     """The base URL and the token of an endpoint's OpenAI route.
 
     Attributes:
-        base_url: Base URL, which ends in /openai/v1. Its only operation is chat/completions.
-        token: Function that returns a valid token.
+        base_url: base URL, which ends in /openai/v1. Its only operation is chat/completions.
+        token: function that returns a valid token.
     """
 
     base_url: str
@@ -38,7 +38,7 @@ class OpenAIRoute:
         """Return a client from the `openai` package.
 
         Raises:
-            NotSent: The package is not installed.
+            NotSent: the package is not installed.
         """
         try:
             import openai
@@ -67,11 +67,11 @@ class Session:
     header.
 
     Attributes:
-        id: ID that the container has given the session, or "" after it was closed.
-        expires: Time at which the container drops the session, or None if it is unknown.
+        id: the ID that the container has given the session, or "" after it was closed.
+        expires: time at which the container drops the session, or None if it is unknown.
 
     Raises:
-        ModelRefused: The container does not support sessions.
+        ModelRefused: the container does not support sessions.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -89,8 +89,8 @@ class Session:
         """Return the whole response, like `Predictor.predict`.
 
         Raises:
-            ModelRefused: The session is unknown or expired (status 400).
-            RequestFailed: The request failed.
+            ModelRefused: the session is unknown or expired (status 400).
+            RequestFailed: the request failed.
         """
         return self._predictor.predict(data, session_id=self.id, **options)
 
@@ -167,16 +167,16 @@ class Predictor:
     """A client for one endpoint.
 
     Args:
-        endpoint_name: Name of the endpoint, or of an inference router.
-        region: Region of the endpoint, or None for boto3's setting.
-        component: Inference component to call, or None if the endpoint has at most one.
-        adapter: Name of an adapter's component to call, instead of `component`.
-        routing_target: Routing target to call, if `endpoint_name` is an inference router.
-        connection: Further settings; see `Connection`.
+        endpoint_name: name of the endpoint, or of an inference router.
+        region: region of the endpoint, or None for boto3's setting.
+        component: inference component to call, or None if the endpoint has at most one.
+        adapter: name of an adapter's component to call, instead of `component`.
+        routing_target: routing target to call, if `endpoint_name` is an inference router.
+        connection: further settings; see `Connection`.
 
     Raises:
-        NotSent: No region is set, or the arguments contradict each other.
-        TypeError: A setting is unknown.
+        NotSent: no region is set, or the arguments contradict each other.
+        TypeError: a setting is unknown.
     """
 
     def __init__(
@@ -212,10 +212,10 @@ class Predictor:
         """Return the whole response, deserialized. SageMaker waits 60 s for it.
 
         Args:
-            initial_args: Further arguments for boto3's `invoke_endpoint`.
+            initial_args: further arguments for boto3's `invoke_endpoint`.
 
         Raises:
-            RequestFailed: The request failed; see `errors.py`. The other methods raise it, too.
+            RequestFailed: the request failed; see `errors.py`. The other methods raise it, too.
         """
         request = self._request(data, initial_args, options)
         request.setdefault("Accept", ", ".join(self.deserializer.ACCEPT))
@@ -243,8 +243,8 @@ class Predictor:
         """Request a chat completion in OpenAI's format through `/invocations`, which every LMI container supports.
 
         Args:
-            messages: Messages of the conversation, or the text of one user message.
-            parameters: Further fields of the body, such as `max_tokens` and `temperature`.
+            messages: messages of the conversation, or the text of one user message.
+            parameters: further fields of the body, such as `max_tokens` and `temperature`.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -266,11 +266,11 @@ class Predictor:
         """Return a client from the `openai` package for the endpoint's OpenAI route, which renews its tokens itself.
 
         Args:
-            asynchronous: Whether to return an `openai.AsyncOpenAI`.
-            options: Further options of the client. Its retries are off by default, as they would repeat generations.
+            asynchronous: whether to return an `openai.AsyncOpenAI`.
+            options: further options of the client. Its retries are off by default, as they would repeat generations.
 
         Raises:
-            NotSent: The package is not installed. `openai_route()` works without it.
+            NotSent: the package is not installed. `openai_route()` works without it.
         """
         return self.openai_route().client(asynchronous=asynchronous, **options)
 
@@ -286,9 +286,9 @@ class Predictor:
         """Send an asynchronous request.
 
         Args:
-            data: Body of the request, which may have up to 128,000 bytes without `upload`.
-            input_location: URI of an S3 object that contains the body, instead of `data`.
-            upload: URI, s3://BUCKET/KEY, to which `data` is uploaded first.
+            data: body of the request, which may have up to 128,000 bytes without `upload`.
+            input_location: the URI of an S3 object that contains the body, instead of `data`.
+            upload: the URI, s3://BUCKET/KEY, to which `data` is uploaded first.
         """
         config = Config(retries={"total_max_attempts": 5, "mode": "standard"})
         s3 = web_pages.refused(self.runtime.session.client("s3", region_name=self.runtime.region, config=config))
@@ -330,11 +330,11 @@ class Conversation:
     """A conversation with a model.
 
     Args:
-        system: System message, or "" for none.
-        parameters: Parameters of every request, such as `max_tokens` and `temperature`.
+        system: system message, or "" for none.
+        parameters: parameters of every request, such as `max_tokens` and `temperature`.
 
     Attributes:
-        turns: Messages of the user and the model, in OpenAI's format.
+        turns: messages of the user and the model, in OpenAI's format.
     """
 
     def __init__(self, predictor: Predictor, system: str = "", parameters: Mapping[str, Any] | None = None) -> None:
@@ -358,7 +358,7 @@ class Conversation:
         so that the user can ask again.
 
         Raises:
-            RequestFailed: The request failed.
+            RequestFailed: the request failed.
         """
         turn = {"role": "user", "content": text}
         pieces: list[str] = []

@@ -63,7 +63,7 @@ def runtime_client(
 
     Args:
         service: boto3's name of the service, which differs for inference routers.
-        config: Further arguments for botocore's `Config`.
+        config: further arguments for botocore's `Config`.
     """
     once = {"total_max_attempts": 1, "mode": "standard"}
     own = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
@@ -79,8 +79,8 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
     It calls ListInferenceComponents, and DescribeInferenceComponent if there are several components.
 
     Raises:
-        NotSent: The endpoint has no component or several.
-        RequestFailed: AWS denies listing the components.
+        NotSent: the endpoint has no component or several.
+        RequestFailed: the caller may not list the components.
     """
     client = web_pages.refused(session.client("sagemaker", region_name=region))
     try:
@@ -112,7 +112,7 @@ def check_component(client: Any, name: str) -> None:
         client: boto3's client for SageMaker. Without permission for DescribeInferenceComponent, nothing is checked.
 
     Raises:
-        ComponentFailed: The component has failed.
+        ComponentFailed: the component has failed.
     """
     try:
         found = client.describe_inference_component(InferenceComponentName=name)
@@ -142,10 +142,10 @@ class Patience:
     """Time limits of retries, in seconds from the first attempt.
 
     Attributes:
-        busy: Limit while requests are throttled, or while there is no connection.
-        cold: Limit while no copy is up. An instance takes minutes to start.
-        first: First pause. Each further pause is up to twice as long as the previous one, with jitter.
-        longest: Maximum length of a pause.
+        busy: limit while requests are throttled, or while there is no connection.
+        cold: limit while no copy is up. An instance takes minutes to start.
+        first: first pause. Each further pause is up to twice as long as the previous one, with jitter.
+        longest: maximum length of a pause.
     """
 
     busy: float = 60.0
@@ -171,10 +171,10 @@ def with_retries(
     """Return the result of `attempt`, which is repeated while it raises `NotStarted`.
 
     Args:
-        report: Function that is called before each pause, with the error and the pause in seconds.
+        report: function that is called before each pause, with the error and the pause in seconds.
 
     Raises:
-        NotStarted: The time limit has passed. This is the error of the last attempt.
+        NotStarted: the time limit has passed. This is the error of the last attempt.
         RequestFailed: `attempt` raised any other error, which is not retried.
     """
     started, pause = clock(), patience.first
@@ -216,12 +216,12 @@ class Connection(TypedDict, total=False):
     """Settings for the connection to an endpoint.
 
     Attributes:
-        endpoint_url: URL to use instead of AWS, such as the one that `lmi deploy local` prints.
+        endpoint_url: the URL to use instead of AWS, such as the one that `lmi deploy local` prints.
         session: boto3 session with credentials of another profile or role, or None for a new session.
-        patience: Time limits for retrying requests that have not started.
-        timeouts: Timeouts of a single attempt.
-        report: Function that is called before each pause between attempts, with the error and the pause in seconds.
-        connections: Maximum number of concurrent requests.
+        patience: time limits for retrying requests that have not started.
+        timeouts: timeouts of a single attempt.
+        report: function that is called before each pause between attempts, with the error and the pause in seconds.
+        connections: maximum number of concurrent requests.
     """
 
     endpoint_url: str | None
@@ -236,14 +236,14 @@ class Runtime:
     """Calls of SageMaker Runtime to one endpoint. Thread-safe.
 
     Args:
-        endpoint_name: Name of the endpoint.
-        region: Region of the endpoint, or None for boto3's setting.
-        component: Inference component or adapter to call, or None if the endpoint has at most one component.
-        connection: Further settings; see `Connection`.
+        endpoint_name: name of the endpoint.
+        region: region of the endpoint, or None for boto3's setting.
+        component: inference component or adapter to call, or None if the endpoint has at most one component.
+        connection: further settings; see `Connection`.
 
     Raises:
-        NotSent: No region is set.
-        TypeError: A setting is unknown.
+        NotSent: no region is set.
+        TypeError: a setting is unknown.
     """
 
     service = "sagemaker-runtime"
@@ -281,7 +281,7 @@ class Runtime:
             request: boto3's arguments, except for the endpoint's name.
 
         Raises:
-            RequestFailed: The request failed; see `errors.py`.
+            RequestFailed: the request failed; see `errors.py`.
         """
         client = self._client  # created before the attempts, as this takes time
 
@@ -391,11 +391,11 @@ def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
     """Return a new bearer token for the OpenAI routes of the region's endpoints.
 
     Args:
-        credentials: Frozen credentials of botocore.
-        seconds: Lifetime of the token, from 1 to 43200.
+        credentials: frozen credentials of botocore.
+        seconds: lifetime of the token, from 1 to 43200.
 
     Raises:
-        NotSent: The lifetime is invalid.
+        NotSent: the lifetime is invalid.
     """
     if not 1 <= seconds <= LONGEST:
         raise NotSent(f"the lifetime of a bearer token must be 1 to {LONGEST} s, not {seconds}")
@@ -459,8 +459,8 @@ class RouterRuntime(Runtime):
     """Calls through a routing target of an inference router. `endpoint_name` is the router's name.
 
     Args:
-        router: Name of the inference router.
-        routing_target: Name of the routing target in the router.
+        router: name of the inference router.
+        routing_target: name of the routing target in the router.
     """
 
     service = _SERVICE

@@ -22,13 +22,13 @@ class Token:
     """A piece of the generated text, usually one token.
 
     Attributes:
-        text: Text of the piece as it arrived.
-        id: ID of the token, or None if the schema has no token IDs.
-        logprob: Natural logarithm of the token's probability, or None if it was not requested.
-        special: Whether the token is a special token.
-        shown: Whether `text` is part of the generated text. TGI's special tokens are not.
-        index: Number of the choice, if several were requested.
-        data: JSON value of the event.
+        text: text of the piece as it arrived.
+        id: the ID of the token, or None if the schema has no token IDs.
+        logprob: natural logarithm of the token's probability, or None if it was not requested.
+        special: whether the token is a special token.
+        shown: whether `text` is part of the generated text. TGI's special tokens are not.
+        index: number of the choice, if several were requested.
+        data: the JSON value of the event.
     """
 
     text: str
@@ -45,11 +45,11 @@ class Finish:
     """The end of a choice.
 
     Attributes:
-        reason: Finish reason in the schema's terms, such as `length`, `eos_token` or `stop`, or None if there is none.
-        generated_text: Whole text, or None if the schema does not repeat it.
-        details: Further fields of the final event, under their own names.
-        index: Number of the choice.
-        data: JSON value of the event.
+        reason: finish reason in the schema's terms, such as `length`, `eos_token` or `stop`, or None if there is none.
+        generated_text: whole text, or None if the schema does not repeat it.
+        details: further fields of the final event, under their own names.
+        index: number of the choice.
+        data: the JSON value of the event.
     """
 
     reason: str | None
@@ -73,7 +73,7 @@ def events_of(value: Any) -> list[Event]:
     """Return the events in one JSON value. A value of an unknown schema becomes `Raw`.
 
     Raises:
-        ModelFailed: The value reports a failure of the model.
+        ModelFailed: the value reports a failure of the model.
     """
     try:
         return list(_events(value))
@@ -196,7 +196,7 @@ class Reader(Protocol):
         """Return the values that the end of the input completes.
 
         Raises:
-            Truncated: The response ended inside a value.
+            Truncated: the response ended inside a value.
         """
 
 
@@ -332,7 +332,7 @@ def reader_for(content_type: str, beginning: bytes) -> Reader | None:
     the content type decides.
 
     Args:
-        beginning: First bytes of the response, without a byte order mark.
+        beginning: first bytes of the response, without a byte order mark.
     """
     kind = content_type.partition(";")[0].strip().lower()
     events = kind == "text/event-stream"
@@ -364,10 +364,10 @@ class AnswerReader:
     How the bytes are split does not affect the events, except that plain text may be split differently.
 
     Args:
-        content_type: Content type that the container sent, or "" if it is unknown.
+        content_type: content type that the container sent, or "" if it is unknown.
 
     Attributes:
-        arrived: Events so far.
+        arrived: events so far.
     """
 
     def __init__(self, content_type: str = "") -> None:
@@ -381,7 +381,7 @@ class AnswerReader:
         """Add bytes, and yield the events that are complete now.
 
         Raises:
-            ModelFailed: The response reports a failure. It is raised after the events before it.
+            ModelFailed: the response reports a failure. It is raised after the events before it.
         """
         if self._reader is None:
             self._beginning += data
@@ -397,8 +397,8 @@ class AnswerReader:
         """Yield the events that the end of the bytes completes.
 
         Raises:
-            StreamBroken: The response is incomplete.
-            ModelFailed: The response reports a failure.
+            StreamBroken: the response is incomplete.
+            ModelFailed: the response reports a failure.
         """
         values: list[object] = []
         if self._reader is None:
@@ -444,12 +444,12 @@ class Stream:
     generation if the container notices.
 
     Args:
-        parts: Parts of the response's body.
-        close: Function that closes the connection.
+        parts: parts of the response's body.
+        close: function that closes the connection.
 
     Attributes:
-        content_type: Content type that the container sent.
-        variant: Production variant that serves the request.
+        content_type: content type that the container sent.
+        variant: production variant that serves the request.
     """
 
     def __init__(self, parts: Iterable[bytes], content_type: str, close: Callable[[], Any], variant: str = "") -> None:
@@ -468,7 +468,7 @@ class Stream:
         """Yield the pieces of the generated text as they arrive, or the whole text if the response is not streamed.
 
         Args:
-            index: Number of the choice, if several were requested.
+            index: number of the choice, if several were requested.
         """
         pieces = False
         for event in self._events:
@@ -483,7 +483,7 @@ class Stream:
         """Yield the bytes of the response as they arrive, instead of events.
 
         Raises:
-            RequestFailed: The connection failed. A failure of the model is part of the bytes.
+            RequestFailed: the connection failed. A failure of the model is part of the bytes.
         """
         try:
             yield from self._parts

@@ -49,11 +49,11 @@ def leftovers(
     this run created it, and the models and configurations that this run created and that are not in use.
 
     Args:
-        desired: All resources, in the order of their creation.
-        created: Keys of the resources that this run created.
-        serving: Keys of endpoints and components in their desired state.
-        failed: Key of the resource that failed.
-        serves: Whether the endpoint existed before, or is in service now.
+        desired: all resources, in the order of their creation.
+        created: keys of the resources that this run created.
+        serving: keys of endpoints and components in their desired state.
+        failed: key of the resource that failed.
+        serves: whether the endpoint existed before, or is in service now.
     """
     by_key = {resource.key: resource for resource in desired}
     if not serves:
@@ -116,11 +116,11 @@ class ApplyOptions:
     """Options for applying a plan.
 
     Attributes:
-        say: Function that is called with a line of text for each step.
-        report: Function that is called at each poll.
-        keep_failed: Whether to keep resources that failed.
-        every: Seconds between two polls.
-        limit: Timeout in seconds for waiting for an endpoint or a component.
+        say: function that is called with a line of text for each step.
+        report: function that is called at each poll.
+        keep_failed: whether to keep resources that failed.
+        every: seconds between two polls.
+        limit: timeout in seconds for waiting for an endpoint or a component.
     """
 
     say: Callable[[str], None]
@@ -138,9 +138,9 @@ class Run:
     """The state of a run, which the rollback and the report of an interruption need.
 
     Attributes:
-        created: Keys of the resources that this run created.
-        serving: Keys of endpoints and components in their desired state.
-        current: Action in progress, if any.
+        created: keys of the resources that this run created.
+        serving: keys of endpoints and components in their desired state.
+        current: action in progress, if any.
     """
 
     created: list[str] = field(default_factory=list)
@@ -161,12 +161,12 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
     """Apply the plan.
 
     Args:
-        desired: Desired resources, from which the plan was made.
-        run: State that is updated with each step.
+        desired: desired resources, from which the plan was made.
+        run: state that is updated with each step.
 
     Raises:
-        Failed: A resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set.
-        DeployError, NotAllowed: AWS rejected a call. Resources are deleted in the same way.
+        Failed: a resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set.
+        DeployError, NotAllowed: a call to AWS failed. Resources are deleted in the same way.
     """
     run = Run() if run is None else run
     steps = _Steps(aws, plan, options, run)
@@ -222,7 +222,7 @@ class _Steps:
         """Check the owner of a resource that was created after the plan was made.
 
         Raises:
-            Refused: The resource does not belong to this deployment.
+            Refused: the resource does not belong to this deployment.
         """
         description = show(self._aws, action.kind, action.which)
         tags = {} if description is None else tags_of(self._aws, action.kind, description)
@@ -256,7 +256,7 @@ class _Steps:
         """Return whether the endpoint is as planned, or False if another run has already started the same update.
 
         Raises:
-            Refused: The endpoint serves something else, is being updated, or was deleted.
+            Refused: the endpoint serves something else, is being updated, or was deleted.
         """
         description = show(self._aws, action.kind, action.which) or {}
         status, serves = description.get("EndpointStatus", "deleted"), description.get("EndpointConfigName")

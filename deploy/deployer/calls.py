@@ -26,16 +26,16 @@ class Calls:
 
     Attributes:
         service: boto3's name of the service.
-        create: Method that creates a resource. If `update` is the same method, it also updates existing resources.
-        update: Method that updates a resource, or None if AWS cannot update it, so that a new version must replace it.
-        describe: Method that describes one resource or, if `list_field` is set, several.
-        delete: Method that deletes a resource.
-        identity: Fields that identify a resource in requests and responses. The last one is its name.
-        arn: Field of responses that contains the resource's ARN.
-        list_field: Field of `describe`'s response that contains the list, or None if it describes one resource.
-        names_argument: Argument of `describe` that accepts a list of names, if there is one.
-        delete_argument: Argument of `delete` that accepts a list of names, if there is one.
-        status: Field of responses that contains the resource's status, or None if this kind has no status.
+        create: method that creates a resource. If `update` is the same method, it also updates existing resources.
+        update: method that updates a resource, or None if AWS cannot update it, so that a new version must replace it.
+        describe: method that describes one resource or, if `list_field` is set, several.
+        delete: method that deletes a resource.
+        identity: fields that identify a resource in requests and responses. The last one is its name.
+        arn: field of responses that contains the resource's ARN.
+        list_field: field of `describe`'s response that contains the list, or None if it describes one resource.
+        names_argument: argument of `describe` that accepts a list of names, if there is one.
+        delete_argument: argument of `delete` that accepts a list of names, if there is one.
+        status: field of responses that contains the resource's status, or None if this kind has no status.
     """
 
     service: str
@@ -115,11 +115,11 @@ def call(
     """Call AWS, and retry for five minutes while another change is in progress or AWS throttles the calls.
 
     Args:
-        wanted: Function that is called before each attempt. If it returns False, {} is returned without a call.
+        wanted: function that is called before each attempt. If it returns False, {} is returned without a call.
 
     Raises:
-        ClientError: AWS's error at the last attempt.
-        DeployError: The installed boto3 does not know a field of the request.
+        ClientError: the last attempt failed.
+        DeployError: the installed boto3 does not know a field of the request.
     """
     client = aws.client(service)
     for seconds in (*_PAUSES, None):

@@ -36,9 +36,9 @@ class LiveResource:
     """A resource that exists in AWS.
 
     Attributes:
-        kind: Kind of the resource.
-        description: AWS's description of the resource.
-        tags: Tags of the resource, or for a scaling policy those of its scalable target.
+        kind: kind of the resource.
+        description: the description of the resource.
+        tags: tags of the resource, or for a scaling policy those of its scalable target.
     """
 
     kind: Kind
@@ -80,12 +80,12 @@ class Live:
     """The existing resources of a deployment.
 
     Attributes:
-        deployment: Name of the deployment in tags (`resources/resource.py`).
-        resources: Resources that the deployment owns or that have a desired name. Also its endpoint with its
+        deployment: name of the deployment in tags (`resources/resource.py`).
+        resources: resources that the deployment owns or that have a desired name. Also its endpoint with its
             configuration, even if another owner has them.
-        online: Whether AWS was queried. If not, nothing is known to exist.
-        others: Components on the same endpoint that the deployment does not own, including adapters.
-        foreign_targets: Scalable targets of the endpoint and its components that the deployment does not own.
+        online: whether AWS was queried. If not, nothing is known to exist.
+        others: components on the same endpoint that the deployment does not own, including adapters.
+        foreign_targets: scalable targets of the endpoint and its components that the deployment does not own.
     """
 
     deployment: str
@@ -279,7 +279,7 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
     """Return the version of a model or configuration that is in use now, or None if there is none.
 
     Args:
-        desired: All desired resources, among them the components that will use a model.
+        desired: all desired resources, among them the components that will use a model.
     """
     endpoint = live.endpoint
     if endpoint is None:

@@ -54,8 +54,8 @@ class Difference:
     """A field whose value changes.
 
     Attributes:
-        place: Path of the field, such as `PrimaryContainer.Image`.
-        before, after: Values of the field, or None if it is absent.
+        place: path of the field, such as `PrimaryContainer.Image`.
+        before, after: values of the field, or None if it is absent.
     """
 
     place: str
@@ -122,7 +122,7 @@ def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
     """Return the request with each `Ref` replaced by its value, if that is known.
 
     Args:
-        known: AWS's descriptions, by the keys of the resources.
+        known: the live resources' descriptions, by the resources' keys.
     """
     return resolved(request, lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
 
@@ -172,15 +172,15 @@ class Action:
     """What a plan does with one resource, usually by one call.
 
     Attributes:
-        verb: Kind of the action.
-        kind: Kind of the resource.
-        which: Identity of the resource.
+        verb: kind of the action.
+        kind: kind of the resource.
+        which: identity of the resource.
         operation: boto3's method, such as `create_model`, or "" if the resource is unchanged.
-        request: Arguments of the call. The value of a `Ref` among them is known when the referenced resource exists.
-        resource: Desired resource, or None for a deletion.
-        changes: Fields that change.
-        why: Reason for a deletion.
-        expects: Configuration that another owner's endpoint must still serve when it is updated, or "".
+        request: arguments of the call. The value of a `Ref` among them is known when the referenced resource exists.
+        resource: desired resource, or None for a deletion.
+        changes: fields that change.
+        why: reason for a deletion.
+        expects: configuration that another owner's endpoint must still serve when it is updated, or "".
     """
 
     verb: Verb
@@ -207,10 +207,10 @@ class Plan:
     """The actions for a deployment, in order.
 
     Attributes:
-        deployment: Name of the deployment.
-        actions: Actions, one or more for each resource.
-        online: Whether AWS was queried. If not, the plan assumes that no resources exist.
-        kept: Names of other deployments' components, which prevent the deletion of the endpoint.
+        deployment: name of the deployment.
+        actions: actions, one or more for each resource.
+        online: whether AWS was queried. If not, the plan assumes that no resources exist.
+        kept: names of other deployments' components, which prevent the deletion of the endpoint.
     """
 
     deployment: str
@@ -227,14 +227,14 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     """Plan the changes.
 
     Args:
-        desired: Desired resources, in the order of their creation.
-        keep: Number of configuration versions to keep, including the new one.
-        adopt: Whether to take over resources that have a desired name but another owner.
+        desired: desired resources, in the order of their creation.
+        keep: number of configuration versions to keep, including the new one.
+        adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused: A resource has another owner and `adopt` is False, the endpoint does not support the components, or it
+        Refused: a resource has another owner and `adopt` is False, the endpoint does not support the components, or it
             has failed with other deployments' components on it.
-        NotThere: The components are for another deployment's endpoint, which does not exist.
+        NotThere: the components are for another deployment's endpoint, which does not exist.
     """
     _refuse_foreign(desired, live, adopt)
     _refuse_endpoint(desired, live)
@@ -258,7 +258,7 @@ def removal_of_all(live: Live) -> Plan:
     If its endpoint runs components of other deployments, the endpoint, its configuration and its alarms are kept.
 
     Raises:
-        Refused: The endpoint has another owner, and the deployment is not a guest on it.
+        Refused: the endpoint has another owner, and the deployment is not a guest on it.
     """
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
@@ -304,8 +304,8 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     """Refuse an endpoint that cannot run the components, or that must be deleted but runs other owners' components.
 
     Raises:
-        NotThere: The components are for another deployment's endpoint, which does not exist.
-        Refused: The endpoint does not allow the plan; see `plan`.
+        NotThere: the components are for another deployment's endpoint, which does not exist.
+        Refused: the endpoint does not allow the plan; see `plan`.
     """
     endpoint = live.endpoint
     for item in live.of(Kind.COMPONENT):

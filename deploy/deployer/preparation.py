@@ -32,8 +32,8 @@ class Preparation:
     """A specification with its resolution and its desired resources.
 
     Attributes:
-        resources_in_order: Desired resources, in the order of their creation.
-        warnings: Sentences for the user to read before confirming.
+        resources_in_order: desired resources, in the order of their creation.
+        warnings: sentences for the user to read before confirming.
     """
 
     spec: Spec
@@ -52,10 +52,10 @@ class Comparison:
     """The result of comparing a preparation with the existing resources in AWS.
 
     Attributes:
-        plan: Plan for the desired resources.
-        warnings: Sentences for the user to read before confirming.
-        uploads: Planned uploads of models from this machine.
-        sums: Resources that all components on the endpoint need, or None without components or without querying AWS.
+        plan: plan for the desired resources.
+        warnings: sentences for the user to read before confirming.
+        uploads: planned uploads of models from this machine.
+        sums: resources that all components on the endpoint need, or None without components or without querying AWS.
     """
 
     plan: Plan
@@ -68,10 +68,10 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     """Resolve the specification and build its resources.
 
     Args:
-        aws: Clients to query AWS with, or None not to query it.
+        aws: clients to query AWS with, or None not to query it.
 
     Raises:
-        SpecError, DoesNotFit, Refused, NotThere: The specification cannot be resolved or built.
+        SpecError, DoesNotFit, Refused, NotThere: the specification cannot be resolved or built.
     """
     try:
         resolution = resolve(spec, region) if aws is None else resolve_online(spec, aws)
@@ -95,12 +95,12 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     """Compare a preparation with the existing resources.
 
     Args:
-        adopt: Whether to take over resources that have a desired name but another owner.
+        adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused: A resource has another owner, an upload would harm another model, or another deployment's endpoint
+        Refused: a resource has another owner, an upload would harm another model, or another deployment's endpoint
             does not support the components.
-        SpecError: The components do not fit next to other deployments' components.
+        SpecError: the components do not fit next to other deployments' components.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
@@ -114,8 +114,8 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
     """Return the preparation of a shadow on another owner's endpoint, and its comparison with the existing resources.
 
     Raises:
-        NotThere: The endpoint does not exist.
-        Refused: The endpoint cannot get a shadow, or the upload would harm another model.
+        NotThere: the endpoint does not exist.
+        Refused: the endpoint cannot get a shadow, or the upload would harm another model.
     """
     spec = preparation.spec
     wanted = beside(spec, preparation.resources_in_order, live, share)
@@ -135,8 +135,8 @@ def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Compari
     """Compare the promotion of the shadow with the existing resources.
 
     Raises:
-        NotThere: There is no shadow.
-        Refused: The shadow differs from the specification, or the upload would harm another model.
+        NotThere: there is no shadow.
+        Refused: the shadow differs from the specification, or the upload would harm another model.
     """
     planned = plan_promotion(preparation.resources_in_order, live, preparation.spec.update.keep)
     check_data(preparation.spec, aws, live)
@@ -191,7 +191,7 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
     """Plan the upload of a server's model, and return None if it has no `model.path`.
 
     Raises:
-        Refused: The upload would change files that a serving endpoint, another deployment or another model uses. New
+        Refused: the upload would change files that a serving endpoint, another deployment or another model uses. New
             instances of a serving endpoint would load a mixture of old and new files, and an update could not be
             rolled back.
     """
@@ -247,7 +247,7 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     """Return the sums of all components on the endpoint, including those of other deployments, and warnings.
 
     Raises:
-        SpecError: The instance type is not the shared endpoint's, or the first copies do not fit.
+        SpecError: the instance type is not the shared endpoint's, or the first copies do not fit.
     """
     variants = live.config.description["ProductionVariants"] if live.config is not None else ()
     variant: Mapping[str, Any] = next(iter(variants), {})

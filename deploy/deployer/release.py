@@ -35,12 +35,12 @@ def compare_online(
     """Return the preparation with the endpoint's LMI release, and its comparison with the existing resources.
 
     Args:
-        adopt: Whether to take over resources that have a desired name but another owner.
-        share: Share of a shadow to compare, or None for a deployment that serves.
-        promote: Whether to compare the promotion of the shadow.
+        adopt: whether to take over resources that have a desired name but another owner.
+        share: share of a shadow to compare, or None for a deployment that serves.
+        promote: whether to compare the promotion of the shadow.
 
     Raises:
-        Refused, NotThere, SpecError: The existing resources do not allow it; see `compare`, `compare_beside` and
+        Refused, NotThere, SpecError: the existing resources do not allow it; see `compare`, `compare_beside` and
             `compare_promotion`.
     """
     preparation, kept = keep_release(preparation, aws, live, adopt=adopt or promote or share is not None)
@@ -59,7 +59,7 @@ def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool)
     The release is not added if the specification names one, or if it uses AWS's own image.
 
     Args:
-        adopt: Whether the endpoint is taken over from another owner.
+        adopt: whether the endpoint is taken over from another owner.
     """
     spec, endpoint = preparation.spec, live.endpoint
     every = servers(spec)
@@ -111,7 +111,7 @@ def _containers(
     """Yield the containers of an endpoint's models. Without `adopt`, only models that the deployment owns are read.
 
     Args:
-        without: Names of components to leave out.
+        without: names of components to leave out.
     """
     config = str(endpoint.description["EndpointConfigName"])
     found = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}

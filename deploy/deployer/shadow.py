@@ -41,8 +41,8 @@ class Share:
     """A shadow's share of the requests, and its number of instances.
 
     Attributes:
-        percent: Percentage of the requests that are copied to the shadow.
-        count: Number of instances of the shadow.
+        percent: percentage of the requests that are copied to the shadow.
+        count: number of instances of the shadow.
     """
 
     percent: int = 10
@@ -53,7 +53,7 @@ def refuse_specification(spec: Spec) -> None:
     """Refuse settings that SageMaker does not support with shadow variants, and specifications with their own shadow.
 
     Raises:
-        SpecError: The specification has such a setting, which the message names.
+        SpecError: the specification has such a setting, which the message names.
     """
     for there, setting, why in (
         (bool(spec.components), "components", "SageMaker does not support a shadow next to inference components"),
@@ -74,11 +74,11 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
     """Return the resources of a shadow: models, a configuration, and the endpoint with that configuration.
 
     Args:
-        wanted: Resources of the deployment without `--shadow`.
+        wanted: resources of the deployment without `--shadow`.
 
     Raises:
-        NotThere: The endpoint does not exist.
-        Refused: The endpoint cannot get a shadow.
+        NotThere: the endpoint does not exist.
+        Refused: the endpoint cannot get a shadow.
     """
     endpoint = live.endpoint
     if endpoint is None:
@@ -105,7 +105,7 @@ def plan_shadow(wanted: Sequence[Resource], live: Live) -> Plan:
     """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's remains.
 
     Raises:
-        Refused: A model or a configuration of a desired name has another owner.
+        Refused: a model or a configuration of a desired name has another owner.
     """
     made = [action for resource in wanted for action in action_of(resource, live, wanted)]
     keep = {item.name for item in wanted} | {before(live)}
@@ -117,12 +117,12 @@ def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
     """Plan the promotion of the shadow, which takes over the endpoint with its current number of instances.
 
     Args:
-        wanted: Resources of the deployment without `--shadow`.
-        keep: Number of configuration versions to keep, including the new one.
+        wanted: resources of the deployment without `--shadow`.
+        keep: number of configuration versions to keep, including the new one.
 
     Raises:
-        NotThere: There is no shadow.
-        Refused: The shadow differs from the specification.
+        NotThere: there is no shadow.
+        Refused: the shadow differs from the specification.
     """
     _refuse_other_shadow(wanted, live)
     kept = [
@@ -144,7 +144,7 @@ def plan_end(live: Live) -> Plan:
     If the previous configuration was deleted, the endpoint gets a copy of the current one without the shadow.
 
     Raises:
-        Refused: The endpoint is the deployment's own, can only be deleted, or has a configuration that cannot be read.
+        Refused: the endpoint is the deployment's own, can only be deleted, or has a configuration that cannot be read.
     """
     endpoint, config = live.endpoint, _shadow_config(live)
     if endpoint is not None and endpoint.failed:
@@ -188,7 +188,7 @@ def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
     """Refuse to promote a shadow that does not exist or differs from the specification. Allow repeating a promotion.
 
     Raises:
-        NotThere, Refused: The promotion is refused; see `plan_promotion`.
+        NotThere, Refused: the promotion is refused; see `plan_promotion`.
     """
     endpoint, config = live.endpoint, live.config
     named = {item.name for item in wanted}
@@ -212,7 +212,7 @@ def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
     """Refuse an endpoint that is managed otherwise, that is not in service, or that cannot have a shadow.
 
     Raises:
-        Refused: The endpoint is refused. The message gives the reason.
+        Refused: the endpoint is refused. The message gives the reason.
     """
     for why, advice in _reasons(spec, endpoint, live):
         raise Refused(f"endpoint/{endpoint.name} {why}", advice)
@@ -293,7 +293,7 @@ def _weight(endpoint: LiveResource, config: LiveResource) -> float:
     """Return the serving variant's weight, relative to which a shadow's weight is its share of the requests.
 
     Raises:
-        Refused: The weight is 0, so no requests can be copied.
+        Refused: the weight is 0, so no requests can be copied.
     """
     (variant,) = config.description["ProductionVariants"]
     now: Json = next(iter(endpoint.description.get("ProductionVariants", ())), {})
@@ -338,7 +338,7 @@ def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
     Models of the serving variants, and models that batch transform jobs may use, are kept.
 
     Args:
-        keep: Names of further resources to keep.
+        keep: names of further resources to keep.
     """
     batch, config = batch_name(live.deployment), live.config
     served = [one.get("ModelName") for one in config.description["ProductionVariants"]] if config is not None else []

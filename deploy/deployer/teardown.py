@@ -49,10 +49,10 @@ def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
     """Check that no other model loads from the prefix.
 
     Args:
-        own_models: Names of models that are deleted before the data.
+        own_models: names of models that are deleted before the data.
 
     Raises:
-        Refused: Another model loads from the prefix.
+        Refused: another model loads from the prefix.
     """
     others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own_models)}
     if others:
@@ -71,7 +71,7 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
         The number of deleted objects, and the number of remaining objects.
 
     Raises:
-        Failed: S3 failed to delete some objects.
+        Failed: some objects could not be deleted.
     """
     prefix = Prefix.of(uri)
     there = objects(aws, prefix)

@@ -44,13 +44,13 @@ class Progress:
     """The state of a resource at one poll.
 
     Attributes:
-        key: Key of the resource.
-        status: Status that AWS reports.
-        phase: Phrase that describes what is probably happening.
-        elapsed: Seconds since waiting started.
-        limit: Seconds after which waiting ends.
-        log: Last line of the container's log, or "" if there is none yet.
-        hint: Advice if it is taking too long, or "".
+        key: key of the resource.
+        status: status that AWS reports.
+        phase: phrase that describes what is probably happening.
+        elapsed: seconds since waiting started.
+        limit: seconds after which waiting ends.
+        log: last line of the container's log, or "" if there is none yet.
+        hint: advice if it is taking too long, or "".
     """
 
     key: str
@@ -87,8 +87,8 @@ def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> fl
     """Return the seconds after which AWS itself must have given up.
 
     Args:
-        batches: Number of batches of an update.
-        between: Seconds between two batches.
+        batches: number of batches of an update.
+        between: seconds between two batches.
     """
     provision = _PROVISION if decision.provision is None else decision.provision
     return batches * (provision + decision.start + between) + _MARGIN
@@ -108,16 +108,16 @@ def wait_for(
     """Wait until a resource serves or, with `gone`, no longer exists, and return AWS's last description.
 
     Args:
-        resource: Endpoint or component. If its request names a configuration or a model, that version must serve.
-        report: Function that is called at each poll.
-        limit: Timeout in seconds; see `time_limit`.
-        every: Seconds between two polls.
-        consistency: Seconds in which polls may still describe the state before the call.
+        resource: endpoint or component. If its request names a configuration or a model, that version must serve.
+        report: function that is called at each poll.
+        limit: timeout in seconds; see `time_limit`.
+        every: seconds between two polls.
+        consistency: seconds in which polls may still describe the state before the call.
 
     Raises:
-        Failed: AWS gave up or rolled back, or the timeout has passed. The error has FailureReason, the end of the log
-            and advice.
-        NotThere: The resource does not exist, or was deleted in the meantime.
+        Failed: the operation failed or was rolled back, or the timeout has passed. The error has FailureReason, the end
+            of the log and advice.
+        NotThere: the resource does not exist, or was deleted in the meantime.
     """
     began = clock.monotonic()
     last: dict[str, Any] = {}

@@ -28,13 +28,13 @@ def check_host(host: str, origin: str | None, address: str, site: str | None = N
     """Reject requests from foreign web pages, including pages that use DNS rebinding.
 
     Args:
-        host: The Host header. It must name this machine if the connection uses a loopback address.
-        origin: The Origin header, or None. Pages served from this machine are accepted.
-        address: Local address of the connection.
-        site: The Sec-Fetch-Site header, or None. Browsers send it also for images and links, without an Origin header.
+        host: the Host header. It must name this machine if the connection uses a loopback address.
+        origin: the Origin header, or None. Pages served from this machine are accepted.
+        address: local address of the connection.
+        site: the Sec-Fetch-Site header, or None. Browsers send it also for images and links, without an Origin header.
 
     Raises:
-        ApiError: The request is rejected.
+        ApiError: the request is rejected.
     """
     if origin is not None and not _is_loopback(urlsplit(origin).hostname or ""):
         raise ApiError(403, "AccessDeniedException", f"Pages of {origin[:100]!r} may not call this endpoint.")
@@ -57,12 +57,12 @@ def check_signed(authorization: str | None, query: Mapping[str, str], region: st
     """Return the region that a request is signed for, in its Authorization header or its presigned URL.
 
     Args:
-        authorization: The Authorization header, or None if the request has none.
-        query: The URL's query parameters.
-        region: The required region, or None to accept any region.
+        authorization: the Authorization header, or None if the request has none.
+        query: the URL's query parameters.
+        region: the required region, or None to accept any region.
 
     Raises:
-        ApiError: The signature is missing, expired, not a Signature Version 4, or for another service or region.
+        ApiError: the signature is missing, expired, not a Signature Version 4, or for another service or region.
     """
     if authorization is None and "X-Amz-Signature" in query:
         return check_presigned(query, region, now)
@@ -73,11 +73,11 @@ def check_signature(authorization: str | None, region: str | None) -> str:
     """Return the region that an Authorization header is signed for.
 
     Args:
-        authorization: The Authorization header, or None if the request has none.
-        region: The required region, or None to accept any region.
+        authorization: the Authorization header, or None if the request has none.
+        region: the required region, or None to accept any region.
 
     Raises:
-        ApiError: The signature is missing, not a Signature Version 4, or for another service or region.
+        ApiError: the signature is missing, not a Signature Version 4, or for another service or region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
@@ -91,11 +91,11 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
     """Return the region that a presigned URL is signed for.
 
     Args:
-        query: The URL's query parameters, which include the signature.
-        region: The required region, or None to accept any region.
+        query: the URL's query parameters, which include the signature.
+        region: the required region, or None to accept any region.
 
     Raises:
-        ApiError: The signature is incomplete, expired, not a Signature Version 4, or for another service or region.
+        ApiError: the signature is incomplete, expired, not a Signature Version 4, or for another service or region.
     """
     try:
         made, seconds = _period(query)
@@ -114,8 +114,8 @@ def _period(query: Mapping[str, str]) -> tuple[datetime, int]:
     """Return when a URL was signed, and for how many seconds it is valid.
 
     Raises:
-        ValueError: One of them is invalid.
-        KeyError: One of them is missing.
+        ValueError: one of them is invalid.
+        KeyError: one of them is missing.
     """
     made, seconds = query["X-Amz-Date"], query["X-Amz-Expires"]
     if not made.isascii() or not is_digits(seconds):
@@ -127,7 +127,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     """Return the region that a bearer token is signed for.
 
     Raises:
-        ApiError: The token is missing, malformed, expired, or for another action, service or region.
+        ApiError: the token is missing, malformed, expired, or for another action, service or region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")

@@ -177,7 +177,7 @@ class Starts:
     """Decides how creations and updates end, with AWS's failure reasons. Called as `SageMaker.fate_of`.
 
     Args:
-        log: Callback for each log line of a container that does not become ready.
+        log: callback for each log line of a container that does not become ready.
     """
 
     def __init__(self, cloud: Cloud, log: Callable[[Thing, str], None]) -> None:
@@ -231,7 +231,7 @@ class Starts:
         """Return whether the container fails to become ready. If so, log the reasons as the container would.
 
         Args:
-            is_own: Whether the image is in this account, and so contains this package's server and its options.
+            is_own: whether the image is in this account, and so contains this package's server and its options.
         """
         settings = [Setting(name, value, f"environment variable {name}") for name, value in environment.items()]
         lines = [f"cannot start: {problem}" for problem in wrong_options(settings, None)] if is_own else []
@@ -319,13 +319,13 @@ class Account(Cloud):
     """Emulated AWS in which IAM policies are enforced, and the rehearsal's container serves all endpoints.
 
     Args:
-        port: Port on loopback, or 0 for any free port.
-        emulators: SageMaker Runtime's emulators of the endpoints.
-        log: The container's log.
-        report: Callback for a line of text about each denied permission.
+        port: port on loopback, or 0 for any free port.
+        emulators: the emulators of SageMaker Runtime, by endpoint.
+        log: the container's log.
+        report: callback for a line of text about each denied permission.
 
     Raises:
-        OSError: The port is in use.
+        OSError: the port is in use.
     """
 
     def __init__(self, port: int, emulators: Emulators, log: ContainerLog, report: Callable[[str], None]) -> None:
@@ -381,9 +381,9 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """Return a front end that serves an emulated AWS account in front of the container.
 
     Args:
-        log: The container's log.
-        images: Images to register in ECR, as REPOSITORY:TAG.
-        region: Region of the images.
+        log: the container's log.
+        images: images to register in ECR, as REPOSITORY:TAG.
+        region: region of the images.
     """
 
     @contextlib.asynccontextmanager

@@ -17,9 +17,9 @@ class ApiError(Exception):
     """An error response of the API.
 
     Args:
-        status: HTTP status.
-        code: Name of the error, from which boto3 derives the exception's class.
-        members: Additional fields of the JSON body.
+        status: the HTTP status.
+        code: name of the error, from which boto3 derives the exception's class.
+        members: additional fields of the JSON body.
     """
 
     def __init__(self, status: int, code: str, message: str, **members: str | int) -> None:
@@ -46,9 +46,9 @@ def model_error(original: int, message: str, log_stream: str) -> ApiError:
     """Return the ModelError for a container's response whose status is not 2xx.
 
     Args:
-        original: HTTP status of the container's response, or 0 if it sent no complete response.
-        message: Body of the container's response, or SageMaker's own message if `original` is 0.
-        log_stream: ARN of the container's log stream.
+        original: the HTTP status of the container's response, or 0 if it sent no complete response.
+        message: body of the container's response, or SageMaker's own message if `original` is 0.
+        log_stream: the ARN of the container's log stream.
     """
     side, code = (
         ("client", "CLIENT_ERROR_FROM_MODEL")
@@ -99,10 +99,10 @@ class Operation:
     """The headers in which the invoke operations differ.
 
     Args:
-        content_type: Name of the request header that gives the body's content type.
-        accept: Name of the request header that gives the accepted content types. The container receives it as Accept.
-        may_open_session: Whether SessionId may be NEW_SESSION.
-        returned: Names of the container's response headers that the client receives.
+        content_type: name of the request header that gives the body's content type.
+        accept: name of the request header that gives the accepted content types. The container receives it as Accept.
+        may_open_session: whether SessionId may be NEW_SESSION.
+        returned: names of the container's response headers that the client receives.
     """
 
     content_type: str
@@ -122,11 +122,11 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
     """Return the request headers for the container.
 
     Args:
-        headers: The client's request headers, with case-insensitive names.
-        adapter: Name of the adapter that the requested inference component serves, or None if it is not an adapter.
+        headers: the client's request headers, with case-insensitive names.
+        adapter: name of the adapter that the requested inference component serves, or None if it is not an adapter.
 
     Raises:
-        ApiError: This endpoint does not support a header, or a header's value does not match the API's pattern.
+        ApiError: this endpoint does not support a header, or a header's value does not match the API's pattern.
     """
     for name, why in _REFUSED.items():
         if name in headers:

@@ -47,9 +47,9 @@ class Need:
     """A permission that a call needs: one action on one resource.
 
     Attributes:
-        action: Name of the action, e.g. `sagemaker:CreateModel`.
-        resource: ARN of the resource, or `*` for an action that applies to no specific resource.
-        context: Values of the request's condition keys. IAM ignores case in the keys' names.
+        action: name of the action, e.g. `sagemaker:CreateModel`.
+        resource: the ARN of the resource, or `*` for an action that applies to no specific resource.
+        context: values of the request's condition keys. IAM ignores case in the keys' names.
     """
 
     action: str
@@ -186,10 +186,10 @@ def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where:
     """Yield the permissions that a call to a service with the JSON, CBOR or query protocol needs.
 
     Args:
-        service: Name of the service that the call is signed for.
-        operation: AWS's name of the operation.
-        parameters: Parameters of the call, with boto3's names.
-        where: Region and account of the call.
+        service: name of the service that the call is signed for.
+        operation: name of the operation.
+        parameters: parameters of the call, with boto3's names.
+        where: region and account of the call.
     """
     action = f"{_PREFIXES.get(service, service)}:{operation}"
     if action not in _FREE:
@@ -201,10 +201,10 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
     """Yield a permission for each resource that the request names, or for `*` if the action supports no resources.
 
     Args:
-        context: Values of the request's condition keys.
+        context: values of the request's condition keys.
 
     Raises:
-        Unexplained: The action or a condition key is not in the reference, or a required resource is not in `values`.
+        Unexplained: the action or a condition key is not in the reference, or a required resource is not in `values`.
     """
     prefix, _, name = action.partition(":")
     if action in _UNLISTED:
@@ -330,7 +330,7 @@ def needs_of_s3(
     """Yield the permissions that a request to S3 needs.
 
     Args:
-        encrypted: ARN of the KMS key that encrypts the bucket's objects, or None if they use S3's own encryption.
+        encrypted: the ARN of the KMS key that encrypts the bucket's objects, or None if they use S3's own encryption.
     """
     values = {"Bucket": bucket, "Key": key}
     if method == "POST" and "delete" in query:
@@ -385,9 +385,9 @@ class RoleStore:
     """S3 with the permissions of a role, since SageMaker reads and writes objects with the model's role.
 
     Attributes:
-        role: ARN of the role.
-        where: Region and account of the requests.
-        key: ARN of the KMS key for written objects, or None to use the bucket's key.
+        role: the ARN of the role.
+        where: region and account of the requests.
+        key: the ARN of the KMS key for written objects, or None to use the bucket's key.
     """
 
     cloud: Cloud
@@ -435,9 +435,9 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
     """Yield the permissions that a request to SageMaker Runtime needs.
 
     Args:
-        path: Path of the request's URL.
-        component: Name of the inference component in the request's header, or None.
-        bearer: Whether the request has a bearer token instead of a signature.
+        path: path of the request's URL.
+        component: name of the inference component in the request's header, or None.
+        bearer: whether the request has a bearer token instead of a signature.
     """
     match = _INVOKED.fullmatch(path)
     if match is None:
@@ -470,7 +470,7 @@ def policies_of(caller: str) -> list[Policy]:
     """Return the identity policies of a caller, which include those of a user's groups.
 
     Args:
-        caller: Access key of a user, or ARN of a user or role.
+        caller: access key of a user, or ARN of a user or role.
     """
     if (role := _role(caller)) is not None:
         return [*map(_document, role.policies.values()), *_attached(role.managed_policies)]
@@ -502,7 +502,7 @@ def install(owner: str) -> None:
     """Add the operation SimulatePrincipalPolicy to moto, which does not support it.
 
     Args:
-        owner: ARN of the account's owner, who has all permissions.
+        owner: the ARN of the account's owner, who has all permissions.
     """
 
     def simulate_principal_policy(self: IamResponse) -> ActionResult:

@@ -34,10 +34,10 @@ class Scaling:
     """Application Auto Scaling's state and API operations.
 
     Attributes:
-        targets: Scalable targets by resource ID and scalable dimension.
-        policies: Scaling policies by resource ID, scalable dimension and policy name.
-        tags: Tags of scalable targets, by ARN.
-        activities: Scaling activities by resource ID.
+        targets: scalable targets by resource ID and scalable dimension.
+        policies: scaling policies by resource ID, scalable dimension and policy name.
+        tags: tags of scalable targets, by ARN.
+        activities: scaling activities by resource ID.
     """
 
     cloud: SageMaker

@@ -48,12 +48,12 @@ class Call:
     """One API call that the server received.
 
     Attributes:
-        service: Name of the service that the call is signed for, e.g. `sagemaker`, `application-autoscaling`, or
+        service: name of the service that the call is signed for, e.g. `sagemaker`, `application-autoscaling`, or
             `monitoring` for CloudWatch.
-        operation: AWS's name of the operation, e.g. `CreateModel`; for S3, the HTTP method and the path.
-        parameters: Parameters of the operation; empty for S3.
-        caller: The caller's access key.
-        region: Region that the call is signed for.
+        operation: name of the operation, e.g. `CreateModel`; for S3, the HTTP method and the path.
+        parameters: parameters of the operation; empty for S3.
+        caller: the caller's access key.
+        region: region that the call is signed for.
     """
 
     service: str
@@ -73,18 +73,18 @@ class Cloud:
     """The emulated AWS: its server and its state.
 
     Attributes:
-        url: URL of the server, for AWS_ENDPOINT_URL.
-        sagemaker: SageMaker's state.
-        scaling: Application Auto Scaling's state.
-        trusted: Access keys that have all permissions.
-        keys: ARNs of the KMS keys that encrypt buckets, by the bucket's name.
-        price_list: Products that the Pricing API returns, as JSON strings. If empty, clients use the packaged prices.
+        url: the URL of the server, for AWS_ENDPOINT_URL.
+        sagemaker: the state of SageMaker.
+        scaling: application Auto Scaling's state.
+        trusted: access keys that have all permissions.
+        keys: the ARNs of the KMS keys that encrypt buckets, by the bucket's name.
+        price_list: products that the Pricing API returns, as JSON strings. If empty, clients use the packaged prices.
 
     Args:
-        port: Port on loopback, or 0 for any free port.
+        port: port on loopback, or 0 for any free port.
 
     Raises:
-        OSError: The port is in use.
+        OSError: the port is in use.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -153,7 +153,7 @@ class Cloud:
         """Return the container's response to a transform job's payload.
 
         Raises:
-            ValueError: The container failed.
+            ValueError: the container failed.
         """
         raise ValueError("transform jobs do not run here")
 
@@ -176,7 +176,7 @@ class Cloud:
         The denied permission is recorded with `on_denial`.
 
         Args:
-            caller: An access key, or a role's ARN.
+            caller: an access key, or a role's ARN.
         """
         for need in map(_with_aliases, needs):
             if not allowed(self.policies_of(caller), need):
@@ -432,7 +432,7 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
     """Return the name and the parameters of a request's operation.
 
     Raises:
-        Malformed: The request's body cannot be decoded.
+        Malformed: the request's body cannot be decoded.
     """
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if target := environ.get("HTTP_X_AMZ_TARGET"):

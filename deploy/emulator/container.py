@@ -34,7 +34,7 @@ class Command:
     """A command that starts a container's process.
 
     Args:
-        environment: Environment variables to set in addition to the inherited ones.
+        environment: environment variables to set in addition to the inherited ones.
     """
 
     arguments: tuple[str, ...]
@@ -50,11 +50,11 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
     """Return the command that runs the handler's container entry point as SageMaker does.
 
     Args:
-        model: A file, a directory or a model's name on the hub, or None for the demo model.
-        options: Options as KEY=VALUE, with the keys of serving.properties.
+        model: a file, a directory or a model's name on the hub, or None for the demo model.
+        options: options as KEY=VALUE, with the keys of serving.properties.
 
     Raises:
-        DeployError: The handler is not installed, or an option is not KEY=VALUE.
+        DeployError: the handler is not installed, or an option is not KEY=VALUE.
     """
     settings = settings_of_arguments(options)
     if engine:
@@ -66,7 +66,7 @@ def start(variables: Mapping[str, str], port: int) -> Command:
     """Return the command that runs the handler's container entry point with `variables` on a local port.
 
     Raises:
-        DeployError: The handler is not installed.
+        DeployError: the handler is not installed.
     """
     if importlib.util.find_spec("handler") is None:
         raise DeployError(
@@ -100,7 +100,7 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
     """Return the values of the command line's KEY=VALUE options by key.
 
     Raises:
-        DeployError: An option is not KEY=VALUE.
+        DeployError: an option is not KEY=VALUE.
     """
     pairs = [option.partition("=") for option in options]
     for name, equals, _ in pairs:
@@ -123,7 +123,7 @@ class Container:
     """The container's process and its children, in their own session so that Ctrl-C does not interrupt them.
 
     Args:
-        show: Callback for each line of the process's log.
+        show: callback for each line of the process's log.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -234,12 +234,12 @@ class Probing:
     """Timing of health checks. Times are in seconds.
 
     Args:
-        window: Time for the container to become ready (ContainerStartupHealthCheckTimeoutInSeconds). SageMaker's
+        window: time for the container to become ready (ContainerStartupHealthCheckTimeoutInSeconds). SageMaker's
             default is 8 minutes.
-        timeout: Timeout of one ping.
-        between: Pause between pings before the endpoint is in service.
-        steady: Pause between pings while the endpoint is in service.
-        failures: Number of consecutive failed pings after which the container gets no requests. SageMaker does not
+        timeout: timeout of one ping.
+        between: pause between pings before the endpoint is in service.
+        steady: pause between pings while the endpoint is in service.
+        failures: number of consecutive failed pings after which the container gets no requests. SageMaker does not
             document its number.
     """
 
@@ -266,10 +266,10 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
     """Ping the container until it responds with status 200.
 
     Args:
-        name: Name of a component with its own container, or empty to ping the endpoint's container.
+        name: name of a component with its own container, or empty to ping the endpoint's container.
 
     Raises:
-        Failed: The container did not become ready within `probing.window` seconds.
+        Failed: the container did not become ready within `probing.window` seconds.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + probing.window
@@ -288,8 +288,8 @@ async def keep_watch(target: Endpoint | Component, probing: Probing, report: Cal
     """Ping the container until it exits, and update `target.healthy`.
 
     Args:
-        target: An endpoint, or a component with its own container.
-        report: Callback for a line of text whenever `target.healthy` changes.
+        target: an endpoint, or a component with its own container.
+        report: callback for a line of text whenever `target.healthy` changes.
     """
     failures = 0
     container = target.container

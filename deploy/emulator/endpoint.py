@@ -35,8 +35,8 @@ class Shadow:
     """A shadow variant.
 
     Attributes:
-        variant: Name of the variant.
-        share: Fraction of the requests that are copied to the variant, 0 to 1.
+        variant: name of the variant.
+        share: fraction of the requests that are copied to the variant, 0 to 1.
     """
 
     variant: str
@@ -48,13 +48,13 @@ class Capture:
     """An endpoint's DataCaptureConfig, and its shadow variant, whose responses are captured too.
 
     Args:
-        destination: S3 prefix of the captured files.
-        write: Function that writes an object, given its URI and content. It is called in a thread.
-        percent: Percentage of the requests to capture.
-        inputs: Whether requests are captured.
-        outputs: Whether responses are captured.
-        json_types: Content types that are captured as JSON text. Types in neither set are captured as base64.
-        csv_types: Content types that are captured as CSV text.
+        destination: the S3 prefix of the captured files.
+        write: function that writes an object, given its URI and content. It is called in a thread.
+        percent: percentage of the requests to capture.
+        inputs: whether requests are captured.
+        outputs: whether responses are captured.
+        json_types: content types that are captured as JSON text. Types in neither set are captured as base64.
+        csv_types: content types that are captured as CSV text.
     """
 
     destination: str
@@ -140,7 +140,7 @@ class Captures:
         """Return the event for a request, or None if the request is not captured.
 
         Args:
-            headers: Request headers that the container receives.
+            headers: request headers that the container receives.
         """
         if capture is None or random.random() * _SAMPLED >= capture.percent:
             return None
@@ -165,7 +165,7 @@ class Captures:
         """Send the request to the shadow variant too, in the background, if it is among the variant's share.
 
         Args:
-            ask: Function that sends the request to the container and returns the response.
+            ask: function that sends the request to the container and returns the response.
         """
         if event is not None and event.is_shadowed:
             self._run(self._copied(event, ask))
@@ -240,13 +240,13 @@ class Component:
     """An inference component.
 
     Args:
-        adapter: Name of the adapter in the container, or None if the component is not an adapter.
-        copies: Number of copies. If 0, requests fail for lack of capacity.
-        container: URL of the component's own container, or None if the endpoint's container serves the component.
-        base: Name of the base component whose container serves the adapter, or None if the component is not an
+        adapter: name of the adapter in the container, or None if the component is not an adapter.
+        copies: number of copies. If 0, requests fail for lack of capacity.
+        container: the URL of the component's own container, or None if the endpoint's container serves the component.
+        base: name of the base component whose container serves the adapter, or None if the component is not an
             adapter or the endpoint's container serves it.
-        healthy: Whether the component's own container passes its health checks, which update this field.
-        ended: Whether the component's own container has exited.
+        healthy: whether the component's own container passes its health checks, which update this field.
+        ended: whether the component's own container has exited.
     """
 
     adapter: str | None = None
@@ -262,16 +262,16 @@ class Endpoint:
     """One endpoint. Health checks update `status` and `healthy` while the endpoint is served.
 
     Args:
-        container: URL of the container, without a path.
-        region: Region for which requests must be signed, or None to accept any region.
-        components: Inference components by name. If empty, the endpoint serves a model itself, and rejects
+        container: the URL of the container, without a path.
+        region: region for which requests must be signed, or None to accept any region.
+        components: inference components by name. If empty, the endpoint serves a model itself, and rejects
             InferenceComponentName.
-        part_bytes: Maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
+        part_bytes: maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
             container sends them.
-        ended: Whether the container has exited.
-        capture: Data capture, or None if it is off.
-        weights: Weights of the production variants by name, at least one. The container serves them all.
-        asynchronous: Whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
+        ended: whether the container has exited.
+        capture: data capture, or None if it is off.
+        weights: weights of the production variants by name, at least one. The container serves them all.
+        asynchronous: whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
     """
 
     container: str
@@ -297,7 +297,7 @@ class Endpoint:
         """Return the variant that serves a request: the requested one, or one that is chosen by the weights.
 
         Raises:
-            ApiError: The name or the variant is unknown, or the endpoint is not in service, not healthy, or
+            ApiError: the name or the variant is unknown, or the endpoint is not in service, not healthy, or
                 asynchronous.
         """
         weights = self.weights
@@ -319,7 +319,7 @@ class Endpoint:
         """Return the requested component, or None if the endpoint has no components.
 
         Raises:
-            ApiError: The component's name is missing, unknown or not allowed, or the component has no healthy copy.
+            ApiError: the component's name is missing, unknown or not allowed, or the component has no healthy copy.
         """
         if not self.components:
             if component is not None:

@@ -46,17 +46,17 @@ class Accepted:
     """An accepted asynchronous request.
 
     Attributes:
-        store: S3 with the permissions of the model's role.
-        id: InferenceId of the request.
-        body: Inline body, or empty if `location` is given.
-        location: S3 URI of the request's body (InputLocation), or None if the body is inline.
-        topics: ARNs of the SNS topics to notify, by SuccessTopic and ErrorTopic.
-        output: S3 URI to which the response is written.
-        failure: S3 URI to which the reason of a failure is written.
-        ttl: Maximum time in the queue, in seconds (RequestTTLSeconds).
-        timeout: Timeout of the container's response, in seconds (InvocationTimeoutSeconds).
-        waits: Whether the request is never executed, because the endpoint has no instance and no policy adds one.
-        since: Time of acceptance, on the monotonic clock.
+        store: the S3 with the permissions of the model's role.
+        id: the InferenceId of the request.
+        body: inline body, or empty if `location` is given.
+        location: the S3 URI of the request's body (InputLocation), or None if the body is inline.
+        topics: the ARNs of the SNS topics to notify, by SuccessTopic and ErrorTopic.
+        output: the S3 URI to which the response is written.
+        failure: the S3 URI to which the reason of a failure is written.
+        ttl: maximum time in the queue, in seconds (RequestTTLSeconds).
+        timeout: timeout of the container's response, in seconds (InvocationTimeoutSeconds).
+        waits: whether the request is never executed, because the endpoint has no instance and no policy adds one.
+        since: time of acceptance, on the monotonic clock.
     """
 
     store: RoleStore
@@ -80,7 +80,7 @@ class Accepted:
         """Execute the request, and write its response or failure to S3.
 
         Args:
-            ask: Function that sends a request body to the container and returns the response's body. It raises
+            ask: function that sends a request body to the container and returns the response's body. It raises
                 ValueError with the reason if the container fails.
         """
         if self.waits:
@@ -129,7 +129,7 @@ def accept(
     """Accept an asynchronous request.
 
     Raises:
-        Invalid: The request violates the API's rules, or the endpoint does not exist, is not in service or has no
+        Invalid: the request violates the API's rules, or the endpoint does not exist, is not in service or has no
             AsyncInferenceConfig.
     """
     location = headers.get(f"{_HEADER}InputLocation")
@@ -220,10 +220,10 @@ class Emulators:
     """The emulators of a rehearsal's endpoints, each started at its endpoint's first request.
 
     Args:
-        container: URL of the container behind all endpoints.
-        loop: Event loop that runs the emulators. The methods are called from other threads.
-        healthy: Function that returns whether the container passes its health checks.
-        part_bytes: Maximum size of a stream's parts, as in `Endpoint`.
+        container: the URL of the container behind all endpoints.
+        loop: event loop that runs the emulators. The methods are called from other threads.
+        healthy: function that returns whether the container passes its health checks.
+        part_bytes: maximum size of a stream's parts, as in `Endpoint`.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Emulators:
         """Return the body of the container's response to a transform job's payload, including 4xx responses.
 
         Raises:
-            ValueError: The response's status is 5xx, or the container did not respond.
+            ValueError: the response's status is 5xx, or the container did not respond.
         """
         headers = {"Content-Type": content_type} if content_type else {}
         status, answer = self._post(payload, headers, self._limits.asynchronous)
@@ -286,7 +286,7 @@ class Emulators:
         """Return the body of the container's response to an asynchronous request.
 
         Raises:
-            ValueError: The response's status is 4xx or 5xx, or the container did not respond.
+            ValueError: the response's status is 4xx or 5xx, or the container did not respond.
         """
         status, answer = self._post(body, headers, seconds)
         if status >= 400:

@@ -31,7 +31,7 @@ def encode(headers: bytes, payload: bytes) -> bytes:
     """Encode one message.
 
     Args:
-        headers: Headers encoded by `encode_headers`.
+        headers: headers encoded by `encode_headers`.
     """
     lengths = struct.pack("!II", _PRELUDE.size + len(headers) + len(payload) + _CRC.size, len(headers))
     message = lengths + _CRC.pack(zlib.crc32(lengths)) + headers + payload
@@ -87,7 +87,7 @@ class Relay:
     """HTTP client of one container.
 
     Args:
-        container: URL of the container, without a path.
+        container: the URL of the container, without a path.
     """
 
     def __init__(self, container: str) -> None:
@@ -122,8 +122,8 @@ class Relay:
         If the body is not read to its end, the connection is closed, so the container notices that the client left.
 
         Raises:
-            aiohttp.ClientError: The container cannot be reached, or closed the connection before it responded.
-            asyncio.TimeoutError: The container did not respond, or the body was not read, within `seconds`.
+            aiohttp.ClientError: the container cannot be reached, or closed the connection before it responded.
+            asyncio.TimeoutError: the container did not respond, or the body was not read, within `seconds`.
         """
         assert self._session is not None, "open() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds)
@@ -147,7 +147,7 @@ class Relay:
         """Return the response to an invocation, and its body.
 
         Raises:
-            ApiError: The response's status is not 2xx, its body is too large, or it did not arrive in time.
+            ApiError: the response's status is not 2xx, its body is too large, or it did not arrive in time.
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:
@@ -165,9 +165,9 @@ async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> No
     """Raise an error unless the response's status is 2xx.
 
     Raises:
-        ApiError: The status is not 2xx.
-        aiohttp.ClientError: The connection was closed in the middle of the error's body.
-        asyncio.TimeoutError: The error's body did not arrive in time.
+        ApiError: the status is not 2xx.
+        aiohttp.ClientError: the connection was closed in the middle of the error's body.
+        asyncio.TimeoutError: the error's body did not arrive in time.
     """
     if not 200 <= reply.status < 300:
         raise model_error(reply.status, (await _read(reply, _FAILURE)).decode("utf-8", "replace"), log_stream)
@@ -184,7 +184,7 @@ def reset_when_closed(connection: Any) -> None:
     """Make a connection send RST when it is closed, so that an HTTP/1.0 client notices an incomplete response.
 
     Args:
-        connection: A socket, or the socket of an asyncio transport.
+        connection: a socket, or the socket of an asyncio transport.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -197,8 +197,8 @@ async def messages(
     If the body breaks off, the last message is an exception.
 
     Args:
-        part_bytes: Maximum payload of a message, in bytes, or None to encode each piece of the body as one message.
-        pieces: A list to which the body's bytes are also appended, or None if they are not needed.
+        part_bytes: maximum payload of a message, in bytes, or None to encode each piece of the body as one message.
+        pieces: a list to which the body's bytes are also appended, or None if they are not needed.
     """
     try:
         while data := await reply.content.readany():

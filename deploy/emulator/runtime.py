@@ -49,10 +49,10 @@ class _Checked(NamedTuple):
     """A request that is to be served.
 
     Attributes:
-        relay: Relay of the container.
-        log_stream: ARN of the variant's log stream.
-        headers: Headers to pass on.
-        variant: Name of the production variant.
+        relay: relay of the container.
+        log_stream: the ARN of the variant's log stream.
+        headers: headers to pass on.
+        variant: name of the production variant.
     """
 
     relay: Relay

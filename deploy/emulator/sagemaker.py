@@ -46,8 +46,8 @@ class Fate:
     Attributes:
         status: `InService`, `Failed`, `RolledBack` (the update failed, and the previous state is in service again) or
             `UpdateRollbackFailed`.
-        reason: FailureReason, or None.
-        polls: Number of polls that show the busy state first, or None for `SageMaker.polls`.
+        reason: the FailureReason, or None.
+        polls: number of polls that show the busy state first, or None for `SageMaker.polls`.
     """
 
     status: str
@@ -66,13 +66,13 @@ class Thing:
     """A resource and its state.
 
     Attributes:
-        request: Parameters of the create request, updated by later requests.
-        reason: FailureReason, or None.
-        left: Number of polls that will still show the busy state.
-        end: Function that ends the busy state, or None if the resource is not busy.
-        before: During an update, `request` before the update.
-        coming: During an update of an endpoint, the name of the new endpoint configuration.
-        changed: Time of the last change.
+        request: parameters of the create request, updated by later requests.
+        reason: the FailureReason, or None.
+        left: number of polls that will still show the busy state.
+        end: function that ends the busy state, or None if the resource is not busy.
+        before: during an update, `request` before the update.
+        coming: during an update of an endpoint, the name of the new endpoint configuration.
+        changed: time of the last change.
     """
 
     kind: str
@@ -120,13 +120,13 @@ class SageMaker:
     """SageMaker's state.
 
     Attributes:
-        polls: Number of polls that show a busy state.
-        things: Resources by kind and name.
-        fates: Outcomes that were set with `fate`, by the resource's name.
-        on_endpoint_gone: Callback for the name of each deleted endpoint.
-        may_take: Function that returns whether SageMaker may assume a role, given the role's ARN.
-        quota_of: Function that returns the quota of an instance type for a CreateModel request.
-        fate_of: Function that returns the outcome of a creation or update for which `fate` was not called.
+        polls: number of polls that show a busy state.
+        things: resources by kind and name.
+        fates: outcomes that were set with `fate`, by the resource's name.
+        on_endpoint_gone: callback for the name of each deleted endpoint.
+        may_take: function that returns whether SageMaker may assume a role, given the role's ARN.
+        quota_of: function that returns the quota of an instance type for a CreateModel request.
+        fate_of: function that returns the outcome of a creation or update for which `fate` was not called.
     """
 
     polls: int = 1
@@ -180,9 +180,9 @@ class SageMaker:
         """Begin a creation or an update. Its outcome comes from `fate` or `fate_of`.
 
         Args:
-            status: Status while it is in progress.
-            done: Function to call if it succeeds, or None.
-            wanted: Parameters of the request, for `fate_of`.
+            status: status while it is in progress.
+            done: function to call if it succeeds, or None.
+            wanted: parameters of the request, for `fate_of`.
         """
         queue = self.fates.get(thing.name, [])
         fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
@@ -213,7 +213,7 @@ class SageMaker:
         """Count one poll of a resource, and return the resource.
 
         Raises:
-            Invalid: The resource does not exist, or this poll has completed its deletion.
+            Invalid: the resource does not exist, or this poll has completed its deletion.
         """
         self.get(kind, name).look()
         return self.get(kind, name)
@@ -241,7 +241,7 @@ def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, 
     """Return the requested page of a list, and a dict with the NextToken if more pages follow.
 
     Raises:
-        Invalid: The request's NextToken is not valid.
+        Invalid: the request's NextToken is not valid.
     """
     token = p.get("NextToken") or "0"
     if not re.fullmatch("[0-9]{1,9}", token):
@@ -383,7 +383,7 @@ class Calls:
         Additional instances that run only during an update are not counted.
 
         Args:
-            counts: Numbers of instances that replace the configuration's, by variant.
+            counts: numbers of instances that replace the configuration's, by variant.
         """
         used = Counter[str]()
         for (kind, other), endpoint in self._cloud.things.items():
@@ -504,7 +504,7 @@ class Calls:
         """Return a resource if it may be updated or deleted now.
 
         Raises:
-            Invalid: The resource does not exist, or another change is in progress.
+            Invalid: the resource does not exist, or another change is in progress.
         """
         thing = self._cloud.get(kind, name)
         if thing.busy:

@@ -26,12 +26,12 @@ class Plan:
     """The endpoint and the containers to serve.
 
     Args:
-        endpoint: The endpoint. The processes of `commands` listen on the URLs of its container and of its components'
+        endpoint: the endpoint. The processes of `commands` listen on the URLs of its container and of its components'
             containers.
-        port: Port of the emulator, or 0 for any free port.
-        commands: Commands that start the containers, by the component's name, or "" for the endpoint's own container.
+        port: port of the emulator, or 0 for any free port.
+        commands: commands that start the containers, by the component's name, or "" for the endpoint's own container.
             If empty, the container is already running.
-        adapters: Directories of adapters by name. They are loaded when the container is ready, as SageMaker loads
+        adapters: directories of adapters by name. They are loaded when the container is ready, as SageMaker loads
             adapter components.
     """
 
@@ -76,14 +76,14 @@ async def serve(
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
     Args:
-        report: Callback for each line about the endpoint's state.
-        log: Callback for each line of a container's log. Its first argument is the component's name, or "".
-        ready: Callback that receives the URL when the endpoint is in service.
-        front: Context manager that serves the API in front of the container.
+        report: callback for each line about the endpoint's state.
+        log: callback for each line of a container's log. Its first argument is the component's name, or "".
+        ready: callback that receives the URL when the endpoint is in service.
+        front: context manager that serves the API in front of the container.
 
     Raises:
-        DeployError: The port is in use.
-        Failed: A container did not become ready, or an adapter could not be loaded.
+        DeployError: the port is in use.
+        Failed: a container did not become ready, or an adapter could not be loaded.
     """
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
@@ -111,7 +111,7 @@ async def _exit(endpoint: Endpoint, name: str, container: Container, report: Cal
     """Wait until a container exits, and report it. The container's endpoint or component then rejects requests.
 
     Raises:
-        Failed: The container exited before the endpoint was in service. The endpoint's status is then Failed.
+        Failed: the container exited before the endpoint was in service. The endpoint's status is then Failed.
     """
     failed = await container.wait_for_exit()
     if name:
@@ -147,7 +147,7 @@ async def load_adapters(plan: Plan) -> None:
     """Load each adapter with `POST /adapters`, as SageMaker does for adapter components.
 
     Raises:
-        Failed: The container rejected an adapter, or did not respond.
+        Failed: the container rejected an adapter, or did not respond.
     """
     async with aiohttp.ClientSession() as session:
         for name, path in plan.adapters.items():
@@ -167,10 +167,10 @@ async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[s
     """Serve an endpoint's API, and yield its URL.
 
     Args:
-        port: Port to listen on, or 0 for any free port.
+        port: port to listen on, or 0 for any free port.
 
     Raises:
-        DeployError: The port is in use.
+        DeployError: the port is in use.
     """
     runner = web.AppRunner(Runtime(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()

@@ -27,8 +27,8 @@ class Machine:
     """The resources of this machine that are available to components.
 
     Attributes:
-        memory_mb: Total memory of the machine, in MB.
-        gpus: GPUs in the notation of CUDA_VISIBLE_DEVICES. If empty, components run on the CPU.
+        memory_mb: total memory of the machine, in MB.
+        gpus: the GPUs in the notation of CUDA_VISIBLE_DEVICES. If empty, components run on the CPU.
     """
 
     memory_mb: int
@@ -40,10 +40,10 @@ class Started:
     """The processes to start, and the inference components that they serve.
 
     Attributes:
-        commands: Commands by the component's name, or "" for an endpoint without components.
-        components: Components, including adapters, by name. Each has the address of its process.
-        adapters: Directories of adapters by the adapter component's name.
-        notes: Differences from a deployment on AWS, each as a sentence.
+        commands: commands by the component's name, or "" for an endpoint without components.
+        components: components, including adapters, by name. Each has the address of its process.
+        adapters: directories of adapters by the adapter component's name.
+        notes: differences from a deployment on AWS, each as a sentence.
     """
 
     commands: Mapping[str, Command]
@@ -61,8 +61,8 @@ def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Sp
     """Return the specification with the command line's options set for the endpoint and every component.
 
     Raises:
-        DeployError: An option is not KEY=VALUE.
-        SpecError: The container would reject an option.
+        DeployError: an option is not KEY=VALUE.
+        SpecError: the container would reject an option.
     """
     said = {name.removeprefix("option."): value for name, value in settings_of_arguments(options).items()}
     if engine:
@@ -78,11 +78,11 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
     """Return the processes to start for a specification.
 
     Args:
-        port: Function that returns a free port at each call.
-        adapters: Directories of the specification's adapters, by name.
+        port: function that returns a free port at each call.
+        adapters: directories of the specification's adapters, by name.
 
     Raises:
-        SpecError: A component does not fit on this machine, or its model or an adapter is not on this machine.
+        SpecError: a component does not fit on this machine, or its model or an adapter is not on this machine.
     """
     _refuse_without_room(spec, machine)
     places = _gpus(spec, machine)

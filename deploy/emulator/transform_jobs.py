@@ -137,7 +137,7 @@ class Calls:
         """Return the container's responses to an object's payloads, joined in order.
 
         Raises:
-            ValueError: A record is too large, or the container failed.
+            ValueError: a record is too large, or the container failed.
         """
         end = b"\n" if request["TransformOutput"].get("AssembleWith") == "Line" else b""
         content_type = request["TransformInput"].get("ContentType", "")
@@ -164,7 +164,7 @@ def _payloads(body: bytes, request: dict[str, Any]) -> Iterator[bytes]:
     MultiRecord, a payload contains as many records as fit into MaxPayloadInMB; otherwise it contains one record.
 
     Raises:
-        ValueError: A record is larger than MaxPayloadInMB.
+        ValueError: a record is larger than MaxPayloadInMB.
     """
     by_line = request["TransformInput"].get("SplitType") == "Line"
     several, most = request.get("BatchStrategy") == "MultiRecord", request.get("MaxPayloadInMB", _PAYLOAD) * _MB

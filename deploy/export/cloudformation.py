@@ -38,7 +38,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     """Return a resource's properties that CloudFormation supports, and the paths of those that it does not support.
 
     Raises:
-        Refused: Leaving out a property would do harm.
+        Refused: leaving out a property would do harm.
     """
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
@@ -132,7 +132,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
     """Return the content of a main.tf.json with an `aws_cloudformation_stack` (hashicorp/aws) for the template.
 
     Raises:
-        Refused: The template is too large to be inline.
+        Refused: the template is too large to be inline.
     """
     body = json.dumps(cloudformation_template(resources), separators=(",", ":"))
     if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:

@@ -27,13 +27,13 @@ class Arns:
     """The ARNs that a deployment needs. Methods return [] for resources that the specification does not have.
 
     Attributes:
-        data: S3 URIs of the models, without duplicates.
-        uploads: S3 URIs of the models that `up` uploads.
-        places: S3 URIs of the models and their adapters.
-        written, read: Further S3 URIs that SageMaker writes and reads.
-        requests, answers: S3 URIs for the requests and responses of asynchronous inference.
-        batch_input, batch_output: S3 URIs of batch transform.
-        checked: S3 URIs whose buckets' encryption is checked.
+        data: the S3 URIs of the models, without duplicates.
+        uploads: the S3 URIs of the models that `up` uploads.
+        places: the S3 URIs of the models and their adapters.
+        written, read: further S3 URIs that SageMaker writes and reads.
+        requests, answers: the S3 URIs for the requests and responses of asynchronous inference.
+        batch_input, batch_output: the S3 URIs of batch transform.
+        checked: the S3 URIs whose buckets' encryption is checked.
     """
 
     def __init__(self, spec: Spec, decision: Decision) -> None:

@@ -26,9 +26,9 @@ class Row(NamedTuple):
     """Actions, and the resources for which they are needed.
 
     Attributes:
-        sid: Statement ID. Rows with the same ID and the same condition are joined to one statement.
-        actions: Actions after the service's prefix, such as "sagemaker:CreateModel DeleteModel".
-        on: Function that returns the resources, or [] if the actions are not needed.
+        sid: statement ID. Rows with the same ID and the same condition are joined to one statement.
+        actions: actions after the service's prefix, such as "sagemaker:CreateModel DeleteModel".
+        on: function that returns the resources, or [] if the actions are not needed.
     """
 
     sid: str
@@ -255,7 +255,7 @@ def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str
     """Return the policies of all parties by name, and as `trust` the role's trust policy, which trusts SageMaker.
 
     Args:
-        adopt: Whether the deployer takes over another owner's endpoint, or adds a shadow to it.
+        adopt: whether the deployer takes over another owner's endpoint, or adds a shadow to it.
     """
     arns = Arns(spec, decision)
     trusted = {

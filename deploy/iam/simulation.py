@@ -19,9 +19,9 @@ class Denial(NamedTuple):
     """A denied action.
 
     Attributes:
-        action: Action, such as `sagemaker:CreateModel`.
-        resource: ARN of the resource, or `*`.
-        why: IAM's decision, implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
+        action: action, such as `sagemaker:CreateModel`.
+        resource: the ARN of the resource, or `*`.
+        why: the decision of IAM, implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
     """
 
     action: str
@@ -33,8 +33,8 @@ def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
     """Return the actions in the policy that are denied to the principal.
 
     Raises:
-        NotAllowed: The caller is not allowed to simulate policies.
-        DeployError: The principal does not exist.
+        NotAllowed: the caller is not allowed to simulate policies.
+        DeployError: the principal does not exist.
     """
     return tuple(item for statement in policy["Statement"] for item in _of_statement(aws, principal, statement))
 

@@ -38,9 +38,9 @@ class Finding:
     """The result of one measurement.
 
     Attributes:
-        question: What was measured.
-        answer: The result as text, or the error if the measurement failed.
-        figures: The result as values for programs, or None if the measurement failed or was not possible.
+        question: what was measured.
+        answer: the result as text, or the error if the measurement failed.
+        figures: the result as values for programs, or None if the measurement failed or was not possible.
     """
 
     question: str
@@ -54,8 +54,8 @@ class Target:
 
     Attributes:
         client: boto3's client for SageMaker Runtime.
-        endpoint: Name of the endpoint.
-        component: Name of the inference component to send requests to, or None for an endpoint without components.
+        endpoint: name of the endpoint.
+        component: name of the inference component to send requests to, or None for an endpoint without components.
     """
 
     client: Any
@@ -74,9 +74,9 @@ def measure(
     """Run the measurements, and yield each result.
 
     Args:
-        tokens: Number of tokens to request from streams.
-        slow: Number of tokens that take more than a minute to generate, to measure the timeout. 0 skips this.
-        clock: Function that returns the time in seconds.
+        tokens: number of tokens to request from streams.
+        slow: number of tokens that take more than a minute to generate, to measure the timeout. 0 skips this.
+        clock: function that returns the time in seconds.
     """
     yield _measure("a whole response", lambda: _plain(target, clock))
     yield _measure("the Accept header of a whole response", lambda: _accept_plain(target))

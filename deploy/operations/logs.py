@@ -25,9 +25,9 @@ class Line:
     """One line of a log.
 
     Attributes:
-        at: Time in milliseconds since 1970.
-        stream: Name of the log stream, which belongs to one instance.
-        text: The line without its newline.
+        at: time in milliseconds since 1970.
+        stream: name of the log stream, which belongs to one instance.
+        text: the line without its newline.
     """
 
     at: int
@@ -47,7 +47,7 @@ def period(text: str) -> timedelta:
     """Parse a period such as `90s`, `15m`, `2h` or `1d`.
 
     Raises:
-        DeployError: The text is not a number followed by s, m, h or d.
+        DeployError: the text is not a number followed by s, m, h or d.
     """
     match = re.fullmatch(r"([0-9]+)([smhd])", text)
     if match is None:
@@ -59,8 +59,8 @@ def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[Line] 
     """Return the last lines of a log group's newest stream, or None if there is no stream yet.
 
     Args:
-        count: Maximum number of lines.
-        prefix: If not empty, only streams whose names start with this prefix are read.
+        count: maximum number of lines.
+        prefix: if not empty, only streams whose names start with this prefix are read.
     """
     logs = aws.client("logs")
     which = {"logStreamNamePrefix": prefix} if prefix else {"orderBy": "LastEventTime", "descending": True, "limit": 1}
@@ -86,8 +86,8 @@ def lines(aws: Aws, group: str, *, since: int, pattern: str | None = None) -> It
     """Yield all lines of a log group since a time, oldest first. Yield nothing if the group does not exist.
 
     Args:
-        since: Time in milliseconds since 1970.
-        pattern: Text that lines must contain (case-sensitive), or None for all lines.
+        since: time in milliseconds since 1970.
+        pattern: text that lines must contain (case-sensitive), or None for all lines.
     """
     begin: dict[str, object] = {"logGroupName": group, "startTime": since}
     if pattern:
@@ -113,8 +113,8 @@ def follow(
     CloudWatch may add lines out of order, so each poll reads the last `_LATE` milliseconds again and skips known lines.
 
     Args:
-        since: Time in milliseconds since 1970.
-        pattern: Text that lines must contain (case-sensitive), or None for all lines.
+        since: time in milliseconds since 1970.
+        pattern: text that lines must contain (case-sensitive), or None for all lines.
     """
     known_ids: dict[tuple[int, str, str], None] = {}
     newest = since

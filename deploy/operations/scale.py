@@ -15,11 +15,11 @@ class ScalingTarget:
     """An endpoint's variant (`kind` ENDPOINT) or an inference component that can be scaled.
 
     Attributes:
-        name: Name of the endpoint or the component.
-        variant: Name of the endpoint's variant; empty for a component.
-        count: Desired number of instances or copies.
-        scaling: Its automatic scaling, or None if it does not scale automatically.
-        sleeps: Whether it can scale to zero, as components and asynchronous endpoints can.
+        name: name of the endpoint or the component.
+        variant: name of the endpoint's variant; empty for a component.
+        count: desired number of instances or copies.
+        scaling: its automatic scaling, or None if it does not scale automatically.
+        sleeps: whether it can scale to zero, as components and asynchronous endpoints can.
     """
 
     kind: Kind
@@ -45,11 +45,11 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
     """Return the component to scale, or the endpoint's variant if the endpoint has no components.
 
     Args:
-        component: Name of the component, or None for the endpoint's only component.
+        component: name of the component, or None for the endpoint's only component.
 
     Raises:
-        NotThere: The endpoint or the component does not exist.
-        Refused: The endpoint has several components, but `component` is None.
+        NotThere: the endpoint or the component does not exist.
+        Refused: the endpoint has several components, but `component` is None.
     """
     endpoint_description = endpoint_of(aws, endpoint)
     sagemaker = aws.client("sagemaker")
@@ -84,7 +84,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     """Set the number of instances or copies. Return a note for the user, or an empty string.
 
     Raises:
-        Refused: The number is invalid, or automatic scaling would change it again.
+        Refused: the number is invalid, or automatic scaling would change it again.
     """
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
         advice = "An endpoint without components needs at least one instance."
@@ -117,11 +117,11 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
     """Set the bounds of automatic scaling, and return both.
 
     Args:
-        low: Minimum number of instances or copies, or None to keep the current minimum.
-        high: Maximum number of instances or copies, or None to keep the current maximum.
+        low: minimum number of instances or copies, or None to keep the current minimum.
+        high: maximum number of instances or copies, or None to keep the current maximum.
 
     Raises:
-        Refused: There is no automatic scaling, or the bounds are invalid.
+        Refused: there is no automatic scaling, or the bounds are invalid.
     """
     if what.scaling is None:
         raise Refused(

@@ -24,9 +24,9 @@ class Variant:
     """A variant of an endpoint.
 
     Attributes:
-        instances: Current number of instances.
-        type: Instance types of the variant, or None if they are not known.
-        image: URI of the image that runs, with its digest if known.
+        instances: current number of instances.
+        type: instance types of the variant, or None if they are not known.
+        image: the URI of the image that runs, with its digest if known.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Component:
     """An inference component, which serves copies of a model, or an adapter.
 
     Attributes:
-        status: AWS's InferenceComponentStatus.
-        copies: Current number of copies.
-        base: Name of the base component if this is an adapter, or None.
-        reason: AWS's FailureReason, or empty.
-        model: Name of the model in SageMaker, or the image's URI.
-        gpus: Number of GPUs of each copy.
+        status: the InferenceComponentStatus.
+        copies: current number of copies.
+        base: name of the base component if this is an adapter, or None.
+        reason: the FailureReason, or empty.
+        model: name of the model in SageMaker, or the image's URI.
+        gpus: number of GPUs of each copy.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Scaling:
     """Automatic scaling of a variant or component.
 
     Attributes:
-        target: ResourceId of the scalable target.
-        policies: Names of the scaling policies.
-        activities: Descriptions of the most recent scaling activities, newest first.
+        target: the ResourceId of the scalable target.
+        policies: names of the scaling policies.
+        activities: descriptions of the most recent scaling activities, newest first.
     """
 
     target: str
@@ -88,14 +88,14 @@ class Status:
     """The status of an endpoint.
 
     Attributes:
-        status: AWS's EndpointStatus.
-        reason: AWS's FailureReason, or empty.
-        config: Name of the current endpoint configuration.
-        changed: Time of the last change, in ISO 8601.
-        metrics: Metrics of the last `MINUTES` minutes by name, or None where there were no requests. Latencies are in
+        status: the EndpointStatus.
+        reason: the FailureReason, or empty.
+        config: name of the current endpoint configuration.
+        changed: time of the last change, in ISO 8601.
+        metrics: metrics of the last `MINUTES` minutes by name, or None where there were no requests. Latencies are in
             milliseconds.
-        unread: Parts that could not be read for lack of permission, each with AWS's error code.
-        asynchronous: Whether the endpoint is for asynchronous requests, which wait in a queue.
+        unread: parts that could not be read for lack of permission, each with AWS's error code.
+        asynchronous: whether the endpoint is for asynchronous requests, which wait in a queue.
     """
 
     name: str
@@ -131,7 +131,7 @@ def look(aws: Aws, name: str) -> Status:
     """Read the status of an endpoint.
 
     Raises:
-        NotThere: The endpoint does not exist.
+        NotThere: the endpoint does not exist.
     """
     endpoint = endpoint_of(aws, name)
     components = tuple(_components(aws, name))
@@ -159,7 +159,7 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
     """Return AWS's description of an endpoint.
 
     Raises:
-        NotThere: The endpoint does not exist.
+        NotThere: the endpoint does not exist.
     """
     found = unless_missing(lambda: aws.client("sagemaker").describe_endpoint(EndpointName=name))
     if found is None:
@@ -171,7 +171,7 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
     """Yield the automatic scaling of scalable targets, without their activities.
 
     Args:
-        targets: ResourceIds of the targets. A target without automatic scaling is skipped.
+        targets: the ResourceIds of the targets. A target without automatic scaling is skipped.
     """
     scaling = aws.client("application-autoscaling")
     if not targets:

@@ -26,9 +26,9 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: Name of the check.
-        says: What was found.
-        advice: How to fix the problem, or empty.
+        name: name of the check.
+        says: what was found.
+        advice: how to fix the problem, or empty.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Context:
     """The context that all checks share.
 
     Attributes:
-        fetch: Function that sends HTTP requests to the hub and to the image's registry, or None to call only AWS's API.
+        fetch: function that sends HTTP requests to the hub and to the image's registry, or None to call only AWS's API.
     """
 
     aws: Aws

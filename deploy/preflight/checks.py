@@ -93,12 +93,12 @@ def preflight(
     """Run all checks, in the order in which a deployment would fail.
 
     Args:
-        fetch: Function that sends HTTP requests to the hub and to the image's registry, such as `over_the_network`, or
+        fetch: function that sends HTTP requests to the hub and to the image's registry, such as `over_the_network`, or
             None to call only AWS's API.
-        without: Names of checks to skip.
+        without: names of checks to skip.
 
     Raises:
-        BotoCoreError: AWS cannot be reached.
+        BotoCoreError: there is no connection to AWS.
     """
     context = Context(aws, spec, decision, fetch)
     of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
@@ -114,7 +114,7 @@ def refuse_errors(checks: Sequence[Check]) -> None:
     """Raise an error if a check found one.
 
     Raises:
-        Refused: A check found an error. The advice lists the errors of other checks.
+        Refused: a check found an error. The advice lists the errors of other checks.
     """
     wrong = [check for check in checks if check.verdict is Verdict.ERROR]
     if wrong:
@@ -153,7 +153,7 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
     """Run one check, and return its results. An error from AWS, such as a denied call, becomes a warning.
 
     Raises:
-        BotoCoreError: AWS cannot be reached.
+        BotoCoreError: there is no connection to AWS.
     """
     found: list[Check] = []
     try:
@@ -243,10 +243,10 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
     """Check one of SageMaker's quotas.
 
     Args:
-        name: Name of the quota.
-        needed: Maximum number of instances that the deployment may use.
-        at_first: Number of instances with which the deployment starts.
-        setting: Field of the specification that chooses the instance type, for the advice.
+        name: name of the quota.
+        needed: maximum number of instances that the deployment may use.
+        at_first: number of instances with which the deployment starts.
+        setting: field of the specification that chooses the instance type, for the advice.
     """
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
     value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)

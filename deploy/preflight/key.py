@@ -26,11 +26,11 @@ class Use:
     """The use of one of the KMS keys in `encryption`.
 
     Attributes:
-        option: Name of the key's field in `encryption`.
-        what: Resource that the key encrypts, as text.
-        users: Roles and users that need the permissions for the key, as text. `lmi deploy iam` prints the permissions.
-        at_rest: Whether the resource must already be encrypted with the key. If False, the key is for new data only.
-        hint: Advice to add if the resource is not encrypted with the key.
+        option: name of the key's field in `encryption`.
+        what: resource that the key encrypts, as text.
+        users: roles and users that need the permissions for the key, as text. `lmi deploy iam` prints the permissions.
+        at_rest: whether the resource must already be encrypted with the key. If False, the key is for new data only.
+        hint: advice to add if the resource is not encrypted with the key.
     """
 
     option: str
@@ -89,7 +89,7 @@ def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> lis
     A difference is only a warning, because a key's own policy may allow its use.
 
     Args:
-        found: ARNs of customer managed keys by the resource that they encrypt, or None if a resource has no such key.
+        found: the ARN of each resource's customer managed key, or None if the resource has no such key.
     """
     named = getattr(context.spec.encryption, use.option)
     wanted = None if named is None else _described(context, named).get("Arn", named)
@@ -166,7 +166,7 @@ def _of_alarms(context: Context, topic: str, name: str | None) -> Iterator[Check
     """Yield checks of a topic's key for CloudWatch, which publishes with its own service principal.
 
     Args:
-        name: The topic's KMS key as an ARN, ID or alias, or None.
+        name: the topic's KMS key as an ARN, ID or alias, or None.
     """
     needs = "cloudwatch.amazonaws.com kms:Decrypt and kms:GenerateDataKey"
     arn = customers(context, name)
@@ -181,7 +181,7 @@ def customers(context: Context, name: str | None) -> str | None:
     """Return the ARN of a customer managed key, or None for no key or an AWS managed key.
 
     Args:
-        name: ARN, ID or alias of a KMS key, or None.
+        name: the ARN, ID or alias of a KMS key, or None.
     """
     if name is None or _AWSS in name:
         return None

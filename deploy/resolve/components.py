@@ -23,13 +23,13 @@ class Placed:
     """A component and the resources that it needs.
 
     Attributes:
-        name: Name of the component.
-        model: Name, S3 URI or path of the model.
-        copies: Initial number of copies.
-        gpus: Number of GPUs for each copy.
-        memory_mb: Host memory for each copy, in MB.
-        cpus: Number of cores for each copy, or 0 if none are requested.
-        fit: Memory that the model needs, or None if the model's size or the instance type is unknown.
+        name: name of the component.
+        model: name, S3 URI or path of the model.
+        copies: initial number of copies.
+        gpus: number of GPUs for each copy.
+        memory_mb: host memory for each copy, in MB.
+        cpus: number of cores for each copy, or 0 if none are requested.
+        fit: memory that the model needs, or None if the model's size or the instance type is unknown.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Sums:
     """The resources that the initial copies of all components need, and those that the instances have.
 
     Attributes:
-        placed: Components, each with the resources that it needs.
-        instance: The instance type, or None if it is unknown.
-        count: Number of instances.
+        placed: components, each with the resources that it needs.
+        instance: the instance type, or None if it is unknown.
+        count: number of instances.
     """
 
     placed: tuple[Placed, ...]
@@ -69,11 +69,11 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
     """Resolve each server of the components separately, and join the decisions.
 
     Args:
-        resolve: Function that resolves a specification whose components share one server.
+        resolve: function that resolves a specification whose components share one server.
 
     Raises:
-        DoesNotFit: A model does not fit, or no instance type has enough resources for the initial copies.
-        SpecError: A server's settings are invalid, the servers need different hosts, or the instances do not have
+        DoesNotFit: a model does not fit, or no instance type has enough resources for the initial copies.
+        SpecError: a server's settings are invalid, the servers need different hosts, or the instances do not have
             enough resources for the initial copies.
     """
     groups = servers(spec)
@@ -111,7 +111,7 @@ def without_room(sums: Sums, where: str) -> str:
     """Return why the instances do not have enough resources for the initial copies, or an empty string if they do.
 
     Args:
-        where: Text that names the instances.
+        where: text that names the instances.
     """
     for name, taken, has in sums.rows():
         if taken > has:
@@ -169,7 +169,7 @@ def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]
     """Return the cheapest instance type that fits each model, and has enough resources for all initial copies.
 
     Raises:
-        DoesNotFit: There is no such type.
+        DoesNotFit: there is no such type.
     """
     lists = [resolution.candidates.fits for resolution in found if resolution.candidates is not None]
     fitting = [{item.instance.name for item in fits if item.fits} for fits in lists]
@@ -209,7 +209,7 @@ def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
     """Check that all images can run on the same host AMI, as an endpoint configuration has only one.
 
     Raises:
-        SpecError: The images need different values of InferenceAmiVersion.
+        SpecError: the images need different values of InferenceAmiVersion.
     """
     if len({decision.ami for decision in decisions}) > 1:
         hosts = "; ".join(

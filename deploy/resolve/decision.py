@@ -15,12 +15,12 @@ class Pool:
     """An instance pool, one of several instance types that an endpoint may use.
 
     Attributes:
-        priority: Order in which SageMaker tries the pools, from 1.
-        instance_type: SageMaker's name of the instance type.
-        gpus: Number of GPUs, as in `Decision`.
-        tensor_parallel: Tensor parallel degree, as in `Decision`.
-        expert_parallel: Expert parallelism, as in `Decision`.
-        options: The handler's options that apply to this instance type only.
+        priority: order in which SageMaker tries the pools, from 1.
+        instance_type: name of the instance type.
+        gpus: number of GPUs, as in `Decision`.
+        tensor_parallel: tensor parallel degree, as in `Decision`.
+        expert_parallel: expert parallelism, as in `Decision`.
+        options: the handler's options that apply to this instance type only.
     """
 
     priority: int
@@ -36,23 +36,23 @@ class Decision:
     """The values that resources are built from, in addition to the specification.
 
     Attributes:
-        region: AWS region of the endpoint.
-        account: Account ID of twelve digits, from AWS if it was queried, otherwise from the role's ARN.
-        image: Full URI of the image, with its digest if AWS was queried.
-        instance_type: SageMaker's name of the instance type, never `auto`. With pools, the type of the first pool.
-        gpus: Number of GPUs of one instance. If the instance type is unknown, the number of GPUs needed.
-        ami: InferenceAmiVersion, or None to use SageMaker's default host (for CPU types and unknown CUDA versions).
-        model_data: S3 prefix or archive that SageMaker downloads to /opt/ml/model, or None if the container downloads
-            a model from the hub.
-        download: Timeout of the model data's download, 60 to 3600 seconds.
-        startup: Timeout until /ping responds with 200, 60 to 3600 seconds.
-        provision: Timeout to find an instance, in seconds, or None for AWS's default.
-        tensor_parallel: Number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
-        expert_parallel: Whether each GPU has whole experts, because the degree does not divide them.
-        warnings: Sentences for the user to read before confirming.
-        pools: The instance pools by priority. Empty if the specification has none.
-        shadow: Decision for the shadow variant, or None if the specification has none.
-        components: Decisions for inference components by name. They may differ in image, model data, timeouts and
+        region: the AWS region of the endpoint.
+        account: account ID of twelve digits, from AWS if it was queried, otherwise from the role's ARN.
+        image: full URI of the image, with its digest if AWS was queried.
+        instance_type: name of the instance type, never `auto`. With pools, the type of the first pool.
+        gpus: number of GPUs of one instance. If the instance type is unknown, the number of GPUs needed.
+        ami: the InferenceAmiVersion, or None to use SageMaker's default host (for CPU types and unknown CUDA versions).
+        model_data: prefix or archive in S3 that SageMaker downloads to /opt/ml/model, or None if the container loads
+            the model from the hub.
+        download: timeout of the model data's download, 60 to 3600 seconds.
+        startup: timeout until /ping responds with 200, 60 to 3600 seconds.
+        provision: timeout to find an instance, in seconds, or None for AWS's default.
+        tensor_parallel: number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
+        expert_parallel: whether each GPU has whole experts, because the degree does not divide them.
+        warnings: sentences for the user to read before confirming.
+        pools: the instance pools by priority. Empty if the specification has none.
+        shadow: decision for the shadow variant, or None if the specification has none.
+        components: decisions for inference components by name. They may differ in image, model data, timeouts and
             tensor parallel degree.
     """
 

@@ -52,18 +52,18 @@ class Need:
     """A model and the settings that determine how much memory it needs.
 
     Attributes:
-        shape: The model's shape.
-        dtype: Precision of the weights in memory.
-        context: Maximum number of tokens of a request, prompt and response together.
-        kv_bytes: Bytes per value in the KV cache: 2, or 1 with an FP8 cache.
-        degree: Number of GPUs for each copy of the model, or None to choose the best number.
-        usable: Fraction of a GPU's memory that may be used.
-        cuda: CUDA version of the image, e.g. (12, 8), or None if it is unknown.
-        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
-        windows: Whether the engine frees the cache outside of a sliding window.
-        stages: Number of pipeline stages times context parts in `degree`.
-        experts: Whether each GPU has whole experts (expert parallelism), or None to choose it where the engine can.
-        weight_only: Whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
+        shape: the model's shape.
+        dtype: precision of the weights in memory.
+        context: maximum number of tokens of a request, prompt and response together.
+        kv_bytes: bytes per value in the KV cache: 2, or 1 with an FP8 cache.
+        degree: number of GPUs for each copy of the model, or None to choose the best number.
+        usable: fraction of a GPU's memory that may be used.
+        cuda: the CUDA version of the image, e.g. (12, 8), or None if it is unknown.
+        built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
+        windows: whether the engine frees the cache outside of a sliding window.
+        stages: number of pipeline stages times context parts in `degree`.
+        experts: whether each GPU has whole experts (expert parallelism), or None to choose it where the engine can.
+        weight_only: whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
             precision.
     """
 
@@ -102,8 +102,8 @@ class Need:
         """Return the size of one request's KV cache and states on one GPU.
 
         Args:
-            tokens: Number of tokens of the request.
-            degree: Number of GPUs for each copy of the model.
+            tokens: number of tokens of the request.
+            degree: number of GPUs for each copy of the model.
         """
         fixed, full, windowed = self._bytes(degree)
         return (fixed + full * tokens + windowed * min(tokens, self._kept)) / _GIB
@@ -115,8 +115,8 @@ class Need:
         In layers with a window, only a limited number of tokens of each request need memory.
 
         Args:
-            room: Size of the cache on one GPU, in GiB.
-            degree: Number of GPUs for each copy of the model.
+            room: size of the cache on one GPU, in GiB.
+            degree: number of GPUs for each copy of the model.
         """
         whole = self.kv_gib(self.context, degree)
         if room >= whole:
@@ -150,18 +150,18 @@ class Fit:
     """A model's memory on one instance type. Sizes are in GiB, of one GPU or of a CPU type's RAM.
 
     Attributes:
-        instance: The instance type.
-        degree: Number of GPUs for each copy of the model, or 1 on a CPU type.
-        weights: Size of the weights.
-        rest: Size of workspace and CUDA graphs.
-        limit: Amount of memory that may be used.
-        room: Amount of memory left for the KV cache. It is negative if the weights and `rest` are too large.
-        tokens: Number of tokens that the KV cache can store.
-        sequences: Number of concurrent requests of the full context.
-        problem: Why the model does not fit, or empty if it fits.
-        remarks: Disadvantages of the instance type.
-        experts: Whether each GPU has whole experts.
-        price: Price of one instance.
+        instance: the instance type.
+        degree: number of GPUs for each copy of the model, or 1 on a CPU type.
+        weights: size of the weights.
+        rest: size of workspace and CUDA graphs.
+        limit: amount of memory that may be used.
+        room: amount of memory left for the KV cache. It is negative if the weights and `rest` are too large.
+        tokens: number of tokens that the KV cache can store.
+        sequences: number of concurrent requests of the full context.
+        problem: why the model does not fit, or empty if it fits.
+        remarks: disadvantages of the instance type.
+        experts: whether each GPU has whole experts.
+        price: price of one instance.
     """
 
     instance: InstanceType
@@ -186,7 +186,7 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
     """Return the memory of a model on one instance type, with the best number of GPUs per copy.
 
     Args:
-        price: Price of the instance, or None to use the table's.
+        price: price of the instance, or None to use the table's.
     """
     price = price or TABLE.of(instance.name)
     fits = [_with_degree(need, instance, degree, experts, price) for degree, experts in _degrees(need, instance)]
@@ -215,7 +215,7 @@ def undivided(need: Need, degree: int, *, experts: bool) -> str:
     """Return why an engine refuses a number of GPUs per copy, or an empty string if the model's parts can be divided.
 
     Args:
-        experts: Whether each GPU has whole experts.
+        experts: whether each GPU has whole experts.
     """
     parts, shape = degree // need.stages, need.shape
     heads = shape.heads or shape.kv_heads
@@ -293,7 +293,7 @@ def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
     """Return why the GPU is too old for the image's kernels, or an empty string if it is not or this is unknown.
 
     Args:
-        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+        built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
     """
     if not instance.gpus or built_for is None or instance.compute >= built_for:
         return ""
@@ -305,7 +305,7 @@ def able(built_for: tuple[int, int] | None) -> str:
     """Return the families of instance types whose GPUs an image has kernels for, as text.
 
     Args:
-        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+        built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
     """
     families = [f"ml.{item.family}" for item in all_types() if item.gpus and not too_old(item, built_for)]
     return ", ".join(dict.fromkeys(families))
@@ -350,10 +350,10 @@ class Candidates:
     """The instance types, either with or without GPUs, that a model may run on.
 
     Attributes:
-        need: The model and its settings.
-        source: Source of the model's shape, for the table's title.
-        fits: The model's memory on each instance type, best first.
-        chosen: Entry of the specification's type or of the type that `auto` chose, or None if the type is unknown.
+        need: the model and its settings.
+        source: source of the model's shape, for the table's title.
+        fits: the model's memory on each instance type, best first.
+        chosen: entry of the specification's type or of the type that `auto` chose, or None if the type is unknown.
     """
 
     need: Need
@@ -367,10 +367,10 @@ class Resolution:
     """The result of resolving a specification.
 
     Attributes:
-        decision: The decision about the settings that the specification leaves open.
-        candidates: The candidate instance types, or None if the model's size is unknown or there are several models.
-        sums: Resources of the inference components, or None if there are no components.
-        prices: Prices of the instance types.
+        decision: the decision about the settings that the specification leaves open.
+        candidates: the candidate instance types, or None if the model's size is unknown or there are several models.
+        sums: resources of the inference components, or None if there are no components.
+        prices: prices of the instance types.
     """
 
     decision: Decision
@@ -385,7 +385,7 @@ def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ..
     Types on which the model fits come first, then types without remarks, then cheaper types.
 
     Args:
-        cpu: Whether to rank CPU types rather than GPU types.
+        cpu: whether to rank CPU types rather than GPU types.
     """
     types = [instance for instance in all_types() if (instance.gpus == 0) == cpu]
     fits = [fit(need, instance, prices.of(instance.name)) for instance in types]
@@ -398,7 +398,7 @@ def cheapest(fits: Sequence[Fit]) -> Fit:
     """Return the best entry of a ranking by `rank`.
 
     Raises:
-        DoesNotFit: The model does not fit on any instance type.
+        DoesNotFit: the model does not fit on any instance type.
     """
     if not fits[0].fits:
         largest = max(fits, key=lambda item: item.room * item.degree)
@@ -413,8 +413,8 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
     """Return the error for an instance type that is too small for the model.
 
     Args:
-        small: The model's memory on this type.
-        fits: The model's memory on other types, best first, to advise types that are large enough.
+        small: the model's memory on this type.
+        fits: the model's memory on other types, best first, to advise types that are large enough.
     """
     advice = []
     if small.tokens >= 1024:
@@ -432,8 +432,8 @@ def without_gpus(
     """Return the error for a CPU type if the image has the engine for GPUs only.
 
     Args:
-        fits: The model's memory on GPU types, best first, or () if the model's size is unknown.
-        built_for: Minimum compute capability that the image has kernels for, or None if it is unknown.
+        fits: the model's memory on GPU types, best first, or () if the model's size is unknown.
+        built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
     """
     return DoesNotFit(
         f"instance.type: {instance.name} has no GPU, but the image has the engine {engine} for GPUs only",

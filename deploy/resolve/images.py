@@ -65,10 +65,10 @@ class ResolvedImage:
     """A container image in ECR.
 
     Attributes:
-        uri: Full URI of the image.
-        cuda: CUDA version of the image, e.g. (12, 8), or None if it is unknown.
-        built_for: Minimum compute capability of the GPU, e.g. (8, 0), or None if it is unknown.
-        warnings: Warnings about the image, each as a sentence.
+        uri: full URI of the image.
+        cuda: the CUDA version of the image, e.g. (12, 8), or None if it is unknown.
+        built_for: minimum compute capability of the GPU, e.g. (8, 0), or None if it is unknown.
+        warnings: warnings about the image, each as a sentence.
     """
 
     uri: str
@@ -81,13 +81,13 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
     """Resolve the image of a specification.
 
     Args:
-        region: Region of the endpoint.
-        account: Account of `image.repository`.
-        aws: Client to query for the digest, or None to keep the tag.
+        region: region of the endpoint.
+        account: account of `image.repository`.
+        aws: client to query for the digest, or None to keep the tag.
 
     Raises:
-        SpecError: SageMaker cannot use the image in this region.
-        NotThere: The image is not in ECR. The advice lists the commands to push it.
+        SpecError: the image cannot be used in this region.
+        NotThere: the image is not in ECR. The advice lists the commands to push it.
     """
     uri = _uri(image, region, account)
     match = ECR_URI.fullmatch(uri)
@@ -143,9 +143,9 @@ def choose_ami(
     on the newest host, the endpoint stays in Creating without any log. So the AMI depends on the image's CUDA version.
 
     Args:
-        setting: The value of instance.ami. `auto` chooses the AMI.
-        instance: The instance type, or None if it is unknown.
-        cuda: CUDA version of the image, or None if it is unknown.
+        setting: the value of instance.ami. `auto` chooses the AMI.
+        instance: the instance type, or None if it is unknown.
+        cuda: the CUDA version of the image, or None if it is unknown.
     """
     if setting != "auto":
         unknown = (f"instance.ami: {setting} is not one of the AMIs known in 2026: {', '.join(KNOWN_AMIS)}.",)
@@ -226,7 +226,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     """Return the image's URI with its digest, and warnings about the image.
 
     Raises:
-        NotThere: The image or its repository does not exist.
+        NotThere: the image or its repository does not exist.
     """
     try:
         answer = aws.client("ecr").describe_images(

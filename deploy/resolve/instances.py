@@ -31,14 +31,14 @@ class InstanceType:
     """One instance type.
 
     Attributes:
-        name: SageMaker's name of the type, e.g. `ml.g6e.xlarge`.
-        gpu: Name of the GPU, or None for a CPU type.
-        gpus: Number of GPUs.
-        gpu_mib: Memory of one GPU in MiB, as reported by the driver (22888 for an "A10G 24 GB").
-        vcpus: Number of vCPUs.
-        ram_gib: Memory of the host in GiB.
-        nvme_gb: Size of the local NVMe disk in GB, or 0 if the type uses an EBS volume.
-        compute: Compute capability of the GPU, e.g. (8, 9), or (0, 0) for a CPU type.
+        name: name of the type, e.g. `ml.g6e.xlarge`.
+        gpu: name of the GPU, or None for a CPU type.
+        gpus: number of GPUs.
+        gpu_mib: memory of one GPU in MiB, as reported by the driver (22888 for an "A10G 24 GB").
+        vcpus: number of vCPUs.
+        ram_gib: memory of the host in GiB.
+        nvme_gb: size of the local NVMe disk in GB, or 0 if the type uses an EBS volume.
+        compute: compute capability of the GPU, e.g. (8, 9), or (0, 0) for a CPU type.
     """
 
     name: str
@@ -86,7 +86,7 @@ def find(name: str) -> InstanceType | None:
     """Return the instance type with a name, or None if it is not in the tables.
 
     Raises:
-        SpecError: The type is an arm64 host, or has accelerators that are not NVIDIA GPUs.
+        SpecError: the type is an arm64 host, or has accelerators that are not NVIDIA GPUs.
     """
     kind = family(name)
     if _GRAVITON.fullmatch(kind):
@@ -108,7 +108,7 @@ def refuse_mistyped(name: str) -> None:
     Types in botocore's list and types of new generations are accepted.
 
     Raises:
-        SpecError: The name differs from a known type of the same generation in at most two letters.
+        SpecError: the name differs from a known type of the same generation in at most two letters.
     """
     known = {*instance_types("ProductionVariantInstanceType"), *(item.name for item in all_types())}
     if name in known:
@@ -158,11 +158,11 @@ def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> t
     """Return a warning for each component or instance whose engines leave GPUs idle, or one if the engine uses none.
 
     Args:
-        instance: The instance type, or None if it is unknown. Then nothing is checked.
-        degree: Number of GPUs of one engine.
+        instance: the instance type, or None if it is unknown. Then nothing is checked.
+        degree: number of GPUs of one engine.
 
     Raises:
-        SpecError: The engines of a component or instance need more GPUs than it has.
+        SpecError: the engines of a component or instance need more GPUs than it has.
     """
     if instance is None or instance.gpus == 0:
         return ()
@@ -179,8 +179,8 @@ def num_engines(spec: Spec, gpus: int, degree: int) -> int:
     """Return the number of engines (option.replicas) of a server.
 
     Args:
-        gpus: Number of GPUs of the server.
-        degree: Number of GPUs of one engine.
+        gpus: number of GPUs of the server.
+        degree: number of GPUs of one engine.
     """
     replicas = str(spec.options.get("replicas", 1))
     if replicas == "auto":

@@ -29,8 +29,8 @@ class Price:
     """The price of one instance.
 
     Attributes:
-        usd: Price in US dollars per hour, or None if it is unknown.
-        exact: Whether the price is exact, from the user or the Pricing API, rather than approximate.
+        usd: price in US dollars per hour, or None if it is unknown.
+        exact: whether the price is exact, from the user or the Pricing API, rather than approximate.
     """
 
     usd: float | None
@@ -56,7 +56,7 @@ class Price:
         """Return the lower and upper bound of the price class, which are powers of two, or 0 and 0.5.
 
         Raises:
-            ValueError: The price is unknown.
+            ValueError: the price is unknown.
         """
         if self.usd is None:
             raise ValueError("the price is unknown")
@@ -76,9 +76,9 @@ class Prices:
     """The prices of instance types.
 
     Attributes:
-        listed: Prices from the Pricing API in US dollars per hour, by instance type, or None to use the table.
-        region: Region of the prices in `listed`.
-        why: Reason why the table is used although AWS was queried, or empty.
+        listed: prices from the Pricing API in US dollars per hour, by instance type, or None to use the table.
+        region: region of the prices in `listed`.
+        why: reason why the table is used although AWS was queried, or empty.
     """
 
     listed: Mapping[str, float] | None = None
@@ -89,8 +89,8 @@ class Prices:
         """Return the price of one instance. The table has prices per vCPU for the families of CPU types.
 
         Args:
-            name: Name of the instance type.
-            own: The user's price, which overrides the others, or None.
+            name: name of the instance type.
+            own: the user's price, which overrides the others, or None.
         """
         if own is not None:
             return Price(own, exact=True)

@@ -50,11 +50,11 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
     """Resolve the specification for each pool's instance type separately, and join the decisions.
 
     Args:
-        resolve: Function that resolves a specification with a single instance type.
+        resolve: function that resolves a specification with a single instance type.
 
     Raises:
-        DoesNotFit: The model does not fit on a pool's type.
-        SpecError: The settings for a pool's type are invalid, or the types need different host AMIs.
+        DoesNotFit: the model does not fit on a pool's type.
+        SpecError: the settings for a pool's type are invalid, or the types need different host AMIs.
     """
     found: list[tuple[Pool, Resolution]] = []
     for place, item in enumerate(spec.instance.pools):
@@ -89,7 +89,7 @@ def _one_host(decisions: list[Decision]) -> None:
     """Check that all instance types can use the same host AMI, as an endpoint configuration has only one.
 
     Raises:
-        SpecError: CPU and GPU types are mixed, or the types need different values of InferenceAmiVersion.
+        SpecError: the pools mix CPU and GPU types, or the types need different values of InferenceAmiVersion.
     """
     if len({decision.ami for decision in decisions}) > 1 or len({decision.gpus == 0 for decision in decisions}) > 1:
         hosts = "; ".join(f"{decision.instance_type}: {decision.ami or 'the default'}" for decision in decisions)
@@ -106,11 +106,11 @@ def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution
     """Resolve the serving variant and its shadow variant. Return the serving variant's resolution with both decisions.
 
     Args:
-        resolve: Function that resolves a specification without a shadow variant.
+        resolve: function that resolves a specification without a shadow variant.
 
     Raises:
-        SpecError: The settings of one of the variants are invalid.
-        DoesNotFit: The model of one of the variants does not fit.
+        SpecError: the settings of one of the variants are invalid.
+        DoesNotFit: the model of one of the variants does not fit.
     """
     serving = resolve(spec.model_copy(update={"shadow": None}))
     try:
@@ -160,11 +160,11 @@ def times(
     """Return the timeouts of a start.
 
     Args:
-        gib: Size of the checkpoint in GiB, or None if it is unknown. Then 20 GiB are assumed.
-        engine: The value of option.llm_engine.
-        from_hub: Whether the container downloads the model from the hub.
-        is_archive: Whether the model is an archive, which SageMaker unpacks.
-        builds_engine: Whether the image compiles the model at its start.
+        gib: size of the checkpoint in GiB, or None if it is unknown. Then 20 GiB are assumed.
+        engine: the value of option.llm_engine.
+        from_hub: whether the container downloads the model from the hub.
+        is_archive: whether the model is an archive, which SageMaker unpacks.
+        builds_engine: whether the image compiles the model at its start.
     """
     mib = (_UNKNOWN_GIB if gib is None else gib) * 1024
     download = 300 + (0 if from_hub else mib / _DOWNLOAD) + (mib / _UNPACK if is_archive else 0)
@@ -222,10 +222,10 @@ class ModelSize:
     """The size of a model.
 
     Attributes:
-        shape: The model's shape, or None if it is unknown.
-        source: Source of the shape, as text for the table of candidates.
-        notes: Problems with other sources, each as a sentence.
-        packed: Size of the model's archive in GiB, or None if it is unknown or the model is not an archive.
+        shape: the model's shape, or None if it is unknown.
+        source: source of the shape, as text for the table of candidates.
+        notes: problems with other sources, each as a sentence.
+        packed: size of the model's archive in GiB, or None if it is unknown or the model is not an archive.
     """
 
     shape: Shape | None
@@ -246,16 +246,16 @@ def resolve(
     """Decide the settings that a specification leaves open.
 
     Args:
-        region: Region of the endpoint.
-        account: Account ID of twelve digits, or None to query AWS or else use the account of the role.
-        aws: Client to query for the account, the image's digest and the model's files in S3, or None to query nothing.
-        hub: Client to query for the model's files on the hub, or None to use the table of known models.
-        prices: Prices of the instance types.
+        region: region of the endpoint.
+        account: account ID of twelve digits, or None to query AWS or else use the account of the role.
+        aws: client to query for the account, the image's digest and the model's files in S3, or None to query nothing.
+        hub: client to query for the model's files on the hub, or None to use the table of known models.
+        prices: prices of the instance types.
 
     Raises:
-        SpecError: The specification is incomplete or contradictory.
-        DoesNotFit: The model is too large for the specification's instance type, or for all types.
-        NotThere: The image is not in ECR.
+        SpecError: the specification is incomplete or contradictory.
+        DoesNotFit: the model is too large for the specification's instance type, or for all types.
+        NotThere: the image is not in ECR.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
     return _resolve(spec, _Asked(region, account, aws, hub, prices))
@@ -331,8 +331,8 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
     """Find the size of the model in the specification, in the model's files, or in the table of known models.
 
     Args:
-        aws: Client to query for files in S3, or None not to query AWS.
-        hub: Client to query for files on the hub, or None not to query it.
+        aws: client to query for files in S3, or None not to query AWS.
+        hub: client to query for files on the hub, or None not to query it.
 
     Raises:
         SpecError: model.path is not a directory, or the model's files are invalid.
@@ -474,7 +474,7 @@ def _choose(
 
     Raises:
         SpecError: `auto` cannot choose a type, or the type looks like a typing error.
-        DoesNotFit: The model does not fit.
+        DoesNotFit: the model does not fit.
     """
     name = spec.instance.type
     if name == "auto":
@@ -604,7 +604,7 @@ def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tup
     """Return advice for the user on the size and number of instances and on routing, each as a sentence or two.
 
     Args:
-        candidates: The candidate instance types, or None for no advice on size.
+        candidates: the candidate instance types, or None for no advice on size.
     """
     chosen = None if candidates is None else candidates.chosen
     found = [] if chosen is None or candidates is None else [*_size(spec, chosen, candidates.fits)]

@@ -26,9 +26,9 @@ def endpoint(
     """Build the endpoint.
 
     Args:
-        config: The endpoint configuration.
-        alarms: Alarms that trigger the rollback of an update. They are created before the endpoint.
-        tags: The deployment's tags.
+        config: the endpoint configuration.
+        alarms: alarms that trigger the rollback of an update. They are created before the endpoint.
+        tags: the deployment's tags.
     """
     scaled = spec.scaling is not None or spec.instance.managed is not None
     return Resource(
@@ -88,11 +88,11 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     """Return all resources of the deployment, in the order of their creation.
 
     Args:
-        allow_plaintext_secret: Whether the environment may contain a value that looks like a secret.
+        allow_plaintext_secret: whether the environment may contain a value that looks like a secret.
 
     Raises:
-        Refused: The environment contains a value that looks like a secret.
-        SpecError: Settings are invalid or contradict each other.
+        Refused: the environment contains a value that looks like a secret.
+        SpecError: settings are invalid or contradict each other.
     """
     marks = tags(spec.deployment, spec_digest(spec), spec.tags)
     models, of_component = _models(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)

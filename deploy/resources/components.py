@@ -27,14 +27,14 @@ def component(
     """Build one inference component.
 
     Args:
-        decision: The decision for the component's server.
-        model: The model that the component serves.
-        endpoint: The endpoint, or None if it belongs to another deployment.
-        alarms: Alarms that trigger the rollback of an update.
-        tags: The deployment's tags.
+        decision: the decision for the component's server.
+        model: the model that the component serves.
+        endpoint: the endpoint, or None if it belongs to another deployment.
+        alarms: alarms that trigger the rollback of an update.
+        tags: the deployment's tags.
 
     Raises:
-        SpecError: The component needs more GPUs than an instance has.
+        SpecError: the component needs more GPUs than an instance has.
     """
     specification = component_request(
         {

@@ -41,7 +41,7 @@ def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
     An archive is set as ModelDataUrl, which transform jobs accept too, unless `passed` has fields of ModelDataSource.
 
     Args:
-        passed: The specification's own fields of the container (`sagemaker.model.PrimaryContainer`).
+        passed: the specification's own fields of the container (`sagemaker.model.PrimaryContainer`).
     """
     is_archive = uri.endswith(ARCHIVE)
     if is_archive and "ModelDataSource" not in passed:
@@ -78,9 +78,9 @@ def endpoint_config(
     With components, it has the role, the network settings and managed instances instead of a model.
 
     Args:
-        models: A model for each of `decision.pools` in the same order, or one model without pools. Ignored with
+        models: a model for each of `decision.pools` in the same order, or one model without pools. Ignored with
             components.
-        shadow: The shadow variant's model, or None.
+        shadow: the shadow variant's model, or None.
     """
     content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}
     if spec.components:
@@ -142,7 +142,7 @@ def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
     """Return the DataCaptureConfig, which captures JSON as text and everything else as base64.
 
     Args:
-        key: KMS key that encrypts the files, or None for the bucket's default.
+        key: the KMS key that encrypts the files, or None for the bucket's default.
     """
     config = {
         "EnableCapture": True,

@@ -36,11 +36,11 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
     """Return the container's environment variables, sorted by name.
 
     Args:
-        allow_plaintext_secret: Whether to accept values that look like secrets.
+        allow_plaintext_secret: whether to accept values that look like secrets.
 
     Raises:
-        Refused: A value looks like a secret.
-        SpecError: Options are unknown, have invalid values or contradict each other, or SageMaker's limits are
+        Refused: a value looks like a secret.
+        SpecError: options are unknown, have invalid values or contradict each other, or SageMaker's limits are
             exceeded. The message lists all problems with options.
     """
     user_settings = list(settings_of(spec.options, spec.environment))

@@ -55,8 +55,8 @@ class Ref:
     """A reference, in a request, to a value that AWS assigns to another resource.
 
     Attributes:
-        key: Key of the other resource, e.g. `scaling-policy/llama-wake`.
-        attribute: Name of the value in boto3's response, e.g. `PolicyARN`.
+        key: key of the other resource, e.g. `scaling-policy/llama-wake`.
+        attribute: name of the value in boto3's response, e.g. `PolicyARN`.
     """
 
     key: str
@@ -68,11 +68,11 @@ class Resource:
     """One resource in AWS.
 
     Attributes:
-        kind: Kind of the resource, which determines the boto3 calls (`deployer/calls.py`).
-        name: Name of the resource in AWS. It is unique for its kind in the account and region.
-        request: Keyword arguments of the boto3 call that creates the resource, tags included.
-        needs: Keys of the resources that must exist before this one is created.
-        update: Keyword arguments of the boto3 call that updates the resource. If empty, the call uses `request` without
+        kind: kind of the resource, which determines the boto3 calls (`deployer/calls.py`).
+        name: name of the resource in AWS. It is unique for its kind in the account and region.
+        request: keyword arguments of the boto3 call that creates the resource, tags included.
+        needs: keys of the resources that must exist before this one is created.
+        update: keyword arguments of the boto3 call that updates the resource. If empty, the call uses `request` without
             tags, or the resource cannot be updated.
     """
 
@@ -181,8 +181,8 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
     """Return the tags of a deployment's resources, as SageMaker's API expects them.
 
     Args:
-        spec: Digest of the specification.
-        user_tags: Tags from the specification.
+        spec: digest of the specification.
+        user_tags: tags from the specification.
     """
     return [
         {"Key": key, "Value": value} for key, value in {**user_tags, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()
@@ -227,9 +227,9 @@ def component_request(
     The result has Specification, or Specifications (one for each instance type) if the user's fields have it.
 
     Args:
-        request: Request with the field Specification.
-        parts: The user's fields, which are merged one after the other.
-        types: The deployment's instance types, in order of priority.
+        request: request with the field Specification.
+        parts: the user's fields, which are merged one after the other.
+        types: the deployment's instance types, in order of priority.
     """
     own: dict[str, Mapping[str, Any]] = {}
     for fields in parts:

@@ -70,10 +70,10 @@ class _Waking(NamedTuple):
     """Settings that scale a component or endpoint from zero, as in AWS's guides.
 
     Attributes:
-        suffix: Suffix of the alarm's name.
-        alarm: Fields of the alarm.
-        aggregation: MetricAggregationType of the policy.
-        cooldown: Cooldown of the policy in seconds.
+        suffix: suffix of the alarm's name.
+        alarm: fields of the alarm.
+        aggregation: the MetricAggregationType of the policy.
+        cooldown: cooldown of the policy in seconds.
     """
 
     suffix: str

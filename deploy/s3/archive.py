@@ -28,13 +28,13 @@ class Artifact:
     """The contents of model data, as far as they were read.
 
     Attributes:
-        variables: Settings of serving.properties, as variables. They override the container's variables, as in LMI.
-        others: Names of further files, which are known only for an archive.
-        weights: Name of a weight file, or a reason to assume that there is one, or "" if there are no weights.
-        folder: Only directory at the archive's top level, if it contains all files, or "".
-        fault: Reason why SageMaker cannot unpack the archive, or "" if none was found.
-        problem: Reason why the data was not read, or "" if it was read.
-        unseen: Whether SageMaker may be able to read the data despite `problem`.
+        variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
+        others: names of further files, which are known only for an archive.
+        weights: name of a weight file, or a reason to assume that there is one, or "" if there are no weights.
+        folder: only directory at the archive's top level, if it contains all files, or "".
+        fault: reason why SageMaker cannot unpack the archive, or "" if none was found.
+        problem: reason why the data was not read, or "" if it was read.
+        unseen: whether SageMaker may be able to read the data despite `problem`.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)

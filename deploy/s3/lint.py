@@ -75,7 +75,7 @@ def refuse(findings: Sequence[Finding], where: str) -> None:
     """Check that no finding is an error.
 
     Raises:
-        Refused: There is an error. The advice lists all errors.
+        Refused: there is an error. The advice lists all errors.
     """
     if wrong := errors(findings):
         lines = [f"  {finding}\n    {finding.advice}" for finding in wrong]
@@ -86,7 +86,7 @@ def list_directory(directory: Path) -> Listing:
     """List the files to upload. Links to files are followed, as the hub's cache consists of links.
 
     Raises:
-        Refused: The path is not a directory.
+        Refused: the path is not a directory.
     """
     if not directory.is_dir():
         raise Refused(f"{directory} is not a directory", "model.path is the directory with config.json and weights.")
@@ -163,10 +163,10 @@ def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_co
     """Return all problems of model data.
 
     Args:
-        entries: All files or objects.
-        read: Function that reads a small file of `entries`.
-        isolated: Whether the container is isolated from the network, and so from the hub (network.isolated).
-        own_code: Whether the model's own code may run (options.trust_remote_code).
+        entries: all files or objects.
+        read: function that reads a small file of `entries`.
+        isolated: whether the container is isolated from the network, and so from the hub (network.isolated).
+        own_code: whether the model's own code may run (options.trust_remote_code).
     """
     return [*lint_layout(entries), *_content({entry.name: entry.size for entry in entries}, read, isolated, own_code)]
 

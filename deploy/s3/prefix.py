@@ -52,7 +52,7 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
     """List the objects under the prefix, with names relative to it.
 
     Raises:
-        NotThere: The bucket does not exist.
+        NotThere: the bucket does not exist.
     """
     found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=prefix.bucket, Prefix=prefix.key)
     try:
@@ -67,7 +67,7 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
     """Delete objects under the prefix.
 
     Raises:
-        Failed: S3 did not delete an object, which it reports in a response with status 200.
+        Failed: an object was not deleted, which S3 reports in a response with status 200.
     """
     for first in range(0, len(names), _AT_ONCE):
         some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
@@ -94,11 +94,11 @@ def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3
     bucket.
 
     Args:
-        fields: Fields of the specification that may name the bucket, for the message.
+        fields: fields of the specification that may name the bucket, for the message.
 
     Raises:
-        Refused: The bucket is in another region.
-        NotThere: The bucket does not exist.
+        Refused: the bucket is in another region.
+        NotThere: the bucket does not exist.
     """
     try:
         response = aws.client("s3").list_objects_v2(Bucket=prefix.bucket, Prefix=prefix.key, MaxKeys=1)

@@ -123,9 +123,9 @@ class PartUploader:
     """An uploader for the parts of a directory's files. `send` may be called from several threads.
 
     Args:
-        digests: SHA-256 of the files, by name.
-        parts: All parts of all files to upload.
-        deployment: Name of the deployment to store in the objects' metadata, or "" for none.
+        digests: the SHA-256 of the files, by name.
+        parts: all parts of all files to upload.
+        deployment: name of the deployment to store in the objects' metadata, or "" for none.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class PartUploader:
         """Upload a part, and return it, whether S3 already had it, and whether its file is now complete.
 
         Raises:
-            Failed: The file has changed since its digest was computed.
+            Failed: the file has changed since its digest was computed.
         """
         with (self._directory / part.name).open("rb") as file:
             file.seek(part.offset)
@@ -247,13 +247,13 @@ class UploadPlan:
     """A planned upload.
 
     Attributes:
-        files: All files to have in S3.
-        digests: SHA-256 of the files, by name.
-        missing: Names of files that are not in S3 with the same content.
-        changed: Names from `missing` that are in S3 with different content.
-        foreign: Further objects under the prefix. They are kept, and SageMaker loads them, too.
-        findings: Problems of the directory.
-        foreign_findings: Problems that `foreign` causes together with the files.
+        files: all files to have in S3.
+        digests: the SHA-256 of the files, by name.
+        missing: names of files that are not in S3 with the same content.
+        changed: names from `missing` that are in S3 with different content.
+        foreign: further objects under the prefix. They are kept, and SageMaker loads them, too.
+        findings: problems of the directory.
+        foreign_findings: problems that `foreign` causes together with the files.
     """
 
     directory: Path
@@ -301,8 +301,8 @@ def plan_upload(
     """Plan an upload without changing anything.
 
     Raises:
-        Refused: The bucket is in another region, or `directory` is not a directory.
-        NotThere: The bucket does not exist.
+        Refused: the bucket is in another region, or `directory` is not a directory.
+        NotThere: the bucket does not exist.
     """
     to = Prefix.of(prefix)
     listing = list_directory(directory)
@@ -345,14 +345,14 @@ def upload(
     """Upload missing files, verify the objects at the end, and return the plan that was carried out.
 
     Args:
-        directory: Directory of the model.
-        prefix: S3 URI, such as `s3://bucket/model/`.
-        progress: Function that is called after each part, on the caller's thread.
-        deployment: Name of the deployment to store in the objects' metadata, or "" for none.
+        directory: directory of the model.
+        prefix: the S3 URI, such as `s3://bucket/model/`.
+        progress: function that is called after each part, on the caller's thread.
+        deployment: name of the deployment to store in the objects' metadata, or "" for none.
 
     Raises:
-        Refused: The model data cannot be loaded, or the bucket is in another region.
-        Failed: The objects in S3 differ from the uploaded files.
+        Refused: the model data cannot be loaded, or the bucket is in another region.
+        Failed: the objects in S3 differ from the uploaded files.
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))
@@ -394,7 +394,7 @@ def _verify(aws: Aws, planned: UploadPlan) -> None:
     """Check that the objects in S3 match the files.
 
     Raises:
-        Failed: An object is missing or differs from its file.
+        Failed: an object is missing or differs from its file.
     """
     there = {entry.name: entry.size for entry in objects(aws, planned.prefix)}
     with ThreadPoolExecutor(WORKERS) as pool:

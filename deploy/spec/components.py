@@ -193,7 +193,7 @@ def deployment_of(name: str, endpoint: str | None = None) -> str:
     """Return a deployment's name in tags: NAME, or NAME@ENDPOINT for a guest.
 
     Args:
-        endpoint: Name of another deployment's endpoint, or None if the deployment has its own endpoint.
+        endpoint: name of another deployment's endpoint, or None if the deployment has its own endpoint.
     """
     return name if endpoint is None else f"{name}{_AT}{endpoint}"
 

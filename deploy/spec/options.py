@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     """An environment variable of the container.
 
     Attributes:
-        origin: Name of the field in the specification that sets the variable.
+        origin: name of the field in the specification that sets the variable.
     """
 
     name: str
@@ -59,8 +59,8 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
     Unknown variables under `environment` are accepted, because the image may be newer.
 
     Args:
-        settings: Environment variables of the container.
-        directory: The model's directory, which may contain a serving.properties file, or None.
+        settings: environment variables of the container.
+        directory: the model's directory, which may contain a serving.properties file, or None.
     """
     by_name = {setting.name: setting for setting in settings}
     environ = {name: setting.value for name, setting in by_name.items()}
@@ -127,10 +127,10 @@ class Written(NamedTuple):
     """A location in S3 to which SageMaker writes.
 
     Attributes:
-        field: Name of the field that contains the URI.
-        sid: Name of the statement in the policies that allows writing there.
-        uri: The S3 URI.
-        key: KMS key that encrypts the objects, or None for the bucket's default.
+        field: name of the field that contains the URI.
+        sid: name of the statement in the policies that allows writing there.
+        uri: the S3 URI.
+        key: the KMS key that encrypts the objects, or None for the bucket's default.
     """
 
     field: str

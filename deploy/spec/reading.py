@@ -152,12 +152,12 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
     """Read a specification from a file, and apply settings of the command line to it.
 
     Args:
-        path: A YAML or JSON file, or None to use only `settings`.
-        settings: Settings as NAME=VALUE, e.g. `instance.type=ml.g5.xlarge`. The value is YAML, so `3` is a number, and
+        path: a YAML or JSON file, or None to use only `settings`.
+        settings: settings as NAME=VALUE, e.g. `instance.type=ml.g5.xlarge`. The value is YAML, so `3` is a number, and
             `[a, b]` is a list.
 
     Raises:
-        SpecError: The file cannot be read, or the specification is invalid. The message lists all errors.
+        SpecError: the file cannot be read, or the specification is invalid. The message lists all errors.
     """
     if path is None and not settings:
         raise SpecError("no specification was given", "Give its FILE, or its settings with --set KEY=VALUE.")
@@ -274,7 +274,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
     """Set one value in a specification's content.
 
     Args:
-        setting: NAME=VALUE. A dot within a part of the name is written as `\\.`, as in `tags.example\\.com/team=a`.
+        setting: pair NAME=VALUE. A dot in a part of the name is written as `\\.`, as in `tags.example\\.com/team=a`.
     """
     key, separator, text = setting.partition("=")
     names = [part.replace("\0", ".") for part in key.replace("\\.", "\0").split(".")]

@@ -39,7 +39,7 @@ def one_of(section: Section, *names: str) -> None:
     """Check that exactly one of the fields is set.
 
     Raises:
-        ValueError: No field or several fields are set.
+        ValueError: no field or several fields are set.
     """
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) != 1:

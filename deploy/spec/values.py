@@ -25,8 +25,8 @@ def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
     """Return a constraint for strings.
 
     Args:
-        example: Description of a valid value, for error messages.
-        longest: Maximum length.
+        example: description of a valid value, for error messages.
+        longest: maximum length.
     """
     EXAMPLES[pattern] = example
     return StringConstraints(pattern=pattern, max_length=longest)

@@ -33,7 +33,7 @@ class Level:
         engine: tokens per second of the engine alone, or None if it was not measured.
         times: for each name in `LATENCIES`, the percentiles p50, p90 and p99 in milliseconds, or None for no response.
         num_errors: number of failed requests.
-        others: CPU cores that other processes kept busy in the most disturbed repetition, or None if unknown.
+        others: the CPU cores that other processes kept busy in the most disturbed repetition, or None if unknown.
     """
 
     load: float
@@ -57,7 +57,7 @@ class Curve:
         taken: date and commit, or "" if they are unknown.
         is_open: whether loads are requests per second instead of concurrent clients.
         levels: the results for each load.
-        quiet: CPU cores that other processes may keep busy without disturbing a repetition, or None if not measured.
+        quiet: cores that other processes may keep busy without disturbing a repetition, or None if not measured.
     """
 
     name: str

@@ -28,7 +28,7 @@ class Repetition(NamedTuple):
     Attributes:
         results: results of the requests.
         engine: result of the engine alone, or None.
-        others: CPU cores that other processes kept busy, or None if unknown.
+        others: the CPU cores that other processes kept busy, or None if unknown.
     """
 
     results: Sequence[Result]

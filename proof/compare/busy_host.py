@@ -186,7 +186,7 @@ class Window(NamedTuple):
         begun: number of streams that began in time.
         begun_seconds: seconds from the first client's connection to the beginning of the last stream.
         kept: tokens of all streams as a share of the pace.
-        cpu_us: CPU microseconds per token on the server's core.
+        cpu_us: the CPU microseconds per token on the server's core.
         writes: writes per token.
         ping_connect_ms: maximum response time of health checks while all clients connect at once and streams begin.
         ping_p50_ms: median response time of health checks. A missing response counts as the time limit.

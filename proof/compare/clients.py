@@ -231,7 +231,7 @@ class Pings:
     """A process that sends health checks at a fixed rate, each on a new connection.
 
     Args:
-        url: URL of the health check.
+        url: the URL of the health check.
         seconds: duration of the process.
         limit: seconds to wait for a response. A missing response counts as one that took so long.
     """

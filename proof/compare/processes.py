@@ -35,7 +35,7 @@ def started(
 
     Args:
         command: the command that starts the server.
-        url: URL at which the server will listen.
+        url: the URL at which the server will listen.
         timeout: seconds until `/health` must respond.
         environment: the complete environment, or None for this process's environment.
 

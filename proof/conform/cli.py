@@ -225,7 +225,7 @@ def _replace(path: Path, text: str) -> bool:
     """Replace a file at once, so that it is never half written; return whether its directory and mount allow that.
 
     Raises:
-        OSError: The disk is full. The file is as it was.
+        OSError: the disk is full. The file is as it was.
     """
     part = path.with_name(f"{path.name}.part")
     try:

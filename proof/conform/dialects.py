@@ -14,15 +14,15 @@ class Dialect:
     """An API's way to request generated text.
 
     Attributes:
-        name: Name in messages.
-        path, stream_path: Routes; they may contain `{model}`.
-        body: Returns a greedy request's body for a prompt, a number of tokens, and whether to stream.
-        prompt: Name of the field with the prompt.
-        tokens: Path of keys to the token limit.
-        temperature: Path of keys to the temperature.
-        content_type: Content type of a stream.
-        endless: Fields that keep an end token from ending a stream early.
-        refuses_in_stream: Whether a stream with a bad parameter gets status 200 and an error event, as in TGI.
+        name: name in messages.
+        path, stream_path: routes; they may contain `{model}`.
+        body: returns a greedy request's body for a prompt, a number of tokens, and whether to stream.
+        prompt: name of the field with the prompt.
+        tokens: path of keys to the token limit.
+        temperature: path of keys to the temperature.
+        content_type: content type of a stream.
+        endless: fields that keep an end token from ending a stream early.
+        refuses_in_stream: whether a stream with a bad parameter gets status 200 and an error event, as in TGI.
     """
 
     name: str

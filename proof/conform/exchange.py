@@ -34,12 +34,12 @@ class Answer:
     """The answer to one request.
 
     Attributes:
-        asked: The request on one line for a report, without API keys.
-        failure: Reason why the answer is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
+        asked: the request on one line for a report, without API keys.
+        failure: reason why the answer is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
             `refused`; "" if it is complete.
-        pieces: Seconds from the start of the request to each part of the body.
-        arrivals: Seconds from the start of the request to each line or event of a stream.
-        late: Whether the time limit that ended it is `--timeout`, not one of the contract.
+        pieces: seconds from the start of the request to each part of the body.
+        arrivals: seconds from the start of the request to each line or event of a stream.
+        late: whether the time limit that ended it is `--timeout`, not one of the contract.
     """
 
     asked: str
@@ -156,7 +156,7 @@ async def connect(url: str, timeout: float) -> Connection:
     """Open a connection.
 
     Raises:
-        OSError, asyncio.TimeoutError: The connection failed.
+        OSError, asyncio.TimeoutError: the connection failed.
     """
     return await client.opened(Connection, client.address(url), timeout)
 

@@ -99,7 +99,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Read reports that were saved as JSON.
 
     Raises:
-        ConfigError: A file cannot be read, or is not a report.
+        ConfigError: a file cannot be read, or is not a report.
     """
     reports = []
     for path in paths:

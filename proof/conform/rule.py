@@ -27,9 +27,9 @@ class Failed(Exception):
     """Failure of a rule.
 
     Attributes:
-        wanted: The expected answer.
-        asked, got: The request and the answer, or "" if there was no request.
-        late: Whether the answer was not awaited beyond `--timeout`.
+        wanted: the expected answer.
+        asked, got: the request and the answer, or "" if there was no request.
+        late: whether the answer was not awaited beyond `--timeout`.
     """
 
     def __init__(self, wanted: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
@@ -52,10 +52,10 @@ class Rule:
     """Requirement of a contract, and its check.
 
     Attributes:
-        id: Name in reports, such as `stream.chunked`: a group, a dot and a name.
-        sentence: The requirement in one sentence.
-        last: Whether the check stops the server, so that it must run after all others.
-        check: Returns if the server meets the requirement, otherwise raises `Failed` or `NotAsked`.
+        id: name in reports, such as `stream.chunked`: a group, a dot and a name.
+        sentence: the requirement in one sentence.
+        last: whether the check stops the server, so that it must run after all others.
+        check: returns if the server meets the requirement, otherwise raises `Failed` or `NotAsked`.
     """
 
     id: str
@@ -113,7 +113,7 @@ async def greedy(server: Server, tokens: int) -> Answer:
     """Return a greedy answer.
 
     Raises:
-        NotAsked: A second answer to the same request has a different text.
+        NotAsked: a second answer to the same request has a different text.
     """
     answer, again = [expect_answer(await server.generate(tokens=tokens)) for _ in range(2)]
     if text_of(answer.value) != text_of(again.value):
@@ -125,7 +125,7 @@ async def stop_word(server: Server) -> tuple[str, str]:
     """Return the text of a greedy answer, and its third word, to be used as a stop sequence.
 
     Raises:
-        NotAsked: The answer has too few words, its third word also occurs before, or two greedy answers differ.
+        NotAsked: the answer has too few words, its third word also occurs before, or two greedy answers differ.
     """
     text = text_of((await greedy(server, 16)).value) or ""
     words = text.split()

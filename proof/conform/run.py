@@ -31,9 +31,9 @@ class Plan:
     """The arguments of `lmi conform`.
 
     Attributes:
-        only: Ids of rules or groups to check; if empty, all rules of the profiles are checked.
-        left_out: Ids of rules or groups to skip.
-        ready: Time limit in seconds for the server to become ready.
+        only: ids of rules or groups to check; if empty, all rules of the profiles are checked.
+        left_out: ids of rules or groups to skip.
+        ready: time limit in seconds for the server to become ready.
     """
 
     asking: Asking
@@ -48,8 +48,8 @@ class Result:
     """Result of one rule in one profile.
 
     Attributes:
-        wanted: The expected answer if the rule failed, or the reason if it was not asked.
-        asked, got: The request and the answer of a failed rule.
+        wanted: the expected answer if the rule failed, or the reason if it was not asked.
+        asked, got: the request and the answer of a failed rule.
     """
 
     rule: Rule
@@ -65,10 +65,10 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
     """Check all rules of the plan.
 
     Args:
-        tell: Called with each result as soon as it is known.
+        tell: called with each result as soon as it is known.
 
     Raises:
-        ConfigError: The server does not answer or could not be started.
+        ConfigError: the server does not answer or could not be started.
     """
     return asyncio.run(_run(plan, lifetime, tell))
 

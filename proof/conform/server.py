@@ -34,8 +34,8 @@ class Start:
     """Observations while the server started.
 
     Attributes:
-        first: Answer to the first request after /ping had answered 200.
-        early: Answer to a request while /ping reported that the server was not ready, or None if the port was closed
+        first: answer to the first request after /ping had answered 200.
+        early: answer to a request while /ping reported that the server was not ready, or None if the port was closed
             until then.
     """
 
@@ -48,9 +48,9 @@ class Stop:
     """Observations after SIGTERM.
 
     Attributes:
-        running: Answer of the stream that was running.
-        later: Answers to requests that were sent after the signal.
-        seconds: Seconds from the signal to the end of the process, or None if it did not end.
+        running: answer of the stream that was running.
+        later: answers to requests that were sent after the signal.
+        seconds: seconds from the signal to the end of the process, or None if it did not end.
     """
 
     running: Answer
@@ -62,8 +62,8 @@ class Lifetime(ABC):
     """Process or container of a server, which can be stopped as SageMaker does.
 
     Attributes:
-        ours: Whether `start` starts the server; otherwise it must be running already.
-        started, stopped: Observations, or None before the server was started or stopped.
+        ours: whether `start` starts the server; otherwise it must be running already.
+        started, stopped: observations, or None before the server was started or stopped.
     """
 
     ours = False
@@ -152,7 +152,7 @@ class Container(Lifetime):
         """Check that Docker or Podman is running the container.
 
         Raises:
-            ConfigError: Neither of them has the container, or it is not running.
+            ConfigError: neither of them has the container, or it is not running.
         """
         told = []
         for engine in filter(shutil.which, _ENGINES):
@@ -211,15 +211,15 @@ class Limits:
     """Limits for a server, in seconds.
 
     Attributes:
-        answer: Time limit of an answer to a rule's request.
-        whole: SageMaker's limit for an answer that is not streamed.
-        ping: SageMaker's limit for /ping.
-        connect: SageMaker's limit for accepting a connection.
-        stop: SageMaker's time from SIGTERM to SIGKILL.
-        abandoned: Time after a disconnect within which the engine must stop.
-        patience: Time to wait for abandoned answers that the engine generates to their end.
-        long: Duration of a stream that must not end by itself.
-        payload: SageMaker's maximum body size, in bytes.
+        answer: time limit of an answer to a rule's request.
+        whole: the limit for an answer that is not streamed.
+        ping: the limit for /ping.
+        connect: the limit for accepting a connection.
+        stop: the time from SIGTERM to SIGKILL.
+        abandoned: time after a disconnect within which the engine must stop.
+        patience: time to wait for abandoned answers that the engine generates to their end.
+        long: duration of a stream that must not end by itself.
+        payload: the maximum body size, in bytes.
     """
 
     answer: float = 60.0
@@ -238,11 +238,11 @@ class Asking:
     """Arguments of `lmi conform` that concern requests.
 
     Attributes:
-        key: API key, or "" if the server needs no key.
-        model: Model name in requests, or "" to look it up.
-        adapter: NAME=DIRECTORY of a LoRA adapter on the server's machine, or "".
-        metrics: Path of the server's metrics.
-        slow: Whether to check rules that take minutes.
+        key: the API key, or "" if the server needs no key.
+        model: model name in requests, or "" to look it up.
+        adapter: the NAME=DIRECTORY of a LoRA adapter on the server's machine, or "".
+        metrics: path of the server's metrics.
+        slow: whether to check rules that take minutes.
     """
 
     url: str
@@ -258,7 +258,7 @@ class Server:
     """Server under test, in the dialect of one profile.
 
     Attributes:
-        last: The last answer to `ask`, or None before the first one.
+        last: the last answer to `ask`, or None before the first one.
     """
 
     def __init__(self, asking: Asking, profile: str, lifetime: Lifetime | None = None) -> None:
@@ -288,9 +288,9 @@ class Server:
         """Send one request on a new connection.
 
         Args:
-            body: An object to be sent as JSON, or bytes to be sent unchanged.
-            headers: Headers that are added to content-type, authorization and x-api-key, or replace them.
-            keyed: Whether to send the API key.
+            body: an object to be sent as JSON, or bytes to be sent unchanged.
+            headers: headers that are added to content-type, authorization and x-api-key, or replace them.
+            keyed: whether to send the API key.
         """
         request, asked = self._request(method, path, body, headers or {}, keyed)
         own, timeout = timeout is None, timeout or self.limits.answer
@@ -324,7 +324,7 @@ class Server:
         """Send a request; yield its connection, which is closed at the end, and the task that waits for its answer.
 
         Args:
-            timeout: Time limit of the answer in seconds; the default is that of a long stream.
+            timeout: time limit of the answer in seconds; the default is that of a long stream.
         """
         request, asked = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)
@@ -359,8 +359,8 @@ class Server:
         """Return the profile's dialect; for SageMaker, the first one that the server answers at `/invocations`.
 
         Raises:
-            NotAsked: The server answers none of the dialects.
-            Failed: The server does not accept the API key.
+            NotAsked: the server answers none of the dialects.
+            Failed: the server does not accept the API key.
         """
         async with self._looking_up:  # concurrent requests need it too
             if self._dialect is None:
@@ -419,8 +419,8 @@ class Server:
         """Request generated text.
 
         Args:
-            more: Fields to merge into the body.
-            timeout: The contract's time limit in seconds, or None for `--timeout`.
+            more: fields to merge into the body.
+            timeout: the contract's time limit in seconds, or None for `--timeout`.
         """
         body = await self.body(prompt, tokens, stream=stream, more=more)
         return await self.post(await self.path(stream=stream), body, headers=headers, timeout=timeout)
@@ -431,7 +431,7 @@ class Server:
         The stream may be shorter, because the model's context may be small.
 
         Raises:
-            NotAsked: The longest possible stream is too short.
+            NotAsked: the longest possible stream is too short.
         """
         rate = await self._tokens_per_second()
         dialect = await self.dialect()

@@ -63,13 +63,13 @@ class Finding(NamedTuple):
     """Difference between two answers.
 
     Attributes:
-        kind: Kind of the difference, such as `usage`.
-        where: JSON path, without names that a client or a model chose.
-        change: The old and the new form, without content.
-        content: The old and the new content, shown only with `--show`.
-        learnable: Whether the difference may be volatile for all requests of a kind; otherwise each request is checked
+        kind: kind of the difference, such as `usage`.
+        where: the JSON path, without names that a client or a model chose.
+        change: the old and the new form, without content.
+        content: the old and the new content, shown only with `--show`.
+        learnable: whether the difference may be volatile for all requests of a kind; otherwise each request is checked
             on its own.
-        timed: Whether the value may change every second.
+        timed: whether the value may change every second.
     """
 
     cls: Class
@@ -100,9 +100,9 @@ class Traits(NamedTuple):
     """Traits of a request that determine how its answers are compared.
 
     Attributes:
-        greedy: Whether a repeated request gets the same answer, by greedy decoding or because nothing is generated.
-        schema: Requested JSON Schema of the answer's text, or None.
-        json: Whether JSON was requested, with or without a schema.
+        greedy: whether a repeated request gets the same answer, by greedy decoding or because nothing is generated.
+        schema: requested JSON Schema of the answer's text, or None.
+        json: whether JSON was requested, with or without a schema.
     """
 
     greedy: bool
@@ -115,7 +115,7 @@ def traits(request: Request, greedy: bool = False) -> Traits:
     """Return the traits of a request.
 
     Args:
-        greedy: Treat the request as decoded greedily.
+        greedy: treat the request as decoded greedily.
     """
     try:
         body = orjson.loads(request.body)
@@ -207,7 +207,7 @@ class _Documents:
     """JSON documents of an answer, and data that several comparisons share.
 
     Raises:
-        NotJson: The body contains no JSON.
+        NotJson: the body contains no JSON.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -263,8 +263,8 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
     """Return the differences that a client of the old answer may notice in the new one.
 
     Args:
-        seen: Types and shapes of earlier answers to this kind of request.
-        near: Maximum difference between nearly equal log-probabilities.
+        seen: types and shapes of earlier answers to this kind of request.
+        near: maximum difference between nearly equal log-probabilities.
     """
     if old.lost or new.lost:
         side = "reference" if old.lost else "target"
@@ -364,7 +364,7 @@ def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[
     """Compare the names of server-sent events.
 
     Args:
-        strict: Require the same names in the same order; otherwise accept any name that the old answer has.
+        strict: require the same names in the same order; otherwise accept any name that the old answer has.
     """
     before, after = (event_names(one.values, one.glue) for one in (old, new))
     for root in sorted(before.keys() & after.keys()):
@@ -550,7 +550,7 @@ def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Findi
     """Compare the indexes of choices, blocks and tool calls, and which of their ids are equal.
 
     Args:
-        strict: Whether both answers have the same text; otherwise one may have more items than the other.
+        strict: whether both answers have the same text; otherwise one may have more items than the other.
     """
     before, after = indexes(old.scalars), indexes(new.scalars)
     for place in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):

@@ -46,7 +46,7 @@ def read_documents(body: bytes) -> Documents:
     """Read the JSON documents of a body.
 
     Raises:
-        NotJson: The body contains no JSON object or list.
+        NotJson: the body contains no JSON object or list.
     """
     try:
         found = _by_lines(body)
@@ -131,7 +131,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
     """Return the scalars of an answer, in order, by place.
 
     Args:
-        by_index: Identify items by their own `index`, because a stream may send them in any order.
+        by_index: identify items by their own `index`, because a stream may send them in any order.
     """
     found: dict[str, list[Any]] = {}
     for document in documents:
@@ -348,7 +348,7 @@ def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = Fals
     A value of several types may have fewer of them, and a number may be whole. An optional field may stay optional.
 
     Args:
-        one_of_many: The old shape covers many answers and the new one a single answer, so optional fields may be
+        one_of_many: the old shape covers many answers and the new one a single answer, so optional fields may be
             missing.
     """
     if old == new:
@@ -470,7 +470,7 @@ class Token(NamedTuple):
     """Generated token.
 
     Attributes:
-        others: Log-probabilities of the alternative tokens, by text.
+        others: log-probabilities of the alternative tokens, by text.
     """
 
     text: str
@@ -552,8 +552,8 @@ class Parted(NamedTuple):
     """First difference between two texts.
 
     Attributes:
-        same: Pairs of tokens before the difference.
-        old, new: The tokens that differ, or None at the end of a text.
+        same: pairs of tokens before the difference.
+        old, new: the tokens that differ, or None at the end of a text.
     """
 
     same: Sequence[tuple[Token, Token]]

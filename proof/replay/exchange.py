@@ -10,8 +10,8 @@ class Recorded(NamedTuple):
     """Recorded answer.
 
     Attributes:
-        status: HTTP status, or 0 if the recording does not contain it.
-        body: Bytes as they were sent.
+        status: the HTTP status, or 0 if the recording does not contain it.
+        body: bytes as they were sent.
     """
 
     status: int
@@ -23,12 +23,12 @@ class Request(NamedTuple):
     """Recorded request.
 
     Attributes:
-        id: Id in the recording, unique in a run.
-        path: Path with its query, such as `/v1/chat/completions`.
-        headers: Headers with lower-case names, without credentials.
-        at: Seconds since the epoch, or None if the recording has no times.
-        other: A shadow variant's answer to the same request.
-        unsendable: Reason why the request cannot be sent, or "".
+        id: id in the recording, unique in a run.
+        path: path with its query, such as `/v1/chat/completions`.
+        headers: headers with lower-case names, without credentials.
+        at: seconds since the epoch, or None if the recording has no times.
+        other: a shadow variant's answer to the same request.
+        unsendable: reason why the request cannot be sent, or "".
     """
 
     id: str
@@ -46,7 +46,7 @@ class Unreadable(NamedTuple):
     """Item of a recording that cannot be read as a request, with the reason.
 
     Attributes:
-        place: File and line.
+        place: file and line.
     """
 
     place: str
@@ -64,9 +64,9 @@ class Times(NamedTuple):
     """Times of an answer in seconds.
 
     Attributes:
-        first: Time to the first byte of the body.
-        gap: Mean time between pieces of the body, or None if there is only one piece.
-        total: Time to the end of the body.
+        first: time to the first byte of the body.
+        gap: mean time between pieces of the body, or None if there is only one piece.
+        total: time to the end of the body.
     """
 
     first: float
@@ -85,11 +85,11 @@ class Answer(NamedTuple):
     """Answer of one side.
 
     Attributes:
-        status: HTTP status of the model's server, or 0 if there was no answer.
-        content_type: Content type, or "" if it is unknown.
-        lost: Reason why the answer is missing or incomplete, or "".
-        times: Times, or None if the answer was recorded or is incomplete.
-        throttled: Number of retries because the target was busy.
+        status: the HTTP status of the model's server, or 0 if there was no answer.
+        content_type: content type, or "" if it is unknown.
+        lost: reason why the answer is missing or incomplete, or "".
+        times: times, or None if the answer was recorded or is incomplete.
+        throttled: number of retries because the target was busy.
     """
 
     status: int

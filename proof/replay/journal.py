@@ -30,10 +30,10 @@ class Outcome(NamedTuple):
     """Result of one request in the journal.
 
     Attributes:
-        number: Number of the request in the recording.
-        names: Classes and names of the findings.
-        times: Times of the reference and of the target, each None if not measured.
-        throttled: Number of retries for the reference and for the target.
+        number: number of the request in the recording.
+        names: classes and names of the findings.
+        times: times of the reference and of the target, each None if not measured.
+        throttled: number of retries for the reference and for the target.
     """
 
     number: int
@@ -85,7 +85,7 @@ class Summary:
     """Counts, times and examples of a run.
 
     Attributes:
-        volatile: Classes of the volatile differences, by path and name.
+        volatile: classes of the volatile differences, by path and name.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Summary:
         """Return the classes with more requests than allowed.
 
         Args:
-            allowed: Maximum percentage of the compared requests, by class.
+            allowed: maximum percentage of the compared requests, by class.
         """
         return [
             cls
@@ -151,12 +151,12 @@ class Journal:
     """File with the outcomes of a run, including those from before it was interrupted.
 
     Args:
-        directory: Directory of the run; it is created if it does not exist.
-        run: Settings that must be equal for a run to be continued.
-        restart: Discard an earlier run in the directory.
+        directory: directory of the run; it is created if it does not exist.
+        run: settings that must be equal for a run to be continued.
+        restart: discard an earlier run in the directory.
 
     Raises:
-        ConfigError: The directory contains a different or complete run, or another process writes there. All methods
+        ConfigError: the directory contains a different or complete run, or another process writes there. All methods
             that write also raise it, for example if the disk is full.
     """
 

@@ -40,8 +40,8 @@ class Noise:
     """Volatile differences, by kind of request.
 
     Args:
-        near: Maximum difference between nearly equal log-probabilities.
-        later: Seconds to wait before a request is sent a third time, because its second answer had the same value.
+        near: maximum difference between nearly equal log-probabilities.
+        later: seconds to wait before a request is sent a third time, because its second answer had the same value.
     """
 
     def __init__(self, near: float, later: float = _LATER) -> None:
@@ -67,8 +67,8 @@ class Noise:
         """Return the differences between two answers that are not volatile.
 
         Args:
-            again: Sends the request again to one of the sides, or None if both are recordings.
-            other: The earlier answer of that side.
+            again: sends the request again to one of the sides, or None if both are recordings.
+            other: the earlier answer of that side.
         """
         kind = self.kind(request, traits, old)
         found = self._compare(kind, traits, old, new)

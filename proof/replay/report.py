@@ -88,7 +88,7 @@ def findings(report: Mapping[str, Any], most: int | None = None) -> Table:
     """Return the table of findings.
 
     Args:
-        most: Maximum findings per class, or None for all.
+        most: maximum findings per class, or None for all.
     """
     rows = [
         [cls, name, f"{count:,}"]
@@ -216,7 +216,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
     """Return an example for the journal and the reports.
 
     Args:
-        show: Show content; otherwise labels replace it.
+        show: show content; otherwise labels replace it.
     """
     request = example.request
     labels = None if show else Labels()

@@ -37,9 +37,9 @@ class Sides:
     """Sides of the comparison; a side that is None answers from the recording.
 
     Args:
-        target: The new side.
-        reference: The old side.
-        noise: A server that is equal to the reference, to which requests are sent again instead.
+        target: the new side.
+        reference: the old side.
+        noise: a server that is equal to the reference, to which requests are sent again instead.
     """
 
     target: Paced | None
@@ -57,11 +57,11 @@ class Plan:
     """Settings of a run.
 
     Args:
-        concurrency: Maximum concurrent requests.
-        speed: Multiple of the recorded pace, or None to send each request after the previous answer.
-        greedy: Treat all requests as decoded greedily.
-        show: Keep content in examples.
-        expected: Names of findings that do not affect the class.
+        concurrency: maximum concurrent requests.
+        speed: multiple of the recorded pace, or None to send each request after the previous answer.
+        greedy: treat all requests as decoded greedily.
+        show: keep content in examples.
+        expected: names of findings that do not affect the class.
     """
 
     concurrency: int = 1
@@ -75,7 +75,7 @@ class Replay:
     """Run of a replay.
 
     Args:
-        advance: Called after each request.
+        advance: called after each request.
     """
 
     def __init__(

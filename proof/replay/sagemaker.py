@@ -33,11 +33,11 @@ class SageMakerTarget:
     """SageMaker endpoint.
 
     Args:
-        name: Name of the endpoint or, if it has several inference components, ENDPOINT/COMPONENT.
-        concurrency: Maximum concurrent requests.
+        name: name of the endpoint or, if it has several inference components, ENDPOINT/COMPONENT.
+        concurrency: maximum concurrent requests.
 
     Raises:
-        ConfigError: No AWS region is configured.
+        ConfigError: no AWS region is configured.
     """
 
     def __init__(self, name: str, timeout: float, concurrency: int) -> None:

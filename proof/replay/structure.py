@@ -29,7 +29,7 @@ def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list
     """Return the names of server-sent events without repetitions, by the type of their documents.
 
     Args:
-        glue: Texts before the documents.
+        glue: texts before the documents.
     """
     found: dict[str, list[str]] = {}
     for document, text in zip(documents, glue, strict=False):
@@ -68,8 +68,8 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
     """Return ids as numbers in order of their first occurrence, so that equal ids have equal numbers.
 
     Args:
-        common: Places that both answers have.
-        first: Only number the first id of each place; for a stream's id, add whether it changes.
+        common: places that both answers have.
+        first: only number the first id of each place; for a stream's id, add whether it changes.
     """
     numbers: dict[str, int] = {}
     found: dict[str, list[int]] = {}

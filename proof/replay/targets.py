@@ -25,8 +25,8 @@ class Attempt(NamedTuple):
     """Result of one attempt to send a request.
 
     Attributes:
-        busy: Whether the target may accept the request later, because it throttles, is full, or is not ready.
-        after: Seconds to wait according to the target, or 0.
+        busy: whether the target may accept the request later, because it throttles, is full, or is not ready.
+        after: seconds to wait according to the target, or 0.
     """
 
     answer: Answer
@@ -59,7 +59,7 @@ class Paced:
     Each refusal of a busy target doubles the interval between requests, and each other answer shortens it.
 
     Args:
-        patience: Seconds after which a busy target's refusal is returned.
+        patience: seconds after which a busy target's refusal is returned.
     """
 
     def __init__(self, target: Target, patience: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -138,9 +138,9 @@ class HttpTarget:
     """Server that is reached by HTTP.
 
     Args:
-        url: URL; its path is prefixed to the path of each request.
-        key: API key, which is sent as a bearer token, or "".
-        timeout: Seconds after which an answer counts as lost.
+        url: the URL; its path is prefixed to the path of each request.
+        key: the API key, which is sent as a bearer token, or "".
+        timeout: seconds after which an answer counts as lost.
     """
 
     def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
@@ -229,11 +229,11 @@ def open_target(
     """Return a target, or None for the recording.
 
     Args:
-        key_variable: Environment variable with the API key, or None.
-        stack: Stops the server that is started for a `serve:` target.
+        key_variable: environment variable with the API key, or None.
+        stack: stops the server that is started for a `serve:` target.
 
     Raises:
-        ConfigError: The target cannot be used, or does not accept a key.
+        ConfigError: the target cannot be used, or does not accept a key.
     """
     if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
         raise ConfigError(f"lmi replay: {name} accepts no key; leave out {key_variable}")

@@ -31,7 +31,7 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
     """Parse the JSON object in one of the model's files.
 
     Raises:
-        SpecError: The content is not a JSON object, or is nested too deeply.
+        SpecError: the content is not a JSON object, or is nested too deeply.
     """
     try:
         value = json.loads(content)
@@ -64,7 +64,7 @@ class Config:
         """Return the value of the first name that has a value other than 0, or the default.
 
         Raises:
-            SpecError: A value is not a whole number from 0 to `largest`, or there is neither a value nor a default.
+            SpecError: a value is not a whole number from 0 to `largest`, or there is neither a value nor a default.
         """
         for name in names:
             if (value := whole_number(name, self._values.get(name), largest)) > 0:
@@ -108,7 +108,7 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
     """Return a number in config.json, 0 for null, or the largest number of a list with a value for each layer.
 
     Raises:
-        SpecError: The value is negative, too large, or not a whole number.
+        SpecError: the value is negative, too large, or not a whole number.
     """
     if value is None or value is False:
         return 0
@@ -168,7 +168,7 @@ def json_file(files: Files, name: str) -> dict[str, Any] | None:
     """Return the JSON object in one of the model's files, or None if the file does not exist.
 
     Raises:
-        SpecError: The file is too large, or is not a JSON object.
+        SpecError: the file is too large, or is not a JSON object.
     """
     size = files.sizes.get(name)
     if size is None:
@@ -207,7 +207,7 @@ def hub_to_ask() -> Hub | None:
     """Return the hub to query, or None if HF_HUB_OFFLINE is true, with the same values as in huggingface_hub.
 
     Raises:
-        SpecError: HF_ENDPOINT is not an http or https URL.
+        SpecError: the value of HF_ENDPOINT is not an http or https URL.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         return None
@@ -218,7 +218,7 @@ class Hub:
     """Client of the hub at `endpoint()`. It lists each model's files once, and sends HF_TOKEN only to the hub itself.
 
     Raises:
-        SpecError: The hub's URL is not an http or https URL.
+        SpecError: the hub's URL is not an http or https URL.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class Hub:
         """Return the files of a model, given as `OWNER/MODEL`.
 
         Raises:
-            HubError: The hub cannot be reached, or does not provide the model.
+            HubError: the hub cannot be reached, or does not provide the model.
         """
         place = model, revision
         if place not in self._asked:
@@ -253,13 +253,13 @@ class Hub:
         """Send a GET request to the hub, and return the response's body.
 
         Args:
-            path: Path and query of the URL.
-            start: Offset for a range request of `length` bytes, or None to request the whole content.
-            length: Maximum length of the body in bytes.
-            until: Deadline on the monotonic clock, or None.
+            path: path and query of the URL.
+            start: offset for a range request of `length` bytes, or None to request the whole content.
+            length: maximum length of the body in bytes.
+            until: deadline on the monotonic clock, or None.
 
         Raises:
-            HubError: The hub cannot be reached, rejects the request, or sends too many bytes.
+            HubError: the hub cannot be reached, rejects the request, or sends too many bytes.
         """
         request = urllib.request.Request(self.endpoint + path)
         if start is not None:

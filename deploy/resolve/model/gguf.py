@@ -33,8 +33,8 @@ def parts(files: Files, name: str | None = None) -> list[str]:
     """Return the names of one GGUF model's files, which are several if the model is split.
 
     Args:
-        files: The files to choose from.
-        name: Name of a file of the model, or None to choose the first model.
+        files: the files to choose from.
+        name: name of a file of the model, or None to choose the first model.
     """
     found = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
     if name is None and len(found) > 1:
@@ -59,7 +59,7 @@ def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
     """Return the shape of a model from its GGUF files.
 
     Raises:
-        SpecError: A file is not a GGUF file, or is incomplete.
+        SpecError: a file is not a GGUF file, or is incomplete.
     """
     metadata: Mapping[bytes, object] = {}
     weights: Counter[int] = Counter()

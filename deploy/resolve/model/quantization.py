@@ -51,11 +51,11 @@ class Quantization:
     """The quantization of a checkpoint.
 
     Attributes:
-        dtype: Precision of the quantized weights, or of all weights if the checkpoint is not quantized.
-        width: Bytes per weight with this precision, scales included.
-        kept: Fraction of each part's weights that stays in 16 bits. Parts that are left out are quantized completely.
-        quantized: Whether config.json says that the checkpoint is quantized.
-        block: Number of neighbouring weights with a common scale, or 1 if all weights of a row have one.
+        dtype: precision of the quantized weights, or of all weights if the checkpoint is not quantized.
+        width: bytes per weight with this precision, scales included.
+        kept: fraction of each part's weights that stays in 16 bits. Parts that are left out are quantized completely.
+        quantized: whether config.json says that the checkpoint is quantized.
+        block: number of neighbouring weights with a common scale, or 1 if all weights of a row have one.
     """
 
     dtype: Precision
@@ -178,9 +178,9 @@ class Contents:
     """The contents of safetensors files according to their headers.
 
     Attributes:
-        parameters: Number of weights. Packed weights are counted individually.
-        stored: Size of all tensors in bytes.
-        layers: Highest layer number plus one, or 0 if the names of the tensors have no layer numbers.
+        parameters: number of weights. Packed weights are counted individually.
+        stored: size of all tensors in bytes.
+        layers: highest layer number plus one, or 0 if the names of the tensors have no layer numbers.
     """
 
     parameters: float
@@ -192,11 +192,11 @@ def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Con
     """Read the headers of safetensors files.
 
     Args:
-        names: Names of the files to read.
-        bits: Number of bits of a packed weight, by default 4.
+        names: names of the files to read.
+        bits: number of bits of a packed weight, by default 4.
 
     Raises:
-        SpecError: A header is invalid, or there are too many files.
+        SpecError: a header is invalid, or there are too many files.
     """
     wanted = list(names)
     if len(wanted) > _MOST_FILES:
@@ -251,10 +251,10 @@ def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tupl
     """Return the number of a tensor's elements, and the offset of its end.
 
     Args:
-        room: Number of bytes after the header.
+        room: number of bytes after the header.
 
     Raises:
-        SpecError: The shape or the offsets are invalid, or do not match.
+        SpecError: the shape or the offsets are invalid, or do not match.
     """
     shape, offsets, bits = said.get("shape"), said.get("data_offsets"), _BITS.get(str(said.get("dtype")))
     if (

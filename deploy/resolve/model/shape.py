@@ -46,10 +46,10 @@ def shape_in_directory(directory: Path, notes: list[str] | None = None) -> Shape
     """Return the shape of a model in a local directory, or None if it has neither a config.json nor a .gguf file.
 
     Args:
-        notes: List to which a sentence is added for each problem in the files.
+        notes: list to which a sentence is added for each problem in the files.
 
     Raises:
-        SpecError: The files are invalid.
+        SpecError: the files are invalid.
     """
     return read_shape(Directory(directory), notes)
 
@@ -58,11 +58,11 @@ def shape_in_s3(aws: Aws, prefix: str, notes: list[str] | None = None) -> Shape 
     """Return the shape of a model in S3, or None if it has neither a config.json nor a .gguf file.
 
     Args:
-        prefix: Prefix of the model's files, as `s3://bucket/prefix/`.
-        notes: List to which a sentence is added for each problem in the files.
+        prefix: prefix of the model's files, as `s3://bucket/prefix/`.
+        notes: list to which a sentence is added for each problem in the files.
 
     Raises:
-        SpecError: The files are invalid.
+        SpecError: the files are invalid.
     """
     return read_shape(S3Prefix(aws, prefix), notes)
 
@@ -71,11 +71,11 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
     """Return the shape of a model from its files, or None if there is neither a config.json nor a .gguf file.
 
     Args:
-        notes: List to which a sentence is added for each problem in the files.
-        gguf: Name of the .gguf file to use, or None to use config.json if there is one.
+        notes: list to which a sentence is added for each problem in the files.
+        gguf: name of the .gguf file to use, or None to use config.json if there is one.
 
     Raises:
-        SpecError: The files are invalid.
+        SpecError: the files are invalid.
     """
     notes = [] if notes is None else notes
     if gguf is not None or "config.json" not in files.sizes:
@@ -98,13 +98,13 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
     """Return the shape that a config.json describes.
 
     Args:
-        config: Content of config.json. For a multimodal model, the shape has the layers of the text model, and the
+        config: content of config.json. For a multimodal model, the shape has the layers of the text model, and the
             weights of all parts.
-        stored: Size of the checkpoint's weight files in bytes, or None if it is unknown.
-        held: Contents of the weight files according to their headers, or None if the headers were not read.
+        stored: size of the checkpoint's weight files in bytes, or None if it is unknown.
+        held: contents of the weight files according to their headers, or None if the headers were not read.
 
     Raises:
-        SpecError: A value is missing or invalid.
+        SpecError: a value is missing or invalid.
     """
     text = Config(config)
     layers, kept, weights, how = text.layers(), cache(text), count(text), quantization(text)

@@ -73,14 +73,14 @@ class Cache:
     """The dimensions of the cache that one request needs.
 
     Attributes:
-        kv_heads: Number of KV heads in layers with full attention.
-        head_dim: Head size in layers with full attention.
-        window_layers: Number of layers with a sliding window.
-        window: Size of the window in tokens, or None.
-        window_kv_heads: Number of KV heads in layers with a window, or None if it is `kv_heads`.
-        window_head_dim: Head size in layers with a window, or None if it is `head_dim`.
-        uncached: Number of layers that do not cache keys and values.
-        state: Size of the fixed states of all layers together, in bytes.
+        kv_heads: number of KV heads in layers with full attention.
+        head_dim: head size in layers with full attention.
+        window_layers: number of layers with a sliding window.
+        window: size of the window in tokens, or None.
+        window_kv_heads: number of KV heads in layers with a window, or None if it is `kv_heads`.
+        window_head_dim: head size in layers with a window, or None if it is `head_dim`.
+        uncached: number of layers that do not cache keys and values.
+        state: size of the fixed states of all layers together, in bytes.
     """
 
     kv_heads: int
@@ -144,7 +144,7 @@ def cache(config: Config) -> Cache:
     """Return the dimensions of the cache that one request needs.
 
     Raises:
-        SpecError: A value in config.json is missing or invalid.
+        SpecError: a value in config.json is missing or invalid.
     """
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
@@ -254,8 +254,8 @@ def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list
     sglang#8344). A width of partial blocks cannot be divided at all.
 
     Args:
-        block: Number of weights of a block.
-        kept: Fraction of each part that is not quantized.
+        block: number of weights of a block.
+        kept: fraction of each part that is not quantized.
     """
 
     def parts(width: int, name: Part) -> int:
@@ -306,7 +306,7 @@ def count(config: Config) -> Weights:
     """Return the numbers of weights by part, layers for multi-token prediction included.
 
     Raises:
-        SpecError: A value in config.json is missing or invalid.
+        SpecError: a value in config.json is missing or invalid.
     """
     found = Counter[Part]()
     hidden, vocabulary = hidden_size(config), config.number("vocab_size", "padded_vocab_size")
@@ -383,8 +383,8 @@ def _feed_forward(
     """Add the number of weights in a layer's feed-forward network to `found`.
 
     Args:
-        number: Index of the layer.
-        wide: Whether the layer may have a feed-forward network of double width (`use_double_wide_mlp`).
+        number: index of the layer.
+        wide: whether the layer may have a feed-forward network of double width (`use_double_wide_mlp`).
     """
     matrices = hidden * (2 if config.type in _TWO_MATRICES else 3)
     dense = config.number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)

@@ -20,7 +20,7 @@ async def watch_start(server: Server, seconds: float) -> None:
     """Start the server, and observe it until it is ready.
 
     Raises:
-        ConfigError: The server exited, or is not ready after `seconds`.
+        ConfigError: the server exited, or is not ready after `seconds`.
     """
     lifetime = server.lifetime
     assert lifetime is not None

@@ -286,7 +286,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
     """Send a request, disconnect, and check that the engine stops early.
 
     Args:
-        seconds: Duration of the answer if the engine does not stop.
+        seconds: duration of the answer if the engine does not stop.
     """
     if await _running(server) is None:
         await _by_speed(server, path, body, seconds)

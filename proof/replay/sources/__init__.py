@@ -27,10 +27,10 @@ def open_requests(argument: str) -> Iterator[Request | Unreadable]:
     """Yield the requests of a recording, in constant memory.
 
     Args:
-        argument: A file, a directory, or `s3://BUCKET/PREFIX/`.
+        argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
 
     Raises:
-        ConfigError: There is nothing to read, or its kind is unknown.
+        ConfigError: there is nothing to read, or its kind is unknown.
     """
     files = find(argument)
     return with_unique_ids(_of_kind(argument, files))

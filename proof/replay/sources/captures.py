@@ -37,8 +37,8 @@ class Event(NamedTuple):
     """Request and answer as captured for one variant.
 
     Attributes:
-        input: Body of the request, or None if only outputs are captured.
-        output: Answer, or None if only inputs are captured or there was no answer.
+        input: body of the request, or None if only outputs are captured.
+        output: answer, or None if only inputs are captured or there was no answer.
     """
 
     id: str

@@ -105,7 +105,7 @@ class _Object(io.RawIOBase):
         """Read the next bytes.
 
         Raises:
-            OSError: S3 refuses the request, or the connection broke too often.
+            OSError: the request to S3 was refused, or the connection broke too often.
         """
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
         from urllib3.exceptions import HTTPError
@@ -153,9 +153,9 @@ class File(NamedTuple):
     """File of a recording.
 
     Attributes:
-        name: Path relative to the recording, with `/`, for messages.
-        folders: Names of its folders, relative to the recording.
-        open_raw: Opens the file without decompression.
+        name: path relative to the recording, with `/`, for messages.
+        folders: names of its folders, relative to the recording.
+        open_raw: opens the file without decompression.
     """
 
     name: str
@@ -192,7 +192,7 @@ def find(argument: str) -> list[File]:
     """Return the files that an argument names, sorted by name.
 
     Raises:
-        ConfigError: There are no files, or too many.
+        ConfigError: there are no files, or too many.
     """
     found = list(_found(argument))
     if not found:
@@ -262,7 +262,7 @@ def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iter
     """Yield the result of `parse` for each line of a file, or an `Unreadable` if it cannot be read or is `Malformed`.
 
     Args:
-        parse: Receives the place and the members of a line's JSON object.
+        parse: receives the place and the members of a line's JSON object.
     """
     for line in lines(file):
         if isinstance(line, Unreadable):
@@ -302,7 +302,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
     """Open a database in an unnamed temporary file, and create its tables.
 
     Raises:
-        ConfigError: The disk is full or cannot be written; also raised while the database is in use.
+        ConfigError: the disk is full or cannot be written; also raised while the database is in use.
     """
     connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     try:
@@ -356,7 +356,7 @@ def members(text: str) -> dict[str, Member]:
     """Read the members of a JSON object. The last value of a repeated name is used.
 
     Raises:
-        Malformed: The text is not a JSON object, is cut off, or nests too deeply.
+        Malformed: the text is not a JSON object, is cut off, or nests too deeply.
     """
     try:
         return _members(text)
@@ -413,7 +413,7 @@ def from_base64(value: Any, name: str) -> bytes:
     """Decode a field in base64.
 
     Raises:
-        Malformed: The value is not base64.
+        Malformed: the value is not base64.
     """
     if not isinstance(value, str):
         raise Malformed(f"{name}: is not a string")
@@ -427,7 +427,7 @@ def from_text(value: Any, name: str) -> bytes:
     """Encode a string as UTF-8.
 
     Raises:
-        Malformed: The value is not a string, or has a lone surrogate.
+        Malformed: the value is not a string, or has a lone surrogate.
     """
     if not isinstance(value, str):
         raise Malformed(f"{name}: is not a string")
@@ -441,7 +441,7 @@ def from_member(member: Member, name: str) -> bytes:
     """Return a member as a body: the text of a string, nothing for null, otherwise the original JSON.
 
     Raises:
-        Malformed: A string has a lone surrogate.
+        Malformed: a string has a lone surrogate.
     """
     if member.value is None:
         return b""
@@ -457,7 +457,7 @@ def split_url(url: str, name: str) -> SplitResult:
     """Split a URL.
 
     Raises:
-        Malformed: The text is not a URL.
+        Malformed: the text is not a URL.
     """
     try:
         return urlsplit(url)
