@@ -39,7 +39,7 @@ CHANGES = {
     ),
     "`option.async_mode=true`, and LMI's async handlers": _CONFIG + "test_the_schema_of_the_async_mode",
     "neither `option.rolling_batch` nor `batch_size` is set": _CONFIG + "test_the_schema_of_the_async_mode",
-    "the embedding of one text in async mode": (
+    "one text for an embedding model in async mode": (
         "tests/unit/protocols/test_pooled.py::test_embeddings_of_async_mode_are_lists_since_0_36"
     ),
     "a streamed chat in rolling batch": _VERSIONS + "test_a_chat_streams_json_lines_and_events_since_0_37",
@@ -48,7 +48,7 @@ CHANGES = {
 BETTER = {
     "no `inputs`, or several, in rolling batch": _PROTOCOLS + "test_lmi.py::test_a_wrong_payload_is_refused",
     "a chat's prompt": "tests/model/openvino/test_chat_template.py::test_echos_template",
-    "a stop string ends the answer": _LMI + "outputs_beams.txt",
+    "a stop string ends the response": _LMI + "outputs_beams.txt",
     "`best_of` with `n`": (_PROTOCOLS + "test_lmi.py::test_the_most_probable_sequence_comes_first_and_n_says_how_many"),
     "a token's text since 0.29": ("tests/unit/core/test_text.py::test_a_split_character_is_never_shown_in_parts"),
     "`top_n_tokens`, tools, reasoning, images in chats": (
@@ -59,13 +59,13 @@ BETTER = {
     "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
     "the text of a token in `prefill`": _LMI + "prefill.txt",
     "alternatives in a stream": _LMI + "stream_top_tokens.txt",
-    "wrong or unequal `parameters` in a batch": _OWN_FAILURE,
+    "a dynamic batch whose requests have wrong or unequal `parameters`": _OWN_FAILURE,
     "counts, finish reasons, statuses and errors in async mode": _LINES + "stream_details_length.txt",
-    "`option.tgi_compat=true`: the stop string that ended the answer": (
+    "`option.tgi_compat=true`: the stop string that ended the response": (
         _PROTOCOLS + "test_lmi.py::test_tgi_keeps_the_stop_string_unless_told_otherwise"
     ),
     "`option.tgi_compat=true`: fields": "tests/golden/tgi_compat/stream.txt",
-    "fields that are always null in vLLM's answers": "tests/golden/async/chat.txt",
+    "fields that are always null in vLLM's responses": "tests/golden/async/chat.txt",
     "chunks of OpenAI's streams": "tests/golden/async/chat_stream.txt",
     "the first chunk of a streamed chat": "tests/golden/async/chat_stream.txt",
     "text beside a forced tool call in async mode": "tests/golden/openai/chat/named_tool.txt",
@@ -74,14 +74,14 @@ BETTER = {
 UNNAMED = {
     "the default engine": _LOADER + "test_engine_choice_without_contradiction",
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
-    "a degree of 2 on 4 GPUs": "tests/unit/serving/test_model.py::test_devices",
+    "a tensor parallel degree of 2 on 4 GPUs": "tests/unit/serving/test_model.py::test_devices",
     "a dynamic batch without `max_new_tokens`": (
         _PROTOCOLS + "test_lmi_versions.py::test_a_dynamic_batch_has_30_tokens_whatever_the_models_own_limit"
     ),
     "chats with dynamic batch": _PROTOCOLS
     + "test_lmi_versions.py::test_a_chat_streams_json_lines_and_events_since_0_37",
     "`text/csv` with a header `inputs`": "tests/app/test_http.py::test_other_types_are_415",
-    "an unknown name": "tests/unit/config/test_foreign_names.py::test_names_that_nobody_has_get_one_line_together",
+    "an unknown option": "tests/unit/config/test_foreign_names.py::test_names_that_nobody_has_get_one_line_together",
     "reasoning in chats": (
         "tests/unit/protocols/assistant/test_reasoning.py::"
         "test_by_default_reasoning_is_apart_where_the_template_shows_it"
@@ -97,14 +97,14 @@ UNNAMED = {
 }
 
 ASYNC = {
-    "`finish_reason` of whole answers is null, a stop string, or a token's id": _LINES + "details_stop.txt",
+    "`finish_reason` of non-streaming responses is null, a stop string, or a token's id": _LINES + "details_stop.txt",
     "`generated_tokens` of a stream counts one too many": _LINES + "stream_details_length.txt",
     "with `return_full_text`, `tokens` also contains the prompt's tokens": _LINES + "full_text.txt",
     "characters of several tokens are lost; a step with several tokens or none breaks the stream": (
         _LINES + "stream_several_a_step.txt"
     ),
     "several choices are mixed in one stream": _LINES + "two_choices.txt",
-    "for `inputs` with several prompts, only the first is answered": _LINES + "several_prompts.txt",
+    "for `inputs` with several prompts, only the first gets a response": _LINES + "several_prompts.txt",
     "a list in `adapters`, null as `parameters`, and `stream` in `parameters` are refused": (
         _LINES + "stream_in_parameters.txt"
     ),
