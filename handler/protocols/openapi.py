@@ -86,8 +86,8 @@ class DocumentedRoute(NamedTuple):
     """A route of the OpenAPI document.
 
     Attributes:
-        dialect: The dialect of the route's bodies, or None if the route is not for inference.
-        takes_calls: True if the route also accepts calls that open or close a session.
+        dialect: the dialect of the route's bodies, or None if the route is not for inference.
+        takes_calls: whether the route also accepts calls that open or close a session.
     """
 
     path: str
@@ -102,9 +102,9 @@ def document(
     """Build the OpenAPI document.
 
     Args:
-        context: The server's context, with the fields that the engine does not support.
-        locked: True if all operations need an API key, except those that are marked as open.
-        has_sessions: True if stateful sessions are enabled.
+        context: the server's context, with the fields that the engine does not support.
+        locked: whether all operations need an API key, except those that are marked as open.
+        has_sessions: whether stateful sessions are enabled.
     """
     paths: dict[str, Any] = {}
     for route in routes:

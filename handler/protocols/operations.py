@@ -129,11 +129,11 @@ class Operation(NamedTuple):
     """An operation that is not for inference.
 
     Attributes:
-        answers: Maps a status to its answer.
-        query: Maps the names of query parameters to their schemas.
-        body: The schema of an optional JSON body.
-        form: The schema of a required form.
-        open: True if the operation needs no API key.
+        answers: maps a status to its answer.
+        query: maps the names of query parameters to their schemas.
+        body: the schema of an optional JSON body.
+        form: the schema of a required form.
+        open: whether the operation needs no API key.
     """
 
     tag: str

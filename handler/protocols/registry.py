@@ -39,10 +39,10 @@ class DispatchByField(Dialect):
     present selects the dialect. Fields that are null count as absent.
 
     Args:
-        mode: The dialect of the server's mode.
-        others: Maps a field to the dialect that it selects.
-        before: The fields of `others` that select a dialect even if the body has `inputs`.
-        otherwise: The field of `others` whose dialect refuses bodies without any known field. By default, `mode` does.
+        mode: the dialect of the server's mode.
+        others: maps a field to the dialect that it selects.
+        before: the fields of `others` that select a dialect even if the body has `inputs`.
+        otherwise: the field of `others` whose dialect refuses bodies without any known field. By default, `mode` does.
     """
 
     def __init__(

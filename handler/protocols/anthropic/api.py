@@ -277,8 +277,8 @@ def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
     """Describe a model.
 
     Args:
-        created: The time of creation, in seconds since 1970.
-        max_tokens: The maximum number of tokens in a request, or None if it is not known yet.
+        created: the time of creation, in seconds since 1970.
+        max_tokens: the maximum number of tokens in a request, or None if it is not known yet.
     """
     at = datetime.fromtimestamp(int(created), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -295,10 +295,10 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     """Return a page of the models.
 
     Args:
-        query: The query parameters `limit`, and `after_id` or `before_id`, which names the model next to the page.
+        query: the query parameters `limit`, and `after_id` or `before_id`, which names the model next to the page.
 
     Raises:
-        InvalidParameter: If one of these parameters is wrong.
+        InvalidParameter: one of these parameters is wrong.
     """
     given = query.get("limit", str(_LIMIT))
     if not (is_digits(given) and len(given) < 5 and 1 <= int(given) <= _MOST):

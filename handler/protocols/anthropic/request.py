@@ -165,7 +165,7 @@ class MessagesReader(TurnsReader):
     """Reads the messages of one request, and translates them into chat messages.
 
     Attributes:
-        continues: True if the answer continues the last message.
+        continues: whether the answer continues the last message.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -177,7 +177,7 @@ class MessagesReader(TurnsReader):
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: If a block is wrong. The message names the block and what is allowed, without its content.
+            InvalidPayload: a block is wrong. The message names the block and what is allowed, without its content.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -298,7 +298,7 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
     """Return a block's type.
 
     Raises:
-        InvalidPayload: If the type is missing or not in `known`.
+        InvalidPayload: the type is missing or not in `known`.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
@@ -338,9 +338,9 @@ class Thinking(NamedTuple):
     """The parsed field `thinking`.
 
     Attributes:
-        enabled: True if the model should reason, or None if its chat template decides.
-        budget: The maximum number of reasoning tokens, or None if there is no limit.
-        show: True if thinking blocks contain the reasoning.
+        enabled: whether the model should reason, or None if its chat template decides.
+        budget: the maximum number of reasoning tokens, or None if there is no limit.
+        show: whether thinking blocks contain the reasoning.
     """
 
     enabled: bool | None = None
@@ -374,7 +374,7 @@ def read_thinking(value: Any) -> Thinking:
     """Read `thinking`.
 
     Raises:
-        InvalidParameter: If it is wrong. The message says what is allowed.
+        InvalidParameter: the value is wrong. The message says what is allowed.
     """
     given = Named("thinking", value)
     if value is None:
@@ -399,7 +399,7 @@ def read_thoughts_kept(value: Any) -> int | None:
         The number of messages with reasoning, counted from the end, that keep it, or None if all do.
 
     Raises:
-        InvalidParameter: If it is wrong, or has an edit that does not clear reasoning.
+        InvalidParameter: the value is wrong, or has an edit that does not clear reasoning.
     """
     given = Named("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
@@ -472,7 +472,7 @@ def read_tools(value: Any) -> Any:
     """Return the tools in the form of a chat. The chat's reader checks their names and schemas.
 
     Raises:
-        InvalidParameter: If a tool does not run on the client, or its form is wrong.
+        InvalidParameter: a tool does not run on the client, or its form is wrong.
     """
     if not isinstance(value, list):
         return value
@@ -502,7 +502,7 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
     """Return `tool_choice` and `parallel_tool_calls` in the form of a chat.
 
     Raises:
-        InvalidParameter: If the choice is wrong. The message says why.
+        InvalidParameter: the choice is wrong. The message says why.
     """
     if value is None:
         return {}
@@ -622,7 +622,7 @@ class _Chat(OpenAiChat):
     """The chat dialect that parses the translated body of one request.
 
     Args:
-        keeping: Stores the answer in its thread. None if the answer belongs to no thread.
+        keeping: stores the answer in its thread. None if the answer belongs to no thread.
     """
 
     errors = ERRORS

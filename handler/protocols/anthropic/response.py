@@ -55,9 +55,9 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
     """Return the body with the fields that its thread was created with. `context.recalled` has the earlier messages.
 
     Raises:
-        ThreadsUnsupported: If the server does not store answers.
-        ThreadNotFound: If the previous message is not stored.
-        InvalidParameter: If `thread` is wrong, or the body changes a field that belongs to the thread.
+        ThreadsUnsupported: the server does not store answers.
+        ThreadNotFound: the previous message is not stored.
+        InvalidParameter: `thread` is wrong, or the body changes a field that belongs to the thread.
     """
     if (value := body.get("thread")) is None:
         return body
@@ -96,7 +96,7 @@ class ThreadKeeping:
         """Store the complete message. This blocks.
 
         Raises:
-            Unavailable: If the message could not be stored, so that no request can continue it.
+            Unavailable: the message could not be stored, so that no request can continue it.
         """
         if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
             raise Unavailable("the message could not be stored in its thread; send the request again, or all messages")
@@ -127,14 +127,14 @@ class Blocks:
     Text of only white space becomes a block only if there are no other blocks.
 
     Args:
-        stops: The client's stop strings. The engine sends them, and they are removed from the end of the text.
-        show_thoughts: True if thinking blocks contain the reasoning.
-        single: True to keep only the first tool call.
+        stops: the client's stop strings. The engine sends them, and they are removed from the end of the text.
+        show_thoughts: whether thinking blocks contain the reasoning.
+        single: whether to keep only the first tool call.
 
     Attributes:
-        num_calls: The number of tool calls so far.
-        broken: True if a tool call is incomplete.
-        index: The index of the last block.
+        num_calls: the number of tool calls so far.
+        broken: whether a tool call is incomplete.
+        index: the index of the last block.
     """
 
     def __init__(self, stops: Sequence[str] = (), *, show_thoughts: bool = True, single: bool = False) -> None:
@@ -260,11 +260,11 @@ class Settings(NamedTuple):
     """The settings for rendering an answer.
 
     Attributes:
-        form: How the model's answer is parsed.
-        max_tokens: The client's limit of new tokens. If an answer ends by length before it, the context is full.
-        stops: The client's stop strings. The engine leaves them in the text.
-        show_thoughts: True if thinking blocks contain the reasoning.
-        keeping: Stores the answer in its thread. None if the answer belongs to no thread.
+        form: how the model's answer is parsed.
+        max_tokens: the client's limit of new tokens. If an answer ends by length before it, the context is full.
+        stops: the client's stop strings. The engine leaves them in the text.
+        show_thoughts: whether thinking blocks contain the reasoning.
+        keeping: stores the answer in its thread. None if the answer belongs to no thread.
     """
 
     id: str
@@ -282,8 +282,8 @@ class Settings(NamedTuple):
         """Return the stop reason of an answer.
 
         Args:
-            text: The answer's text, or at least the end of it, which may be a stop string.
-            called: True if the answer has tool calls that the client may execute.
+            text: the answer's text, or at least the end of it, which may be a stop string.
+            called: whether the answer has tool calls that the client may execute.
         """
         reason: StopReason = "tool_use" if called else "end_turn"
         stopped_by = None

@@ -62,7 +62,7 @@ def check_defaults(config: Config) -> None:
     """Check `option.default_chat_template_kwargs`.
 
     Raises:
-        ConfigError: it is not an object, or it sets an argument that only the template's renderer may set.
+        ConfigError: the value is not an object, or it sets an argument that only the template's renderer may set.
     """
     try:
         arguments(config.default_chat_template_kwargs or {})

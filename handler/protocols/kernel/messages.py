@@ -278,7 +278,7 @@ def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext)
     """Return a role that is in `roles`, or that the chat template knows.
 
     Raises:
-        InvalidPayload: it is neither. The message names those that are known.
+        InvalidPayload: the role is neither. The message names the known roles.
     """
     others = _template_roles(context.chat_template)
     known = isinstance(role, str) and any(

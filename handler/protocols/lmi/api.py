@@ -229,7 +229,7 @@ class LmiErrors(FrontEndErrors):
     """Errors of LMI's rolling batch.
 
     Args:
-        framing: The framing of the requested answer. If the model fails, the error has the same framing.
+        framing: the framing of the requested answer. If the model fails, the error has the same framing.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:

@@ -74,7 +74,7 @@ def _choice(answer: ReadAnswer, no_content: str | None) -> LmiChatChoice:
     """Render a choice.
 
     Args:
-        no_content: The content of a choice without text: "" if `tool_choice` names a function, or else None.
+        no_content: the content of a choice without text: "" if `tool_choice` names a function, or else None.
     """
     content = no_content if answer.content is None else answer.content
     return {

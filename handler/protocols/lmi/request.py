@@ -119,7 +119,7 @@ def without_overridden(
     """Remove the parameters that other given parameters override.
 
     Args:
-        winners: Maps a parameter's name to the name that overrides it in LMI.
+        winners: maps a parameter's name to the name that overrides it in LMI.
 
     Returns:
         The other parameters, and the removed names whose values differ from the overriding values.
@@ -152,7 +152,7 @@ def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
     """Return whether a rolling-batch or dynamic-batch body asks for a stream.
 
     Raises:
-        InvalidParameter: If GptManager's parameter `streaming` contradicts `stream`.
+        InvalidParameter: the parameter `streaming` of GptManager contradicts `stream`.
     """
     stream = read_stream(body)
     if streaming is not None and stream is not None and streaming != stream:
@@ -218,8 +218,8 @@ def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: Se
     """Log once that sampling parameters are ignored, and that a later release of LMI would sample.
 
     Args:
-        names: The parameters that `ignored` lists.
-        parameters: The client's `parameters` in a rolling-batch request.
+        names: the parameters that `ignored` lists.
+        parameters: the client's `parameters` in a rolling-batch request.
     """
     if names and parameters.get("do_sample") is None and context.config.lmi_version < _INFERRED_SINCE:
         context.notices.once(_NOTICE)
@@ -238,9 +238,9 @@ class ParsedPrompt(NamedTuple):
     """A parsed prompt with its parameters.
 
     Attributes:
-        streaming: GptManager's parameter `streaming`, or None if it is absent.
-        ignored: The sampling parameters that have no effect because decoding is greedy.
-        overridden: The parameters that another parameter overrides.
+        streaming: the parameter `streaming` of GptManager, or None if it is absent.
+        ignored: the sampling parameters that have no effect because decoding is greedy.
+        overridden: the parameters that another parameter overrides.
     """
 
     request: Request
@@ -364,12 +364,12 @@ class Lmi(Dialect):
         """Read a prompt with its `parameters`.
 
         Args:
-            prompt: The prompt, or None if the parameter `input_ids` replaces it.
-            adapter: The adapter that the body names outside `parameters`.
-            defaults: The fields of Sampling whose defaults differ in this mode.
+            prompt: the prompt, or None if the parameter `input_ids` replaces it.
+            adapter: the adapter that the body names outside `parameters`.
+            defaults: the fields of Sampling whose defaults differ in this mode.
 
         Raises:
-            InvalidParameter, InvalidPayload: If the prompt or a parameter is wrong. The message names it.
+            InvalidParameter, InvalidPayload: the prompt or a parameter is wrong. The message names it.
         """
         winners = _WINNERS_OF_TRTLLM if context.engine == "trtllm" else _WINNERS
         parameters, overridden = without_overridden(parameters, winners)

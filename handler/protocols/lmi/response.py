@@ -35,8 +35,8 @@ class StreamEnd(NamedTuple):
     """The data for `details` in the last line of a stream.
 
     Attributes:
-        prefill: The prompt's tokens, or None if the request does not ask for them.
-        tops: The alternatives to each token. The list is empty if the request does not ask for them.
+        prefill: the prompt's tokens, or None if the request does not ask for them.
+        tops: the alternatives to each token. The list is empty if the request does not ask for them.
     """
 
     request: Request
@@ -60,7 +60,7 @@ class ResponseFormat(Protocol):
     """The format of a dialect's answers, such as `LmiFormat` or `TgiFormat`.
 
     Attributes:
-        special_in_text: True if the whole text includes the texts of special tokens.
+        special_in_text: whether the whole text includes the texts of special tokens.
     """
 
     special_in_text: bool
@@ -71,7 +71,7 @@ class ResponseFormat(Protocol):
         """Render a line of a stream, except the last one.
 
         Args:
-            tops: True to include the alternatives to the token.
+            tops: whether to include the alternatives to the token.
         """
 
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:

@@ -334,7 +334,7 @@ def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> P
     """Read the query of a request for a list: `limit`, `after`, `order` and `purpose`.
 
     Raises:
-        InvalidParameter: If a parameter is wrong. The message names it.
+        InvalidParameter: a parameter is wrong. The message names it.
     """
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):

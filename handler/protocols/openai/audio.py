@@ -44,9 +44,9 @@ class Segment(NamedTuple):
     """A segment of a transcript. Times are seconds from the beginning of the clip.
 
     Attributes:
-        piece: The start of the piece of the clip that contains the segment.
-        start: The start of the segment.
-        end: The end of the segment.
+        piece: the start of the piece of the clip that contains the segment.
+        start: the start of the segment.
+        end: the end of the segment.
     """
 
     piece: float
@@ -63,8 +63,8 @@ def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> It
     """Split a transcript at its timestamp tokens. Times never decrease, and do not exceed the end of the clip.
 
     Args:
-        tokens: The tokens of the transcript.
-        pieces: The pieces of the clip, each with the number of tokens before it.
+        tokens: the tokens of the transcript.
+        pieces: the pieces of the clip, each with the number of tokens before it.
     """
     ends = [*pieces, (len(tokens), _UNKNOWN)]
     for (first, heard), (last, _) in pairwise(ends):
@@ -89,9 +89,9 @@ class TranscriptReply(WholeReply):
     """A transcript as a whole answer.
 
     Args:
-        form: The response_format.
-        task: Whisper's task: transcribe or translate.
-        temperature: The requested temperature.
+        form: the response_format.
+        task: whisper's task: transcribe or translate.
+        temperature: the requested temperature.
     """
 
     def __init__(self, form: str, task: str, temperature: float) -> None:
@@ -308,7 +308,7 @@ class Transcriptions(OpenAiDialect):
     """The dialect that transcribes an audio clip.
 
     Attributes:
-        task: Whisper's task: transcribe or translate.
+        task: whisper's task: transcribe or translate.
     """
 
     name, task = "openai_transcriptions", "transcribe"

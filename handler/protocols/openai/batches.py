@@ -48,7 +48,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     """Read the form of POST /v1/files.
 
     Raises:
-        InvalidPayload, InvalidParameter: If a field is missing or wrong. The message names it.
+        InvalidPayload, InvalidParameter: a field is missing or wrong. The message names it.
     """
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, Upload):
@@ -69,9 +69,9 @@ class NewBatch(NamedTuple):
     """The parsed request that creates a batch.
 
     Attributes:
-        input: The id of the input file.
-        window: The completion window, in seconds.
-        lifetime: The time for which output files are kept, in seconds.
+        input: the id of the input file.
+        window: the completion window, in seconds.
+        lifetime: the time for which output files are kept, in seconds.
     """
 
     input: str
@@ -90,10 +90,10 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
     """Read the body of POST /v1/batches.
 
     Args:
-        endpoints: The routes that batches may call.
+        endpoints: the routes that batches may call.
 
     Raises:
-        InvalidPayload, InvalidParameter: If a field is missing or wrong. The message names it.
+        InvalidPayload, InvalidParameter: a field is missing or wrong. The message names it.
     """
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'input_file_id', 'endpoint' and 'completion_window'")
@@ -196,10 +196,10 @@ class Line(NamedTuple):
     """A line of a batch's input.
 
     Attributes:
-        number: The line's number, beginning with 1.
-        custom_id: The client's id of the request, or None if the line has no valid one.
-        body: The request's body as JSON, or b"" if there is an error.
-        error: The reason why the line is not a valid request, or None if it is valid.
+        number: the line's number, beginning with 1.
+        custom_id: the client's id of the request, or None if the line has no valid one.
+        body: the request's body as JSON, or b"" if there is an error.
+        error: the reason why the line is not a valid request, or None if it is valid.
     """
 
     number: int
@@ -247,7 +247,7 @@ def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str
     """Return the output line for a request that its route answered or refused.
 
     Args:
-        ignored: The fields of the request that had no effect.
+        ignored: the fields of the request that had no effect.
     """
     id = line_id(batch, line.number)
     body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())

@@ -60,9 +60,9 @@ class Logprobs(NamedTuple):
     """The log-probabilities that an answer shows.
 
     Attributes:
-        chosen: True to show the log-probabilities of the chosen tokens.
-        alternatives: True to also show alternatives to them.
-        refusal: True to add OpenAI's field `refusal`.
+        chosen: whether to show the log-probabilities of the chosen tokens.
+        alternatives: whether to also show alternatives to them.
+        refusal: whether to add OpenAI's field `refusal`.
     """
 
     chosen: bool = False
@@ -90,9 +90,9 @@ class ChatFormat(NamedTuple):
     """The options of a chat's answers.
 
     Attributes:
-        form: How the model's answers are parsed.
-        every_role: True to put the role and `tool_calls` into every chunk, as TGI's clients expect.
-        thoughts: True to show the reasoning.
+        form: how the model's answers are parsed.
+        every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
+        thoughts: whether to show the reasoning.
     """
 
     logprobs: Logprobs
@@ -114,8 +114,8 @@ class ChatFormat(NamedTuple):
         If the request names the tool to call, OpenAI reports `stop` instead of `tool_calls`.
 
         Args:
-            called: True if the answer has tool calls.
-            broken: True if a call is incomplete, so that the reason must not say that the calls can be executed.
+            called: whether the answer has tool calls.
+            broken: whether a call is incomplete, so that the reason must not say that the calls can be executed.
         """
         reason = REASONS[finish]
         if not called or reason != "stop":
@@ -277,9 +277,9 @@ class ReadAnswer(NamedTuple):
     """The parsed answer of one sequence.
 
     Attributes:
-        number: The index of the choice.
-        content: The text, or None if there is only reasoning or tool calls.
-        reason: The finish reason for the client.
+        number: the index of the choice.
+        content: the text, or None if there is only reasoning or tool calls.
+        reason: the finish reason for the client.
         stopped: vLLM's field beside the reason.
     """
 
@@ -364,8 +364,8 @@ class ParsedChat(NamedTuple):
     """The parsed body of a chat, from which the reply is made.
 
     Attributes:
-        framing: The framing of the answer. If it is the dialect's `whole`, the answer is not streamed.
-        ignored: The fields that have no effect.
+        framing: the framing of the answer. If it is the dialect's `whole`, the answer is not streamed.
+        ignored: the fields that have no effect.
     """
 
     request: Request
@@ -380,7 +380,7 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     """Return a request that is answered with the number of the prompt's tokens.
 
     Args:
-        document: Makes the answer from the number of tokens.
+        document: makes the answer from the number of tokens.
     """
 
     def render(prompt: Prompt) -> list[bytes]:
@@ -404,10 +404,10 @@ class OpenAiChat(OpenAiDialect):
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
-        whole: The framing of whole answers.
-        stream: The framing of streams.
-        refusal: True if `logprobs` in answers has the field `refusal`, as in OpenAI's API.
-        prompt_field: The field with the prompt in the client's body.
+        whole: the framing of whole answers.
+        stream: the framing of streams.
+        refusal: whether `logprobs` in answers has the field `refusal`, as in OpenAI's API.
+        prompt_field: the field with the prompt in the client's body.
     """
 
     name = "openai_chat"

@@ -60,10 +60,10 @@ class TextFormat(NamedTuple):
     """The options of text completions.
 
     Attributes:
-        logprobs: The number of alternatives to each token, or None for no log-probabilities.
-        prompts: The text before the choices of each request: its prompt with `echo`, or else "".
-        num_returned: The number of choices for each request.
-        token_ids: True if each choice has the ids of its new tokens, as in vLLM.
+        logprobs: the number of alternatives to each token, or None for no log-probabilities.
+        prompts: the text before the choices of each request: its prompt with `echo`, or else "".
+        num_returned: the number of choices for each request.
+        token_ids: whether each choice has the ids of its new tokens, as in vLLM.
     """
 
     logprobs: int | None
@@ -77,8 +77,8 @@ class TextFormat(NamedTuple):
         The prompt's first token has neither a log-probability nor alternatives.
 
         Args:
-            prefill: The prompt's tokens, if they are shown.
-            at: The offset of the first token in the choice's text, in characters.
+            prefill: the prompt's tokens, if they are shown.
+            at: the offset of the first token in the choice's text, in characters.
         """
         if self.logprobs is None:
             return None
@@ -228,8 +228,8 @@ class OpenAiCompletions(OpenAiDialect):
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
     Attributes:
-        whole: The framing of whole answers.
-        stream: The framing of streams.
+        whole: the framing of whole answers.
+        stream: the framing of streams.
     """
 
     name = "openai_completions"

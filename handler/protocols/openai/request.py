@@ -79,8 +79,8 @@ def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | 
     """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended an answer, or None.
 
     Args:
-        stop: The stop string, or None if a token ended the answer.
-        last_id: The id of the last token, or -1 if there is none.
+        stop: the stop string, or None if a token ended the answer.
+        last_id: the id of the last token, or -1 if there is none.
     """
     if finish is not Finish.STOP:
         return None
@@ -96,9 +96,9 @@ class Usage(NamedTuple):
     """When a stream reports token counts (`stream_options`).
 
     Attributes:
-        at_end: True to report them in a last chunk.
-        always: True to report them in every chunk.
-        null: True if chunks without counts have `"usage": null`, as TGI's chats always do.
+        at_end: whether to report them in a last chunk.
+        always: whether to report them in every chunk.
+        null: whether chunks without counts have `"usage": null`, as TGI's chats always do.
     """
 
     at_end: bool = False
@@ -112,8 +112,8 @@ def usage(
     """Return the token counts of an answer.
 
     Args:
-        num_thoughts: The number of reasoning tokens, or None if reasoning is not separated from the text.
-        num_cached_tokens: The number of prompt tokens in the engine's cache, or 0 if the engine does not report it.
+        num_thoughts: the number of reasoning tokens, or None if reasoning is not separated from the text.
+        num_cached_tokens: the number of prompt tokens in the engine's cache, or 0 if the engine does not report it.
     """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
@@ -155,7 +155,7 @@ class Stream(TokenStream, Generic[C]):
     Subclasses render a choice's part of a chunk.
 
     Args:
-        choices: The choices of the first request, then those of the second one, and so on.
+        choices: the choices of the first request, then those of the second one, and so on.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Stream(TokenStream, Generic[C]):
         """Return a choice's part of a chunk, or None if there is nothing to send yet.
 
         Args:
-            finish: The reason why the choice ends with this token, or None if it continues.
+            finish: the reason why the choice ends with this token, or None if it continues.
         """
         raise NotImplementedError
 
@@ -249,7 +249,7 @@ class WholeAnswer(WholeReply):
     """A whole answer as one object, which subclasses render.
 
     Args:
-        num_sequences: The number of sequences of each request.
+        num_sequences: the number of sequences of each request.
     """
 
     def __init__(self, head: Head, num_requests: int, num_sequences: int, framing: Framing = JSON) -> None:
@@ -439,12 +439,12 @@ def read_model(
     """Read `model`. Return the model's name for the answer, and the adapter if `model` names one.
 
     Args:
-        own: The model's name in answers if the body has no `model`, or "" for `context.own_name`.
-        adapter: The adapter that another field names, which overrides `model`, or None for the headers' adapter.
+        own: the model's name in answers if the body has no `model`, or "" for `context.own_name`.
+        adapter: the adapter that another field names, which overrides `model`, or None for the headers' adapter.
 
     Raises:
-        ModelNotFound: If neither the model nor an adapter has this name.
-        InvalidPayload: If `model` names a different adapter than another field or a header does.
+        ModelNotFound: neither the model nor an adapter has this name.
+        InvalidPayload: `model` names a different adapter than another field or a header does.
     """
     own = own or context.own_name
     names = (own, *context.model_names)
@@ -524,7 +524,7 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
     """Read `stream_options`.
 
     Args:
-        force: True to report token counts in every chunk and at the end regardless of the options, as in vLLM.
+        force: whether to report token counts in every chunk and at the end regardless of the options, as in vLLM.
     """
     if not isinstance(options, dict):
         raise ValueError("must be an object")
@@ -558,11 +558,11 @@ class OpenAiDialect(Dialect):
     vLLM.
 
     Attributes:
-        table: The fields that set parameters.
-        fields: The other fields that are read, with their schemas.
-        needed: A description of a valid body for error messages.
-        harmless: The fields that are reported as ignored. If it is empty, they are the unread fields of `HARMLESS`.
-        accepted: Further fields that are neither refused nor reported as ignored.
+        table: the fields that set parameters.
+        fields: the other fields that are read, with their schemas.
+        needed: a description of a valid body for error messages.
+        harmless: the fields that are reported as ignored. If it is empty, they are the unread fields of `HARMLESS`.
+        accepted: further fields that are neither refused nor reported as ignored.
     """
 
     errors: ErrorFormat = ERRORS

@@ -123,9 +123,9 @@ class Rerank(OpenAiDialect):
     """The dialect that ranks documents by their relevance to a query, or with an embedding model by the cosine.
 
     Args:
-        title: The dialect's title in the OpenAPI document.
-        return_documents: The default of this field, which is true in vLLM and Jina AI, and false in Cohere's version 2.
-        truncation: How to truncate pairs that are too long, or None to refuse them. Cohere's version 2 truncates them.
+        title: the dialect's title in the OpenAPI document.
+        return_documents: the default of this field, which is true in vLLM and Jina AI, and false in Cohere's version 2.
+        truncation: how to truncate pairs that are too long, or None to refuse them. Cohere's version 2 truncates them.
     """
 
     errors = ERRORS
@@ -192,7 +192,7 @@ def _encode(documents: Sequence[Mapping[str, Any]]) -> list[Any]:
     This happens while the request is parsed, because large documents would block the event loop later.
 
     Raises:
-        InvalidPayload: If a document cannot be encoded.
+        InvalidPayload: a document cannot be encoded.
     """
     try:
         return [encoded(document, depth=3) for document in documents]

@@ -273,7 +273,7 @@ def check_retrieval(query: Mapping[str, str]) -> None:
     """Check the query of a GET request for a stored response.
 
     Raises:
-        InvalidParameter: If the query asks for a stream.
+        InvalidParameter: the query asks for a stream.
     """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
         raise Named("stream", query["stream"]).refused("a stored response cannot be streamed; leave out stream")

@@ -202,7 +202,7 @@ class InputReader(TurnsReader):
     """The reader of one request's input, which translates it to messages of a chat.
 
     Attributes:
-        items: The items of `input`, with references replaced by the stored items.
+        items: the items of `input`, with references replaced by the stored items.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -215,7 +215,7 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: If an item is wrong. The message names the item and what is allowed, without its content.
+            InvalidPayload: an item is wrong. The message names the item and what is allowed, without its content.
         """
         instructions, given = body.get("instructions"), body.get("input")
         if instructions is not None:
@@ -240,7 +240,7 @@ class InputReader(TurnsReader):
         """Return the stored item if `item` is a reference, or else `item` unchanged.
 
         Raises:
-            NotKept: If the stored item does not exist.
+            NotKept: the stored item does not exist.
         """
         if self._context.keeper is not None and (id := referenced(item)) is not None:
             item = self._context.recalled.items.get(id)
@@ -373,12 +373,12 @@ class ToolsReader:
     """The reader of one request's tools, which translates them to tools of a chat.
 
     Attributes:
-        tools: The tools in the form of a chat, or the unchanged field if it is not a list. The chat's reader checks
+        tools: the tools in the form of a chat, or the unchanged field if it is not a list. The chat's reader checks
             names and schemas.
-        origins: Maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
-        ignored: The reasons for leaving out tools, as fields for `x-lmi-ignored-parameters`.
-        left_out: Maps the names of custom tools that are left out to these reasons.
-        formats: The names of custom tools whose text has to match a regular expression.
+        origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
+        ignored: the reasons for leaving out tools, as fields for `x-lmi-ignored-parameters`.
+        left_out: maps the names of custom tools that are left out to these reasons.
+        formats: the names of custom tools whose text has to match a regular expression.
     """
 
     def __init__(self) -> None:
@@ -392,7 +392,7 @@ class ToolsReader:
         """Read the tools. Names of tools in a namespace get the namespace as a prefix.
 
         Raises:
-            InvalidParameter: If a tool is neither a function nor a custom tool, or its form is wrong.
+            InvalidParameter: a tool is neither a function nor a custom tool, or its form is wrong.
         """
         self.tools = value if not isinstance(value, list) else []
         if isinstance(value, list):
@@ -463,7 +463,7 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
     """Return the parameters of the function that replaces a custom tool. Its only parameter `input` is the tool's text.
 
     Raises:
-        InvalidParameter: If the format is neither text nor a regular expression.
+        InvalidParameter: the format is neither text nor a regular expression.
     """
     text: dict[str, Any] = {"type": "string"}
     match format:
@@ -483,7 +483,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     """Return `tool_choice` in the form of a chat.
 
     Raises:
-        InvalidParameter: If its form is wrong, or it names an unknown tool or one that is left out.
+        InvalidParameter: the form of the value is wrong, or it names an unknown tool or one that is left out.
     """
     if not isinstance(value, dict):
         return value
@@ -537,10 +537,10 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
-        keeps: True if the response is to be stored, unless the body has `store=false`.
+        keeps: whether the response is to be stored, unless the body has `store=false`.
 
     Raises:
-        InvalidPayload: If the body has too many references.
+        InvalidPayload: the body has too many references.
     """
     if not isinstance(body, dict):
         return None
@@ -557,7 +557,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     """Read `store` and `previous_response_id`. Return whether the response is to be stored.
 
     Raises:
-        ServingError: If the previous response cannot be continued.
+        ServingError: the previous response cannot be continued.
     """
     if context.keeper is None:
         return False
@@ -586,7 +586,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
     """Return the object that stores a response.
 
     Args:
-        items: The input items of the request.
+        items: the input items of the request.
     """
     return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
 
@@ -705,9 +705,9 @@ class _Chat(OpenAiChat):
     """The chat dialect that parses the translated body of one request.
 
     Args:
-        head: The fields of the request that the response repeats.
-        origins: Maps a tool's name in the prompt to its declaration.
-        keeping: Stores the response, or None if it is not stored.
+        head: the fields of the request that the response repeats.
+        origins: maps a tool's name in the prompt to its declaration.
+        keeping: stores the response, or None if it is not stored.
     """
 
     table = Table(

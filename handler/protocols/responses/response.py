@@ -67,15 +67,15 @@ class Items:
     Text of only white space becomes a message only if there are no other items.
 
     Args:
-        origins: Maps a tool's name in the prompt to its declaration. Other names are functions.
-        most_calls: The number of tool calls to keep, from the beginning, or None to keep all.
-        secret: True if ids of items must not be guessable, because the items are stored.
+        origins: maps a tool's name in the prompt to its declaration. Other names are functions.
+        most_calls: the number of tool calls to keep, from the beginning, or None to keep all.
+        secret: whether ids of items must not be guessable, because the items are stored.
 
     Attributes:
-        output: The items so far. The last one may be open.
-        open: The last item while it is open, or None.
-        parts: The parts of the open item's text.
-        broken: True if a tool call is incomplete.
+        output: the items so far. The last one may be open.
+        open: the last item while it is open, or None.
+        parts: the parts of the open item's text.
+        broken: whether a tool call is incomplete.
     """
 
     def __init__(self, origins: Mapping[str, Origin], most_calls: int | None = None, *, secret: bool = False) -> None:
@@ -284,10 +284,10 @@ class Settings(NamedTuple):
     """The settings for rendering a response.
 
     Attributes:
-        head: The fields of the response that do not change.
-        form: How the model's answer is parsed.
-        origins: Maps a tool's name in the prompt to its declaration.
-        keeping: Stores the response, or None if it is not stored.
+        head: the fields of the response that do not change.
+        form: how the model's answer is parsed.
+        origins: maps a tool's name in the prompt to its declaration.
+        keeping: stores the response, or None if it is not stored.
     """
 
     head: ResponseStart
@@ -311,8 +311,8 @@ class Settings(NamedTuple):
         """Return the response.
 
         Args:
-            finish: The reason why the answer ended, or None if the response is in progress.
-            broken: True if a tool call is incomplete. The response is then incomplete, too.
+            finish: the reason why the answer ended, or None if the response is in progress.
+            broken: whether a tool call is incomplete. The response is then incomplete, too.
         """
         ended: Status = "incomplete" if broken else "completed"
         others: Mapping[Finish | None, Status] = {
@@ -461,8 +461,8 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
     """Return the fields of the request that its response repeats.
 
     Args:
-        generation: The model's default parameters.
-        store: True if the response is stored.
+        generation: the model's default parameters.
+        store: whether the response is stored.
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
@@ -501,7 +501,7 @@ def encode_head(head: ResponseHead) -> ResponseHead:
     """Encode the repeated fields once for all events of a stream. Numbers and null stay unchanged.
 
     Raises:
-        InvalidPayload: If a field cannot be encoded.
+        InvalidPayload: a field cannot be encoded.
     """
     written: dict[str, Any] = {}
     for name, value in head.items():

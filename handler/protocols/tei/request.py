@@ -142,8 +142,8 @@ class Tei(Dialect):
     """Base class of TEI's dialects. As in TEI, texts with too many tokens are refused unless `truncate` is true.
 
     Attributes:
-        table: The fields that set parameters.
-        fields: The other fields, with their schemas.
+        table: the fields that set parameters.
+        fields: the other fields, with their schemas.
     """
 
     errors: ErrorFormat = ERRORS

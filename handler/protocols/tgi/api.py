@@ -219,7 +219,7 @@ class Failure(NamedTuple):
     """An error as TGI renders it.
 
     Attributes:
-        in_stream: True if a request for a stream gets the error as an event with status 200. It is False if TGI finds
+        in_stream: whether a request for a stream gets the error as an event with status 200. It is False if TGI finds
             the error before it reads whether the client asks for a stream.
     """
 
@@ -233,9 +233,9 @@ class TgiErrors(ErrorFormat):
     """TGI's errors.
 
     Args:
-        streams: True if the request is for a stream.
-        request: The parsed request, or None if it is not parsed yet.
-        has_begun: Returns whether a whole answer already has tokens.
+        streams: whether the request is for a stream.
+        request: the parsed request, or None if it is not parsed yet.
+        has_begun: returns whether a whole answer already has tokens.
     """
 
     statuses = MappingProxyType(

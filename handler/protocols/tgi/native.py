@@ -54,12 +54,12 @@ class Kind(NamedTuple):
     """The JSON type of a field.
 
     Attributes:
-        name: Serde's name for the type.
-        fits: Returns whether a value has the type.
-        schema: The field's JSON schema, with its range.
-        null: True if null counts as absent.
-        integral: True if an integer outside the type's range is reported as a wrong value, not as a wrong type.
-        items: The type of a list's items.
+        name: serde's name for the type.
+        fits: returns whether a value has the type.
+        schema: the field's JSON schema, with its range.
+        null: whether null counts as absent.
+        integral: whether an integer outside the type's range is reported as a wrong value, not as a wrong type.
+        items: the type of a list's items.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Body(NamedTuple):
     """A body whose types have been checked, without nulls.
 
     Attributes:
-        has_parameters: False if `parameters` is absent. TGI then samples by default.
+        has_parameters: whether the body has `parameters`. TGI then samples by default.
     """
 
     inputs: str
@@ -138,7 +138,7 @@ def read_body(
     """Check the types of the body's fields and return the body.
 
     Raises:
-        WrongType: If a field has a wrong type, or `inputs` is missing. The message names the first such field.
+        WrongType: a field has a wrong type, or `inputs` is missing. The message names the first such field.
     """
     _check("the body", body, _OBJECT)
     fields = _read_fields(body, top_level, "")
@@ -205,7 +205,7 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
     """Check the ranges of the body's fields in TGI's order.
 
     Raises:
-        OutOfRange: If a value is out of range. The message is TGI's.
+        OutOfRange: a value is out of range. The message is TGI's.
     """
     given = body.parameters
     best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
@@ -298,7 +298,7 @@ def body_shape(
     """Return the schema of a body.
 
     Args:
-        inputs: Additional keywords of the schema of `inputs`, such as `maxLength`.
+        inputs: additional keywords of the schema of `inputs`, such as `maxLength`.
     """
     fields = _shapes(top_level, context)
     text = {**fields.pop("inputs"), "minLength": 1, **inputs}
@@ -320,9 +320,9 @@ class Tgi(TgiFormat, Dialect):
     """The dialect of a TGI route that generates text.
 
     Args:
-        array: True if a whole answer is wrapped in an array.
-        streams: Whether the route streams. If it is None, the body's `stream` decides.
-        full_text: True if the text begins with the prompt by default.
+        array: whether a whole answer is wrapped in an array.
+        streams: whether the route streams. If it is None, the body's `stream` decides.
+        full_text: whether the text begins with the prompt by default.
     """
 
     special_in_text = False

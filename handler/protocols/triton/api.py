@@ -137,7 +137,7 @@ class TritonErrors(ErrorFormat):
     """Triton's errors. As Triton documents, the status is 400, even where Triton itself answers 500 (invalid JSON).
 
     Args:
-        events: True to send a failure of the model as an event.
+        events: whether to send a failure of the model as an event.
     """
 
     statuses = MappingProxyType({ServingError: 400, UnsupportedMedia: 400, TooLarge: 400})

@@ -265,7 +265,7 @@ def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         The inputs, and the names that have no effect.
 
     Raises:
-        InvalidParameter: If `sampling_parameters` is not a JSON object in a string.
+        InvalidParameter: `sampling_parameters` is not a JSON object in a string.
     """
     if _SAMPLING not in given:
         return dict(given), []
@@ -289,7 +289,7 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     """Join the two inputs of guided decoding into one.
 
     Raises:
-        InvalidParameter: If guided_decoding_guide_type is missing or unknown.
+        InvalidParameter: guided_decoding_guide_type is missing or unknown.
     """
     inputs = dict(given)
     kind = _unpack(inputs.pop("guided_decoding_guide_type", ""))
@@ -316,7 +316,7 @@ def _samples(given: Mapping[str, Any]) -> bool:
     """Return whether the inputs ask for sampling, according to the rules of TensorRT-LLM's LLM API.
 
     Raises:
-        InvalidParameter: If they ask for both sampling and beam search.
+        InvalidParameter: the parameters ask for both sampling and beam search.
     """
     temperature = _number(given, "temperature", "sampling_param_temperature")
     if _SAMPLING in given:

@@ -21,10 +21,10 @@ class ResponseOptions(NamedTuple):
     """The options of a request's responses.
 
     Attributes:
-        fixed: The fields that are the same in every response: the model and the request's id.
-        tensors: The output tensors other than the text, or None if the request asks for none.
-        extras: The names of the further fields that the request asks for, such as finish_reason.
-        before: The prompt if the text begins with it, or else "".
+        fixed: the fields that are the same in every response: the model and the request's id.
+        tensors: the output tensors other than the text, or None if the request asks for none.
+        extras: the names of the further fields that the request asks for, such as finish_reason.
+        before: the prompt if the text begins with it, or else "".
     """
 
     request: Request
@@ -39,8 +39,8 @@ class ResponseOptions(NamedTuple):
         """Build a response whose fields are in alphabetical order.
 
         Args:
-            values: The output tensors. A tensor with one element becomes a number, other tensors become flat lists.
-            extras: The further fields, of which only those that the request asks for are included.
+            values: the output tensors. A tensor with one element becomes a number, other tensors become flat lists.
+            extras: the further fields, of which only those that the request asks for are included.
         """
         tensors: TritonTensors = _flattened(values or {})
         shown: TritonExtras = _flattened({name: item for name, item in (extras or {}).items() if name in self.extras})
