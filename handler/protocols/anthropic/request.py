@@ -1,6 +1,6 @@
 """Anthropic's messages at /v1/messages, and the count of their tokens at /v1/messages/count_tokens.
 
-A body is translated to the body of an OpenAI chat, which `OpenAiChat` then parses.
+Messages, tools and parameters are translated to those of an OpenAI chat, of which `OpenAiChat.build` makes the request.
 Sources: Anthropic's API reference, "Messages", and the types of its Python package.
 """
 
@@ -30,6 +30,7 @@ from handler.protocols.anthropic.response import (
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS
+from handler.protocols.assistant.tools.request import read_tools as chat_tools
 from handler.protocols.kernel.dialect import (
     Description,
     ParsedRequest,
@@ -41,6 +42,7 @@ from handler.protocols.kernel.dialect import (
 from handler.protocols.kernel.messages import (
     TurnsReader,
     add_to_turn,
+    check_number,
     check_taken,
     join_turns,
     only_in,
@@ -570,9 +572,9 @@ class AnthropicMessages(OpenAiDialect):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         if body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
-        return self._translate(body, context, _Chat)
+        return self._translate(body, context)
 
-    def _translate(self, body: Mapping[str, Any], context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
+    def _translate(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         own, body = body, continued(body, context)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
@@ -580,20 +582,41 @@ class AnthropicMessages(OpenAiDialect):
         reader.clear_thinking(read_thoughts_kept(body.get("context_management")))
         arguments, unheeded = thinking.template_arguments(context)
         given = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
-        translated = {
+        choice, tools = read_choice(body.get("tool_choice"), body.get("tools")), read_tools(body.get("tools"))
+        fields = {
             **{name: body[name] for name in _SAME if name in body},
-            **read_choice(body.get("tool_choice"), body.get("tools")),
-            "messages": reader.chat,
-            "tools": read_tools(body.get("tools")),
             "chat_template_kwargs": {**given, **arguments} if isinstance(given, dict) else given,
             "reasoning_effort": read_effort(body),
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded)
-        keeping = make_keeping(own, context) if chat is _Chat else None
-        parsed = chat(thinking, keeping).parse(translated, context)
-        return parsed._replace(ignored=[*ignored, *map(in_own_words, parsed.ignored), *self.no_effect(body)])
+        keeping = self._keeping(own, context)
+        model, conversation = _CHAT.read_model(body, context), reader.conversation()
+        check_number(conversation.media, context)
+        chat = _CHAT.build(fields, model, conversation, chat_tools({**choice, "tools": tools}, context), context)
+        ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
+        return self._answer(chat._replace(ignored=ignored), thinking, keeping)
+
+    def _keeping(self, body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
+        """Return the object that stores the answer in its thread, or None if the answer belongs to no thread."""
+        return make_keeping(body, context)
+
+    def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+        sampling, form = chat.request.sampling, chat.format.form
+        request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
+        id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
+        settings = Settings(id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping)
+        streams = chat.framing is not JSON
+        reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
+        if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
+            alone = Sampling(max_new_tokens=1, cache_salt=sampling.cache_salt)
+            request = request._replace(sampling=alone, read_prompt=None)
+            reply = PromptOnly(reply)
+        keep_alive, keeps = PING if streams else b"", keeping is not None
+        return ParsedRequest(
+            (request,), reply, self.errors, chat.ignored, streams=streams, keep_alive=keep_alive, keeps=keeps
+        )
 
 
 class AnthropicCount(AnthropicMessages):
@@ -615,44 +638,20 @@ class AnthropicCount(AnthropicMessages):
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         body = {name: value for name, value in body.items() if name != "max_tokens"}
-        return self._translate(body, context, _CountedChat)
+        return self._translate(body, context)
+
+    def _keeping(self, body: Mapping[str, Any], context: ServerContext) -> None:
+        return None
+
+    def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+        return counted(chat, self.errors, lambda number: AnthropicTokens(input_tokens=number))
 
 
 class _Chat(OpenAiChat):
-    """The chat dialect that parses the translated body of one request.
-
-    Args:
-        keeping: stores the answer in its thread. None if the answer belongs to no thread.
-    """
-
-    errors = ERRORS
+    """The chat whose table has the parameters of messages, and those that are translated from other fields."""
 
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
-    def __init__(self, thinking: Thinking, keeping: ThreadKeeping | None = None) -> None:
-        self._thinking = thinking
-        self._keeping = keeping
 
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
-        sampling, form = chat.request.sampling, chat.format.form
-        request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
-        id = chat.head.id.replace("chatcmpl-", "msg_") if self._keeping is None else f"msg_{new_secret()}"
-        settings = Settings(
-            id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show, self._keeping
-        )
-        streams = chat.framing is not JSON
-        reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
-        if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
-            alone = Sampling(max_new_tokens=1, cache_salt=sampling.cache_salt)
-            request = request._replace(sampling=alone, read_prompt=None)
-            reply = PromptOnly(reply)
-        sign, keeps = PING if streams else b"", self._keeping is not None
-        return ParsedRequest(
-            (request,), reply, self.errors, chat.ignored, streams=streams, keep_alive=sign, keeps=keeps
-        )
-
-
-class _CountedChat(_Chat):
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
-        return counted(chat, self.errors, lambda number: AnthropicTokens(input_tokens=number))
+_CHAT = _Chat()

@@ -95,7 +95,7 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
     return MediaSource(kind, data, "", name)
 
 
-def check_number(media: list[MediaSource], context: ServerContext) -> None:
+def check_number(media: Sequence[MediaSource], context: ServerContext) -> None:
     """Raise InvalidPayload if a request has too many media of a kind. The message names the first excess medium."""
     for kind, several in MEDIA.items():
         most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
@@ -174,7 +174,7 @@ class PartReader(NamedTuple):
     unknown: dict[str, None]
 
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
-        """Read the content of a message, which is a string or a list of parts. A part may already be a MediaSource.
+        """Read the content of a message, which is a string or a list of parts.
 
         None has no parts, as in vLLM. Without parts the content is an empty text.
 
@@ -196,7 +196,7 @@ class PartReader(NamedTuple):
         return [part for part in parts if part is not None]
 
     def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource | None:
-        if isinstance(part, str | MediaSource):
+        if isinstance(part, str):
             return part
         word = _type(part)
         if not isinstance(word, str):
@@ -318,11 +318,16 @@ MESSAGES: Shape = listing(
 Message = Mapping[str, Any]
 
 
-def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
-    """Return the messages as a tokenizer's chat template expects them, their media, and their unknown fields.
+class Conversation(NamedTuple):
+    """The messages of a chat as its template expects them, their media, and the paths of their unknown fields."""
 
-    The role `developer` is read as `system`, and a null field as absent. A dialect that converts its bodies to these
-    messages may use a MediaSource as a part.
+    messages: tuple[Message, ...]
+    media: Sequence[MediaSource] = ()
+    unknown: Sequence[str] = ()
+
+
+def read_messages(value: Any, context: ServerContext) -> Conversation:
+    """Read `messages` of an OpenAI chat. The role `developer` is read as `system`, and a null field as absent.
 
     Raises:
         InvalidPayload: a message is invalid. The error's text names its path and a valid form, but quotes no content.
@@ -343,7 +348,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
     if media:
         check_number(media, context)
-    return tuple(messages), media, list(unknown)
+    return Conversation(tuple(messages), media, list(unknown))
 
 
 def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
@@ -371,8 +376,12 @@ def _thoughts(message: Message, at: str) -> dict[str, str]:
     """Return an assistant's reasoning under each of the names that chat templates use for it."""
     for name in _THOUGHTS:
         if name in message:
-            return dict.fromkeys((*_THOUGHTS, "thinking"), string_at(message[name], f"{at}.{name}"))
+            return _reasoning(string_at(message[name], f"{at}.{name}"))
     return {}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    return dict.fromkeys((*_THOUGHTS, "thinking"), text)
 
 
 def _check_arguments(messages: list[Any]) -> None:
@@ -472,6 +481,7 @@ def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource])
 
 
 _JOINED_FIELDS = ("content", "reasoning_content")
+_TURN_FIELDS = ("tool_calls", *_READ["tool"])
 
 Chat = list[dict[str, Any]]
 
@@ -515,6 +525,11 @@ class TurnsReader:
             add_to_turn(self.chat, "user", content=image)
         self._shown.clear()
 
+    def conversation(self) -> Conversation:
+        """Return the joined messages as a chat template expects them, and their media."""
+        media: list[MediaSource] = []
+        return Conversation(tuple(_message_of_turn(turn, media) for turn in self.chat), media)
+
 
 def join_turns(chat: Chat) -> None:
     """Join the texts of each message with newlines. In a message with media, they become a list of parts."""
@@ -527,3 +542,13 @@ def join_turns(chat: Chat) -> None:
             else:
                 message[name] = "\n".join(parts)
         message.setdefault("content", "")
+
+
+def _message_of_turn(turn: Message, media: list[MediaSource]) -> Message:
+    """Return a joined message as chat templates expect it, and append its media to `media`."""
+    content, others = turn["content"], {name: turn[name] for name in _TURN_FIELDS if name in turn}
+    if isinstance(content, list):
+        media += [part for part in content if isinstance(part, MediaSource)]
+        content = [place(part) if isinstance(part, MediaSource) else part for part in content]
+    thoughts = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
+    return {"role": turn["role"], "content": content, **thoughts, **others}

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.text import Prompt
-from handler.core.values import Finish, Request, Token, keep_last
+from handler.core.values import Adapter, Finish, Request, Token, keep_last
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
 from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.messages import MESSAGES, read_messages
+from handler.protocols.kernel.messages import MESSAGES, Conversation, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
 from handler.protocols.kernel.schema import Shape
@@ -431,9 +431,26 @@ class OpenAiChat(OpenAiDialect):
     prompt_field = "messages"
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        model, adapter = self.read_model(body, context)
-        messages, media, unknown = read_messages(body.get("messages"), context)
-        tools = read_tools(body, context)
+        model = self.read_model(body, context)
+        conversation = read_messages(body.get("messages"), context)
+        return self.answer(self.build(body, model, conversation, read_tools(body, context), context))
+
+    def build(
+        self,
+        body: Mapping[str, Any],
+        model: tuple[str, Adapter | None],
+        conversation: Conversation,
+        tools: Tools,
+        context: ServerContext,
+    ) -> ParsedChat:
+        """Build the chat of a body whose model, messages and tools are read, possibly from fields of another API.
+
+        Args:
+            body: the other fields, such as `stream` and those of `table`.
+            model: the name of the model in the response, and the LoRA adapter.
+        """
+        name, adapter = model
+        messages, media, unknown = conversation
         framing, usage = self.read_framing(body, context)
         parameters, tools = self._read_parameters(body, tools, context)
         template, unread = read_template(parameters.others, messages, context)
@@ -456,17 +473,17 @@ class OpenAiChat(OpenAiDialect):
             fill_context=self.max_new_tokens(context) is None and "max_new_tokens" not in parameters.names,
             names=names(self.prompt_field, parameters),
         )
-        for_tgi = model == "tgi"
+        for_tgi = name == "tgi"
         format = self.format(
             Logprobs(sampling.logprobs, bool(body.get("top_logprobs")), self.refusal),
             form,
             every_role=for_tgi,
             thoughts=parameters.others.get("include_reasoning", True),
         )
-        head = Head(*identity("chatcmpl"), model, context.fingerprint)
+        head = Head(*identity("chatcmpl"), name, context.fingerprint)
         if for_tgi:
             usage = usage._replace(null=True)
-        return self.answer(ParsedChat(request, head, format, framing, usage, ignored))
+        return ParsedChat(request, head, format, framing, usage, ignored)
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
         """Return the defaults of parameters that the client leaves out."""

@@ -1,7 +1,7 @@
 """OpenAI's responses at /v1/responses, and the count of their tokens at /v1/responses/input_tokens.
 
-A body is translated to the body of an OpenAI chat, which `OpenAiChat` then parses. A response is stored if
-option.responses_store is set and the body does not have `store=false`.
+Items, tools and parameters are translated to those of an OpenAI chat, of which `OpenAiChat.build` makes the request.
+A response is stored if option.responses_store is set and the body does not have `store=false`.
 Sources: OpenAI's API reference, "Responses", and the types of its Python package.
 """
 
@@ -15,7 +15,8 @@ from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import TOOL_FIELDS
+from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_tools
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by
 from handler.protocols.kernel.dialect import (
     Description,
     Keeper,
@@ -31,6 +32,7 @@ from handler.protocols.kernel.messages import (
     PartReader,
     TurnsReader,
     add_to_turn,
+    check_number,
     check_role,
     join_turns,
     read_arguments,
@@ -650,34 +652,64 @@ class OpenAiResponses(OpenAiDialect):
         return read_wanted(self._relax()(body), keeps=True)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        return self._translate(body, context, _Chat)
-
-    def _translate(self, body: Mapping[str, Any], context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: use {own}")
-        keeps = read_kept(body, context) and chat is _Chat
+        keeps = read_kept(body, context) and self.computes
         reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
         tools.read(body.get("tools"))
-        translated = {
+        choice = read_choice(body.get("tool_choice"), tools)
+        fields = {
             **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
-            "messages": reader.chat,
-            "tools": (tools.tools or None) if tools.ignored else tools.tools,  # no tools if all are left out
-            "tool_choice": (choice := read_choice(body.get("tool_choice"), tools)),
             "reasoning_effort": effort,
+        }
+        tool_fields = {
+            "tools": (tools.tools or None) if tools.ignored else tools.tools,  # no tools if all are left out
+            "tool_choice": choice,
+            "parallel_tool_calls": body.get("parallel_tool_calls"),
         }
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
-            parsed = chat(head, tools.origins, keeping).parse(translated, context)
+            model, conversation = _CHAT.read_model(body, context), reader.conversation()
+            check_number(conversation.media, context)
+            chat = _CHAT.build(fields, model, conversation, read_tools(_relax_tools(tool_fields), context), context)
+            if _UNHEEDED in chat.ignored:
+                head["tools"] = without_strict(head["tools"])
+                ignored += ["tools[].format"] if tools.formats else []
+            if tools.formats:
+                chat = chat._replace(request=tools.named(chat.request, choice))
+            ignored += [*map(_in_own_words, chat.ignored), *self.no_effect(body)]
+            return self._answer(chat._replace(ignored=ignored), head, tools.origins, keeping)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
-        if tools.formats:
-            parsed = parsed._replace(requests=[tools.named(request, choice) for request in parsed.requests])
-            ignored = [*ignored, "tools[].format"] if _UNHEEDED in parsed.ignored else ignored
-        return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *self.no_effect(body)])
+
+    def _answer(
+        self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
+    ) -> ParsedRequest:
+        """Return the parsed request with its reply.
+
+        Args:
+            repeated: the fields of the request that the response repeats.
+            origins: maps a tool's name in the prompt to its declaration.
+            keeping: stores the response, or None if it is not stored.
+        """
+        head: ResponseStart = {
+            "id": new_id("resp") if keeping is None else secret_id("resp"),
+            "object": "response",
+            "created_at": chat.head.created,
+            "model": chat.head.model,
+            **encode_head(repeated),
+        }
+        settings, requests = Settings(head, chat.format.form, origins, keeping), (chat.request,)
+        if chat.framing is JSON:
+            parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
+        else:
+            parsed, times = streaming(requests, ResponseStream(settings), self.errors, chat.ignored), NUM_STATES
+        repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
+        return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size)
 
 
 class ResponsesCount(OpenAiResponses):
@@ -697,18 +729,16 @@ class ResponsesCount(OpenAiResponses):
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=False)
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        return self._translate(body, context, _CountedChat)
+    def _answer(
+        self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
+    ) -> ParsedRequest:
+        return counted(
+            chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
+        )
 
 
 class _Chat(OpenAiChat):
-    """The chat dialect that parses the translated body of one request.
-
-    Args:
-        head: the fields of the request that the response repeats.
-        origins: maps a tool's name in the prompt to its declaration.
-        keeping: stores the response, or None if it is not stored.
-    """
+    """The chat whose table has the parameters of responses."""
 
     table = Table(
         {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
@@ -717,36 +747,9 @@ class _Chat(OpenAiChat):
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
     prompt_field = "input"
 
-    def __init__(self, head: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None = None) -> None:
-        self._head = head
-        self._origins = origins
-        self._keeping = keeping
 
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
-        repeated = self._head
-        if _UNHEEDED in chat.ignored:
-            repeated["tools"] = without_strict(repeated["tools"])
-        head: ResponseStart = {
-            "id": new_id("resp") if self._keeping is None else secret_id("resp"),
-            "object": "response",
-            "created_at": chat.head.created,
-            "model": chat.head.model,
-            **encode_head(repeated),
-        }
-        settings, requests = Settings(head, chat.format.form, self._origins, self._keeping), (chat.request,)
-        if chat.framing is JSON:
-            parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
-        else:
-            parsed, times = streaming(requests, ResponseStream(settings), self.errors, chat.ignored), NUM_STATES
-        repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
-        return parsed._replace(keeps=self._keeping is not None, num_repeated=repeated_size)
-
-
-class _CountedChat(_Chat):
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
-        return counted(
-            chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
-        )
+_CHAT = _Chat()
+_relax_tools = relaxed_by(PYDANTIC, TOOL_FIELDS)  # tools in a namespace are only reached here
 
 
 def _effort(body: Mapping[str, Any]) -> Any:
