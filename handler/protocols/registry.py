@@ -14,7 +14,9 @@ from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerConte
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
-from handler.protocols.lmi.request import DynamicBatch, Lmi, LmiEmbedding
+from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
+from handler.protocols.lmi.embedding import LmiEmbedding
+from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.audio import Transcriptions, Translations
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions, OpenAiEmbeddings
@@ -109,7 +111,9 @@ TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 _COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
 _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
 
-_MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in (Lmi(), TgiCompat(), DynamicBatch())}
+_MODES: dict[str, Lmi | TgiCompat | LmiDynamicBatch] = {
+    mode.name: mode for mode in (Lmi(), TgiCompat(), LmiDynamicBatch())
+}
 
 
 def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:

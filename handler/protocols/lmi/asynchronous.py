@@ -41,14 +41,13 @@ from handler.protocols.lmi.api import (
     AsyncStreamDetails,
     AsyncToken,
 )
+from handler.protocols.lmi.chat import noting_foreign, without_foreign
 from handler.protocols.lmi.request import (
     EXAMPLE,
     ignored,
-    noting_foreign,
     read_field,
     read_parameters_field,
     read_stream,
-    without_foreign,
     without_overridden,
 )
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template

@@ -23,11 +23,36 @@ from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
 from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
-from handler.protocols.lmi.request import DynamicBatch, Lmi, noting_foreign, without_foreign
+from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
+from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai import chat as openai
 from handler.protocols.openai.api import OpenAiMessagePart, StopReason, StreamUsage
 from handler.protocols.openai.chat import CHAT_EXAMPLE, ChatFormat, OpenAiChat, ParsedChat, ReadAnswer
-from handler.protocols.openai.request import CHAT, Choice, Usage, read_stream
+from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_stream
+
+# -- LMI's parameter names in bodies with `messages` or `prompt` -------------------------------------------------------
+# vLLM ignores unknown fields, and LMI's documented input formatters add `parameters` to every body.
+
+
+_FOREIGN_NOTICE = (
+    "{} has no effect in bodies with messages or prompt, as in LMI; send parameters at the top level under vLLM's "
+    "names. The header x-lmi-ignored-parameters lists it (documents: wire/openai)"
+)
+
+
+def without_foreign(table: Table) -> Table:
+    """Return the table without the names that OpenAI's routes refuse, so that they count as unknown."""
+    return Table({name: one for name, one in table.parameters.items() if name not in FOREIGN}, table.prefix)
+
+
+def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
+    """Return the request unchanged. Log once for each ignored name of `FOREIGN` that it has no effect."""
+    for name in FOREIGN.keys() & {*request.ignored}:
+        context.notices.once(_FOREIGN_NOTICE.format(name))
+    return request
+
+
+# -- the chat dialect --------------------------------------------------------------------------------------------------
 
 
 class LmiChatFormat(ChatFormat):
@@ -104,7 +129,7 @@ class Chat(OpenAiChat):
     format = LmiChatFormat
     refusal = False
 
-    def __init__(self, mode: Lmi | DynamicBatch) -> None:
+    def __init__(self, mode: Lmi | LmiDynamicBatch) -> None:
         self.name = f"{mode.name}_chat"
         self.errors = mode.errors
         self.description = Description(

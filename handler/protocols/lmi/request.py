@@ -1,4 +1,4 @@
-"""LMI's requests with `inputs`, for rolling batch, dynamic batch and embeddings.
+"""LMI's requests with `inputs` for rolling batch, and what its other modes read in the same way.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
 """
@@ -22,7 +22,6 @@ from handler.core.values import (
 )
 from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, RequestShape, ServerContext
-from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
 from handler.protocols.kernel.parameters import (
     LMI,
     PARAMETERS,
@@ -37,36 +36,23 @@ from handler.protocols.kernel.parameters import (
     request_fields,
 )
 from handler.protocols.kernel.readers import ADAPTERS, Named, merge_adapters, read_adapters, show
-from handler.protocols.kernel.reply import VectorReply, json_of
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, listing, nullable, record, schema_of_reader
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
-from handler.protocols.kernel.texts import NON_EMPTY
 from handler.protocols.lmi.api import (
-    AsyncErrors,
-    BatchError,
-    BatchErrors,
-    BatchFailure,
-    BatchLine,
-    BatchText,
-    EmbeddingErrors,
     LmiAnswer,
     LmiError,
     LmiErrors,
     LmiFailedLine,
     LmiLine,
-    LmiPayloadError,
 )
 from handler.protocols.lmi.response import (
-    BatchDocument,
-    BatchStream,
     DocumentReply,
     LmiFormat,
     ResponseFormat,
     StreamReply,
 )
 from handler.protocols.openai.completions import completion_of
-from handler.protocols.openai.request import FOREIGN, Head, identity
-from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request
+from handler.protocols.openai.request import Head, identity
 
 TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
 """All fields of `parameters` that `read_all` reads."""
@@ -465,180 +451,3 @@ def _names(parameters: ParsedParameters) -> FieldNames:
         logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
         structured_output=names.get("structured_output", default.structured_output),
     )
-
-
-# -- LMI's parameter names in bodies with `messages` or `prompt` -------------------------------------------------------
-# vLLM ignores unknown fields, and LMI's documented input formatters add `parameters` to every body.
-
-
-_FOREIGN_NOTICE = (
-    "{} has no effect in bodies with messages or prompt, as in LMI; send parameters at the top level under vLLM's "
-    "names. The header x-lmi-ignored-parameters lists it (documents: wire/openai)"
-)
-
-
-def without_foreign(table: Table) -> Table:
-    """Return the table without the names that OpenAI's routes refuse, so that they count as unknown."""
-    return Table({name: one for name, one in table.parameters.items() if name not in FOREIGN}, table.prefix)
-
-
-def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
-    """Return the request unchanged. Log once for each ignored name of `FOREIGN` that it has no effect."""
-    for name in FOREIGN.keys() & {*request.ignored}:
-        context.notices.once(_FOREIGN_NOTICE.format(name))
-    return request
-
-
-# -- dynamic batch -----------------------------------------------------------------------------------------------------
-# A body has one prompt or a list of prompts. The answer is a list of texts in the same order.
-
-_LMI = Lmi()  # parses each prompt
-_IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
-_NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/generate {_IN_ATTRIBUTES}"
-
-
-_WITH_PROMPTS_SINCE = (0, 29)
-"""The first release that documents texts that begin with their prompts. LMI 0.28 already returned them."""
-
-
-class DynamicBatch(Dialect):
-    """LMI's dynamic-batch dialect. Each prompt of a list becomes a separate request with the same parameters.
-
-    A whole answer is sent when all these requests have ended.
-    """
-
-    name = "dynamic_batch"
-    errors = BatchErrors()
-    stream_framing = JSONLINES
-    description = Description(
-        title="Dynamic batch",
-        request="BatchRequest",
-        request_shape=lmi_request({"anyOf": [TEXT, listing(NON_EMPTY, minItems=1)]}),
-        error=BatchError,
-        example={
-            "inputs": ["The capital of France is", "The capital of Italy is"],
-            "parameters": {"max_new_tokens": 8},
-        },
-        answer=list[BatchText],
-        chunk=BatchLine,
-        failure=BatchFailure,
-        streams=(JSONLINES.content_type,),
-    )
-
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        body = read_object(body)
-        parameters = read_parameters_field(body)
-        inputs = body.get("inputs")
-        prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
-        if inputs is not None and not _are_prompts(prompts):
-            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")
-        most = context.config.max_rolling_batch_size
-        if len(prompts) > most:
-            limit = f"the maximum is {most} (max_rolling_batch_size)"
-            raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; {limit}")
-        for name in ("details", "decoder_input_details"):
-            if parameters.get(name) not in (None, False):
-                raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
-        ignored = unknown_names(body, parameters, context)
-        if read_field(parameters, "output_formatter") is not None:  # an unknown formatter is already in the list
-            ignored.append("parameters.output_formatter")
-        adapters = read_adapters(body, len(prompts), context)
-        parsed = [
-            _LMI.parse_prompt(prompt, parameters, context, adapter)
-            for prompt, adapter in zip(prompts, adapters, strict=True)
-        ]
-        full = _has_prompts(parameters, context)
-        requests = [item.request._replace(full_text=full) for item in parsed]
-        ignored += [*parsed[0].overridden, *parsed[0].ignored]
-        if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
-            ignored += _asking_for_stream(body, parameters)
-        if requests[0].sampling.prompt_logprobs:
-            raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
-        if requests[0].sampling.top_logprobs:
-            raise InvalidParameter(f"parameters.logprobs and parameters.top_n_tokens: {_NOT_HERE}")
-        if parsed[0].outputs is not None:
-            raise InvalidParameter("parameters.outputs and parameters.return_...: only available with rolling batch")
-        if requests[0].sampling.num_sequences > 1:
-            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: there is one answer per prompt")
-        if context.config.enable_streaming:
-            return ParsedRequest(requests, BatchStream(requests, self.errors), self.errors, ignored, streams=True)
-        return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)
-
-
-def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether each text begins with its prompt. By default, the texts of whole answers do since LMI 0.29."""
-    said = read_field(parameters, "return_full_text")
-    config = context.config
-    return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
-
-
-def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    """List the fields that ask for a stream. As in LMI, only option.enable_streaming enables streams."""
-    inner = ["parameters.streaming"] if parameters.get("streaming") else []
-    return ["stream", *inner] if body.get("stream") else inner
-
-
-def _are_prompts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
-
-
-# -- embeddings --------------------------------------------------------------------------------------------------------
-# /invocations answers one text with its vector, and a list with a list of vectors. Source: docs.djl.ai, "LMI Text
-# Embedding User Guide". Hugging Face's container for SageMaker accepts TEI's bodies on this path: a body with a field
-# that only TEI has gets TEI's answer, as on /embed. For a list, both answers are the same. LMI's async mode embeds
-# texts since LMI v25, and always answers with a list of vectors.
-
-_TEI = TeiEmbed()
-_ASYNC_ERRORS = AsyncErrors()
-_EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25; earlier LMI releases with DJL Serving 0.36 do not embed in async mode
-
-
-class LmiEmbedding(TeiEmbed):
-    """LMI's embeddings. LMI itself only has `inputs`. TEI's parameters are also accepted under `parameters`."""
-
-    name = "lmi_embedding"
-    errors: ErrorFormat = EmbeddingErrors()
-    unique_keys = False
-    table = Table(EMBED.parameters, "parameters.")
-    fields: Mapping[str, Shape] = {**TeiEmbed.fields, "parameters": {"type": ["object", "null"]}}
-    description = Description(
-        title="LMI embedding",
-        request="LmiEmbeddingRequest",
-        request_shape=nested_request(fields, table),
-        error=LmiPayloadError | FrontEndError | TeiError,
-        example={"inputs": "What is deep learning?"},
-        answer=list[float] | TeiVectors,
-    )
-
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if _is_of_tei(body):
-            return _TEI.parse(body, context)
-        if not isinstance(body, dict) or body.get("inputs") is None:
-            raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
-        given = read_parameters_field(body)
-        parsed = super().parse({**body, "parameters": given}, context)
-        unknown = [f"parameters.{name}" for name in given if name not in self.table.parameters]
-        return parsed._replace(ignored=[*parsed.ignored, *report_unknown(unknown, body, context)])
-
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        inputs = body.get("inputs")
-        requests = self.requests(inputs, body["parameters"], context)
-        alone = len(requests) == 1 and not (isinstance(inputs, list) and isinstance(inputs[0], str | list))
-        bare = alone and not _is_async(context)
-        reply = VectorReply(len(requests), lambda vectors, _: vectors[0] if bare else vectors, json_of)
-        return ParsedRequest(requests, reply, self.errors_of(body, context))
-
-    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        if _is_of_tei(body):
-            return _TEI.errors
-        return _ASYNC_ERRORS if _is_async(context) else self.errors
-
-
-def _is_async(context: ServerContext) -> bool:
-    return context.config.async_schema and context.config.lmi_version >= _EMBEDS_ASYNC_SINCE
-
-
-def _is_of_tei(body: Any) -> bool:
-    if not isinstance(body, dict):
-        return False
-    return isinstance(body.get("inputs"), dict) or not EMBED.parameters.keys().isdisjoint(body)

@@ -13,7 +13,7 @@ from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
-from handler.protocols.lmi.request import DynamicBatch
+from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value, with_options
@@ -467,7 +467,7 @@ def test_a_dynamic_stream_may_end_without_a_token() -> None:
 
 def test_a_dynamic_streams_lines_wait_for_the_slowest_prompt_and_leave_out_none() -> None:
     context = with_options(CONTEXT, enable_streaming=True)
-    reply = DynamicBatch().parse({"inputs": ["a", "b"]}, context).reply
+    reply = LmiDynamicBatch().parse({"inputs": ["a", "b"]}, context).reply
     one, two, three = (Token(id, text, 0.0, False) for id, text in enumerate("123"))
     for index in range(2):
         reply.start(index, 1)

@@ -1,0 +1,126 @@
+"""LMI's requests with `inputs` for dynamic batch.
+
+A body has one prompt or a list of prompts. The answer is a list of texts in the same order.
+Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSONLINES
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.readers import read_adapters
+from handler.protocols.kernel.schema import TEXT, listing
+from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.lmi.api import (
+    BatchError,
+    BatchErrors,
+    BatchFailure,
+    BatchLine,
+    BatchText,
+)
+from handler.protocols.lmi.request import (
+    Lmi,
+    lmi_request,
+    read_field,
+    read_object,
+    read_parameters_field,
+    unknown_names,
+    wants_stream,
+)
+from handler.protocols.lmi.response import (
+    BatchDocument,
+    BatchStream,
+)
+
+_LMI = Lmi()  # parses each prompt
+_IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
+_NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/generate {_IN_ATTRIBUTES}"
+
+
+_WITH_PROMPTS_SINCE = (0, 29)
+"""The first release that documents texts that begin with their prompts. LMI 0.28 already returned them."""
+
+
+class LmiDynamicBatch(Dialect):
+    """LMI's dynamic-batch dialect. Each prompt of a list becomes a separate request with the same parameters.
+
+    A whole answer is sent when all these requests have ended.
+    """
+
+    name = "dynamic_batch"
+    errors = BatchErrors()
+    stream_framing = JSONLINES
+    description = Description(
+        title="Dynamic batch",
+        request="BatchRequest",
+        request_shape=lmi_request({"anyOf": [TEXT, listing(NON_EMPTY, minItems=1)]}),
+        error=BatchError,
+        example={
+            "inputs": ["The capital of France is", "The capital of Italy is"],
+            "parameters": {"max_new_tokens": 8},
+        },
+        answer=list[BatchText],
+        chunk=BatchLine,
+        failure=BatchFailure,
+        streams=(JSONLINES.content_type,),
+    )
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        body = read_object(body)
+        parameters = read_parameters_field(body)
+        inputs = body.get("inputs")
+        prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
+        if inputs is not None and not _are_prompts(prompts):
+            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")
+        most = context.config.max_rolling_batch_size
+        if len(prompts) > most:
+            limit = f"the maximum is {most} (max_rolling_batch_size)"
+            raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; {limit}")
+        for name in ("details", "decoder_input_details"):
+            if parameters.get(name) not in (None, False):
+                raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
+        ignored = unknown_names(body, parameters, context)
+        if read_field(parameters, "output_formatter") is not None:  # an unknown formatter is already in the list
+            ignored.append("parameters.output_formatter")
+        adapters = read_adapters(body, len(prompts), context)
+        parsed = [
+            _LMI.parse_prompt(prompt, parameters, context, adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
+        full = _has_prompts(parameters, context)
+        requests = [item.request._replace(full_text=full) for item in parsed]
+        ignored += [*parsed[0].overridden, *parsed[0].ignored]
+        if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
+            ignored += _asking_for_stream(body, parameters)
+        if requests[0].sampling.prompt_logprobs:
+            raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
+        if requests[0].sampling.top_logprobs:
+            raise InvalidParameter(f"parameters.logprobs and parameters.top_n_tokens: {_NOT_HERE}")
+        if parsed[0].outputs is not None:
+            raise InvalidParameter("parameters.outputs and parameters.return_...: only available with rolling batch")
+        if requests[0].sampling.num_sequences > 1:
+            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: there is one answer per prompt")
+        if context.config.enable_streaming:
+            return ParsedRequest(requests, BatchStream(requests, self.errors), self.errors, ignored, streams=True)
+        return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)
+
+
+def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
+    """Return whether each text begins with its prompt. By default, the texts of whole answers do since LMI 0.29."""
+    said = read_field(parameters, "return_full_text")
+    config = context.config
+    return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
+
+
+def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
+    """List the fields that ask for a stream. As in LMI, only option.enable_streaming enables streams."""
+    inner = ["parameters.streaming"] if parameters.get("streaming") else []
+    return ["stream", *inner] if body.get("stream") else inner
+
+
+def _are_prompts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
