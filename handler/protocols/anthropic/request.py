@@ -439,7 +439,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """The prefixes of types of tools that run on Anthropic's servers."""
 
-_NEUTRAL: Mapping[str, Any] = {
+_NEUTRAL_TOOL_FIELDS: Mapping[str, Any] = {
     "allowed_callers": ["direct"],
     "defer_loading": False,
     "eager_input_streaming": False,
@@ -496,7 +496,11 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
     others = {name: item for name, item in tool.items() if name not in _TOOL and item is not None}
-    others = {name: item for name, item in others.items() if name not in _NEUTRAL or item != _NEUTRAL[name]}
+    others = {
+        name: item
+        for name, item in others.items()
+        if name not in _NEUTRAL_TOOL_FIELDS or item != _NEUTRAL_TOOL_FIELDS[name]
+    }
     return {"type": "function", "function": {**others, **function}}
 
 

@@ -208,7 +208,7 @@ _NEVER_IGNORED: Mapping[str, str] = {
 know."""
 
 
-_NEUTRAL: Mapping[str, Collection[Any]] = {
+_NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), (1,)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), (0,)),
     **dict.fromkeys(("n", "best_of", "num_beams", "beam_width", "num_return_sequences"), (1,)),
@@ -269,7 +269,9 @@ def report_unknown(
 
 
 def _is_neutral(key: str, value: Any) -> bool:
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL.get(key, ()))
+    return any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL_VALUES.get(key, ())
+    )
 
 
 def _check_heeded(name: str, key: str, value: Any) -> None:

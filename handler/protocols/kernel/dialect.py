@@ -1,4 +1,14 @@
-"""The base class of dialects, which parse requests and write responses, and the server context that they use."""
+"""What a dialect implements, and the server context that it gets.
+
+A dialect is a subclass of `Dialect` that has these parts:
+
+* `parse` converts a decoded body to a `ParsedRequest`: the requests to the engine, and the reply.
+* The `Reply` converts the engine's output to the bytes of the response: one document, or a stream.
+* `errors`, an `ErrorFormat`, renders an error before the first byte, and the end of a stream that fails.
+
+`description` describes all bodies for the OpenAPI document. Only dialects with stored responses override `wanted`, and
+only those whose error format depends on the body override `errors_of`.
+"""
 
 from __future__ import annotations
 

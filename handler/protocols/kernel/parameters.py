@@ -238,6 +238,17 @@ ROWS = (
 )  # fmt: skip
 """LMI's parameters, with the parameters of other dialects that have the same meaning and range."""
 
+LMI_NEUTRAL: Mapping[str, Collection[float]] = {
+    **{field: {SAMPLING_DEFAULTS[field]} for field in SAMPLED},
+    "temperature": {0},  # sending 1, the default, asks for sampling
+    "top_k": {0, 1},
+    "top_p": {0, 1},
+}
+"""The values of LMI's sampling parameters that select the most likely token or have no effect, by field."""
+
+LMI_NEUTRAL_IF_GREEDY = {**LMI_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 50}}
+"""The values without effect if `do_sample` is false, which include the defaults of LMI and transformers."""
+
 
 def named(dialect: str) -> dict[str, Parameter]:
     """Return a dialect's parameters, by the dialect's names for them.

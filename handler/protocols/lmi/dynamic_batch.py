@@ -15,13 +15,7 @@ from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import read_adapters
 from handler.protocols.kernel.schema import TEXT, listing
 from handler.protocols.kernel.texts import NON_EMPTY
-from handler.protocols.lmi.api import (
-    BatchError,
-    BatchErrors,
-    BatchFailure,
-    BatchLine,
-    BatchText,
-)
+from handler.protocols.lmi.api import BatchError, BatchErrors, BatchFailure, BatchLine, BatchText
 from handler.protocols.lmi.request import (
     Lmi,
     lmi_request,
@@ -31,10 +25,7 @@ from handler.protocols.lmi.request import (
     unknown_names,
     wants_stream,
 )
-from handler.protocols.lmi.response import (
-    BatchDocument,
-    BatchStream,
-)
+from handler.protocols.lmi.response import BatchDocument, BatchStream
 
 _LMI = Lmi()  # parses each prompt
 _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"

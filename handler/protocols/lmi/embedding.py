@@ -15,16 +15,10 @@ from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
-from handler.protocols.kernel.parameters import (
-    Table,
-)
+from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema import Shape
-from handler.protocols.lmi.api import (
-    AsyncErrors,
-    EmbeddingErrors,
-    LmiPayloadError,
-)
+from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors, LmiPayloadError
 from handler.protocols.lmi.request import read_parameters_field
 from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request
 

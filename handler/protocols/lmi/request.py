@@ -24,9 +24,10 @@ from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unk
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, RequestShape, ServerContext
 from handler.protocols.kernel.parameters import (
     LMI,
+    LMI_NEUTRAL,
+    LMI_NEUTRAL_IF_GREEDY,
     PARAMETERS,
     REQUEST_FIELDS,
-    SAMPLING_DEFAULTS,
     SEVERAL,
     Parameter,
     ParsedParameters,
@@ -162,17 +163,6 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
 
 _INFERRED_SINCE = (0, 32)
 
-_NEUTRAL = {
-    **{field: {SAMPLING_DEFAULTS[field]} for field in SAMPLED},
-    "temperature": {0},  # sending 1, the default, asks for sampling
-    "top_k": {0, 1},
-    "top_p": {0, 1},
-}
-"""Maps sampling parameters to the values that select the most likely token or have no effect."""
-
-_NEUTRAL_IF_GREEDY = {**_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 50}}
-"""The values without effect if `do_sample` is false, which include the defaults of LMI and transformers."""
-
 _NOTICE = (
     "requests with sampling parameters but without do_sample are decoded greedily, as in LMI before 0.32; "
     "set option.lmi_version=0.32 or later to sample when a temperature is set. The header x-lmi-ignored-parameters "
@@ -196,8 +186,9 @@ def ignored(parsed: ParsedParameters) -> list[str]:
     """List the sampling parameters that have no effect because decoding is greedy, under the client's names."""
     if parsed.sampling.do_sample:
         return []
-    given, idle = parsed.names.items(), _NEUTRAL_IF_GREEDY if "do_sample" in parsed.names else _NEUTRAL
-    return [name for field, name in given if field in SAMPLED and getattr(parsed.sampling, field) not in idle[field]]
+    neutral = LMI_NEUTRAL_IF_GREEDY if "do_sample" in parsed.names else LMI_NEUTRAL
+    names = {field: name for field, name in parsed.names.items() if field in SAMPLED}
+    return [name for field, name in names.items() if getattr(parsed.sampling, field) not in neutral[field]]
 
 
 def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: ServerContext) -> None:
