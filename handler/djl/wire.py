@@ -283,8 +283,6 @@ def _is_form(properties: Mapping[str | None, str | None], prefix: str) -> bool:
 _MAX_REASON = 1000
 """Maximum characters of an HTTP reason phrase. SageMaker accepts at most 4,096 bytes of headers in total."""
 
-_SHORT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
-
 _BATCH_KEY = re.compile(r"batch_([0-9]{3,})\.(.*)", re.DOTALL)  # more digits from 1,000 on
 
 
@@ -377,8 +375,8 @@ class PieceWriter:
     def __init__(self, version: DjlVersion) -> None:
         string = version.string
         self._version = version
-        self._start = _SHORT.pack(200) + string(b"OK")
-        self._map = _SHORT.pack(2) + string(b"data")
+        self._start = _COUNT.pack(200) + string(b"OK")
+        self._map = _COUNT.pack(2) + string(b"data")
         self._more = string(b"last") + string(b"false")
         self._last = string(b"last") + string(b"true")
         self._key = string(b"data")
@@ -394,7 +392,7 @@ class PieceWriter:
         values: list[bytes] = []
         length = self._version.length
         around = len(self._map) + length.size + len(self._more)
-        key, size, more = self._key, _SIZE.pack, self._more
+        key, size, more = self._key, _INT.pack, self._more
         for index, piece in enumerate(pieces):
             if piece.first or piece.last:
                 try:
@@ -407,7 +405,7 @@ class PieceWriter:
                 data = piece.data
                 num = len(data)
                 values += (key, size(around + num), self._map, length.pack(num), data, more)
-        return b"".join((self._start, _SHORT.pack(len(headers)), *headers, _SHORT.pack(len(pieces)), *values))
+        return b"".join((self._start, _COUNT.pack(len(headers)), *headers, _COUNT.pack(len(pieces)), *values))
 
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
         """Return the headers and the value of a piece that begins or ends a response."""
@@ -425,8 +423,8 @@ class PieceWriter:
         headers = {**(headers_of(piece.task) if piece.first else {}), "request_tracking_id": id}
         string, value = self._version.string, self.value(piece)
         properties = [string(name.encode()) + string(text.encode()) for name, text in headers.items()]
-        content = (_SHORT.pack(1), self._key, _SIZE.pack(len(value)), value)
-        return b"".join((self._start, _SHORT.pack(len(properties)), *properties, *content))
+        content = (_COUNT.pack(1), self._key, _INT.pack(len(value)), value)
+        return b"".join((self._start, _COUNT.pack(len(properties)), *properties, *content))
 
     def value(self, piece: Piece) -> bytes:
         """Encode a piece: its output, or the request's failure if the piece is the first."""
@@ -458,7 +456,7 @@ class PieceWriter:
             return dumps({"data": text, "last": True})
         fields = {"data": "", "last": "true", "code": str(answer.status), "error": reason}
         string = self._version.string
-        return _SHORT.pack(len(fields)) + b"".join(string(k.encode()) + string(v.encode()) for k, v in fields.items())
+        return _COUNT.pack(len(fields)) + b"".join(string(k.encode()) + string(v.encode()) for k, v in fields.items())
 
 
 def whole(task: RequestTask) -> Output:
