@@ -196,6 +196,17 @@ def test_handlers_imports_go_one_way() -> None:
     fail(misplaced(HANDLER, OF_HANDLER, ONLY_IN_HANDLER, {"cli", "__main__"}), "OF_HANDLER, ONLY_IN_HANDLER")
 
 
+def test_the_page_lists_the_imports_of_each_folder() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text()
+    listed: dict[str, set[str]] = {}
+    for name, words in re.findall(r"^\| `(\w+)(?:/|\.py)` \|.*\| ([^|]+) \|$", page, re.MULTILINE):
+        above = [*listed, name][: [*listed].index(words.split()[0]) + 1] if words.endswith(" and above") else [*listed]
+        listed[name] = {*above} if words.endswith("above") else {*words.split(", ")} - {"nothing"}
+    assert listed.pop("cli") == {"all"}
+    rules = {name: OF_HANDLER[name] - {"__version__", "formatters"} for name in OF_HANDLER}
+    assert listed == {name: rules[name] for name in rules if name not in ("entry", "formatters")}
+
+
 def test_deploys_imports_go_one_way() -> None:
     fail(misplaced(DEPLOY, OF_DEPLOY, ONLY_IN_DEPLOY, {"cli", "__main__"}), "OF_DEPLOY, ONLY_IN_DEPLOY")
 
