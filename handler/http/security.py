@@ -16,6 +16,7 @@ from starlette.types import Scope, Send
 from handler.core.errors import ConfigError, Unauthorized
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
+from handler.protocols.registry import dialects
 from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
 
 KEYS_VARIABLE = "LMI_API_KEY"
@@ -289,13 +290,12 @@ def _is_loopback(name: str) -> bool:
 # CORS only adds headers to the start of a response (`inference.SHARED`), so streamed chunks cost no more with it.
 
 
-EXPOSED = (
+EXPOSED = tuple(dict.fromkeys((
     "x-request-id", "x-lmi-ignored-parameters", "retry-after", "retry-after-ms",
-    "x-compute-type", "x-compute-time", "x-compute-characters", "x-total-time", "x-validation-time", "x-queue-time",
-    "x-inference-time", "x-time-per-token", "x-prompt-tokens", "x-generated-tokens",
     "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-session-id", "x-amzn-sagemaker-closed-session-id",
-)  # fmt: skip
-"""Response headers that a web page may read: the server's own, TGI's, and those of sessions."""
+    *(name for dialect in dialects().values() for name in dialect.response_headers),
+)))  # fmt: skip
+"""Response headers that a web page may read: the server's own, those of sessions, and those of the dialects."""
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
 _READING = ("GET", "HEAD", "OPTIONS")

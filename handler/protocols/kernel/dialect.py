@@ -312,6 +312,7 @@ class Dialect(ABC):
             (`Upload`) by name.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
+        response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
         computes: whether the engine answers. TGI does not count requests that are only tokenized.
         errors: the error format if nothing is known about the request.
         description: the description of the bodies for the OpenAPI document.
@@ -321,6 +322,7 @@ class Dialect(ABC):
     any_media = False
     forms = False
     unique_keys = False
+    response_headers: tuple[str, ...] = ()
     computes = True
     errors: ErrorFormat
     description: Description

@@ -148,6 +148,10 @@ class Tei(Dialect):
 
     errors: ErrorFormat = ERRORS
     unique_keys = True
+    response_headers = (
+        "x-compute-characters", "x-compute-tokens", "x-compute-time", "x-total-time", "x-tokenization-time",
+        "x-queue-time", "x-inference-time",
+    )  # fmt: skip
     table: Table
     fields: Mapping[str, Shape]
 

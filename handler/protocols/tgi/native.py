@@ -327,6 +327,10 @@ class Tgi(TgiFormat, Dialect):
 
     special_in_text = False
     unique_keys = True
+    response_headers = (
+        "x-compute-type", "x-compute-time", "x-compute-characters", "x-total-time", "x-validation-time",
+        "x-queue-time", "x-inference-time", "x-time-per-token", "x-prompt-tokens", "x-generated-tokens",
+    )  # fmt: skip
 
     errors: TgiErrors
 

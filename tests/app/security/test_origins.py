@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from handler.core.errors import ConfigError
+from handler.core.values import Task
 from handler.http.security import Access, AllowedHosts, read_access
+from handler.protocols.registry import routes
 from tests.app.server import serve
 from tests.one_test import in_one_test
 from tests.servers import LiveServer, dechunked, http, post_bytes, raw
@@ -75,6 +77,20 @@ def test_answers_and_refusals_may_be_read(some: LiveServer) -> None:
         assert {f"x-amzn-sagemaker-{kind}session-id" for kind in ("", "new-", "closed-")} <= {*exposed}
     assert http.get(some.url + "/nowhere", headers={"origin": HOME}).headers["access-control-allow-origin"] == HOME
     assert some.post(ASK).headers["vary"] == "origin"  # a cache must not give it to a page
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "body"),
+    [("text-generation", "/generate", ASK), ("text-embedding", "/embed", {"inputs": "a b"})],
+    ids=["tgi", "tei"],
+)
+def test_a_page_may_read_each_header_of_a_response(task: str, path: str, body: dict[str, object]) -> None:
+    with serve("--engine", "echo", "-o", f"option.task={task}", "--allow-origin", "*") as server:
+        response = http.post(server.url + path, json=body, headers={"origin": HOME})
+    assert response.status_code == 200
+    own = {name for name in response.headers if name.startswith("x-")}
+    assert own - {"x-request-id"} == {*routes("tgi", Task(task))[path].response_headers}
+    assert own <= {*response.headers["access-control-expose-headers"].split(", ")}
 
 
 def test_everyone(everyone: LiveServer) -> None:
