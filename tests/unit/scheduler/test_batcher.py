@@ -141,6 +141,20 @@ def test_cancel_reaches_the_engine_and_makes_room() -> None:
     assert list(run(batcher)) == [second]
 
 
+@pytest.mark.parametrize("num_left", [1, 2])
+def test_tokens_of_a_cancelled_request_do_not_count(num_left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted()
+    batcher = Batcher(engine)
+    first, second = (submit(batcher, letter, max_new_tokens=num_left + 1) for letter in "ab")
+    batcher.step()
+    assert batcher.num_tokens == 2
+    step = engine.step()  # these tokens are on their way while the request is cancelled
+    monkeypatch.setattr(engine, "step", lambda timeout: step)
+    batcher.cancel(first)
+    assert [delta.id for delta in batcher.step()] == [second]
+    assert batcher.num_tokens == 3
+
+
 def test_a_waiting_request_can_be_cancelled_and_unknown_ids_are_ignored() -> None:
     batcher = Batcher(Scripted(), max_active=1)
     first, second = submit(batcher, "a", max_new_tokens=2), submit(batcher, "b")

@@ -1,0 +1,100 @@
+"""How requests are retried among remote servers, on servers with a script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from handler.config.config import Config
+from handler.core.values import Finish, Sampling
+from handler.engines.base import EngineConfig, EngineRequest, Output
+from handler.engines.remote import engine as remote
+from handler.engines.remote.engine import RemoteEngine, Running
+from handler.engines.remote.servers import Answer, Failed, Part, Server, choose
+
+BUSY = Failed("is overloaded", busy=True)
+FAILED = Failed("broke down")
+
+
+class Engine(RemoteEngine[Answer]):
+    """An engine whose servers fail in the order of a script, and then send one token at a time."""
+
+    def __init__(self, script: Sequence[Failed], num_tokens: int = 1) -> None:
+        super().__init__("scripted", ["http://a"], 60.0)
+        self.script, self.num_tokens = iter(script), num_tokens
+        self.on_trial: list[bool] = []
+        self.begin("scripted", 100, EngineConfig(Config()), {})
+
+    def new_call(self, request: EngineRequest) -> Answer:
+        return Answer(request.sampling)
+
+    async def stream(self, server: Server, running: Running[Answer]) -> None:
+        if (error := next(self.script, None)) is not None:
+            raise error
+        for left in reversed(range(self.num_tokens)):
+            part = Part(finish=None if left else Finish.LENGTH)
+            running.call.take(part, [65], [None], [])
+            self.take(server, running, part)
+            self.on_trial.append(not server.serves(self._loop.time()))
+
+    async def check(self, server: Server) -> None:
+        pass
+
+    async def disconnect(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_PAUSE", 0.0)
+    monkeypatch.setattr("handler.engines.remote.servers._PAUSE", 0)
+
+
+def last(script: Sequence[Failed], num_tokens: int = 1) -> tuple[Output, Engine]:
+    """Run a request to its end, and return its last output and the engine."""
+    engine = Engine(script, num_tokens)
+    try:
+        engine.add(EngineRequest(1, [65], Sampling(max_new_tokens=num_tokens, logprobs=False)))
+        for _ in range(100):
+            for output in engine.step().others:
+                if output.finish is not None:
+                    return output, engine
+    finally:
+        engine.close()
+    raise AssertionError("the request has no end")
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "retry_after"),
+    [
+        ([BUSY, BUSY, BUSY], "the scripted server is busy: it is overloaded", 0.0),
+        ([FAILED, FAILED, BUSY], "the scripted server is busy: it is overloaded", 0.0),
+        ([BUSY, FAILED, FAILED], "the scripted server broke down", None),
+        ([BUSY, BUSY, FAILED], "the scripted server broke down", None),
+    ],
+)
+def test_a_server_that_was_busy_and_then_fails_has_failed(
+    script: Sequence[Failed], error: str, retry_after: float | None
+) -> None:
+    output, _ = last(script)
+    assert (output.finish, output.error, output.retry_after) == (Finish.ERROR, error, retry_after)
+
+
+def test_the_first_token_ends_a_servers_trial() -> None:
+    output, engine = last([FAILED], num_tokens=3)
+    assert output.finish is Finish.LENGTH
+    assert engine.on_trial == [False] * 3, "other requests may use the server while this one is still running"
+
+
+def test_a_server_on_trial_gets_one_request() -> None:
+    server, other = Server("http://a"), Server("http://b")
+    other.known, other.outstanding = True, 1000
+    server.failed(0.0)
+    server.known, now = True, 100.0  # the pause is over, and the server has confirmed its model
+    assert choose([server, other], Counter(), now) is server
+    server.outstanding = 1
+    assert choose([server, other], Counter(), now) is other
+    server.begun()
+    assert choose([server, other], Counter(), now) is server
