@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from unittest import mock
@@ -17,7 +17,7 @@ from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
-from handler.engines.process.supervisor import State
+from handler.engines.process.supervisor import Host, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.dialect import ServerContext
@@ -59,9 +59,9 @@ class Readable(Scripted):
         self._ends = socket.socketpair()
         self._ends[1].send(b"x")
 
-    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: object) -> None:
-        watch(self._ends[0].fileno())
-        on_change(self.state)
+    def attach(self, host: Host) -> None:
+        host.watch(self._ends[0].fileno())
+        host.on_change(self.state)
 
     def close(self) -> None:
         for end in self._ends:

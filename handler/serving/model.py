@@ -17,7 +17,7 @@ from handler.core.loop import run_in_daemon_thread
 from handler.core.values import Role
 from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
-from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.process.supervisor import EngineSupervisor, Host, State
 from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
 from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect
@@ -222,7 +222,7 @@ class ServedModel:
 
         if self._validator is not None:
             self._validator.start()  # while the engine is loading: later it would delay the first response
-        self._engine.attach(watch=self.driver.watch, on_change=changed, soon=self.driver.soon)
+        self._engine.attach(Host(self.driver.watch, changed, self.driver.soon))
 
     def drain(self) -> None:
         """Refuse new requests from now on, and let running ones finish."""

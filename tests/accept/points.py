@@ -270,8 +270,8 @@ def _guided(served: Served, structured_output: StructuredOutput) -> str:
 def _end(served: Served) -> int:
     from handler.engines.huggingface import files
 
-    config: Any = served.engine._spec.config
-    own, ids = files.tokenizer_eos_id(config.model), files.eos_ids(config)
+    assert served.config.model is not None
+    own, ids = files.tokenizer_eos_id(served.config.model), files.eos_ids(served.config)
     if not ids:
         raise Skip("the model names no end")
     return min(ids) if own is None else own  # the one that `min_tokens` holds back

@@ -55,6 +55,7 @@ class Answer:
 
 class Served:
     def __init__(self, config: EngineConfig, load_timeout: float) -> None:
+        self.config = config
         self.engine = EngineSupervisor(Spec("trtllm", config), load_timeout=load_timeout)
         try:
             while self.engine.state is State.LOADING:

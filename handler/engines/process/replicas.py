@@ -8,7 +8,7 @@ import re
 import selectors
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,18 +18,18 @@ from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Pooling, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Output, Step
-from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
+from handler.engines.process.supervisor import EngineSupervisor, Host, State
 
 log = logging.getLogger("handler.engine")
 
-_MOST_PROMPTS = 1024
-_MOST_CHARACTERS = 1 << 24  # of all remembered prompts
-_MOST_SESSIONS = 10_000
+_MAX_PROMPTS = 1024
+_MAX_CHARACTERS = 1 << 24  # of all remembered prompts
+_MAX_SESSIONS = 10_000
 _TOLERANCE = 4  # a conversation's replica may be busier by a fourth of the slots
 
 _OPEN_REASONING = re.compile(r"(?:<think>|</think>|\s)+$")
 """Matches what a chat template may write at the beginning of a response, but omits in later turns."""
-_LONGEST_REASONING = 64  # maximum characters of a match
+_MAX_REASONING = 64  # characters of a match
 
 
 class Load(NamedTuple):
@@ -108,7 +108,7 @@ class Router:
         if request.session:
             self._sessions[request.session] = replica
             self._sessions.move_to_end(request.session)
-            if len(self._sessions) > _MOST_SESSIONS:
+            if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         if key is not None:
             self._remember(key, replica)
@@ -133,7 +133,7 @@ class Router:
             self._num_characters += len(key.text)
         self._prompts[key] = replica
         self._prompts.move_to_end(key)
-        while len(self._prompts) > _MOST_PROMPTS or self._num_characters > _MOST_CHARACTERS:
+        while len(self._prompts) > _MAX_PROMPTS or self._num_characters > _MAX_CHARACTERS:
             start, _ = self._prompts.popitem(last=False)
             self._num_characters -= len(start.text)
 
@@ -141,7 +141,7 @@ class Router:
 def _beginning(prompt: Prompt) -> str:
     """Return what later turns of a conversation begin with. If a prompt has no text, use its ids as characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
-    return text[:-_LONGEST_REASONING] + _OPEN_REASONING.sub("", text[-_LONGEST_REASONING:])
+    return text[:-_MAX_REASONING] + _OPEN_REASONING.sub("", text[-_MAX_REASONING:])
 
 
 # -- one engine of several: its supervisor, its work and its figures ---------------------------------------------------
@@ -196,13 +196,16 @@ class Replica:
     Attributes:
         work: sequences by key.
         fresh: keys of the sequences without output so far.
+        ended: keys of the sequences that ended in the last step.
         left: keys of the sequences that moved away while the engine was silent. Any further output is ignored.
     """
 
     number: int
     engine: EngineSupervisor
+    slots: int
     work: dict[int, Work] = field(default_factory=dict)
     fresh: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
     num_steps: int = 0
     num_requests: int = 0
@@ -240,9 +243,9 @@ class Replica:
     def load(self) -> Load:
         return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
-    def takes(self, num_sequences: int, slots: int) -> bool:
+    def takes(self, num_sequences: int) -> bool:
         """Return whether the replica has a free slot, and is not silent because of a long step or a hang."""
-        has_room = not self.work or len(self.work) + num_sequences <= slots
+        has_room = not self.work or len(self.work) + num_sequences <= self.slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 
     def report(self) -> ReplicaReport:
@@ -280,6 +283,71 @@ class _Change:
             self.error, self.detail = error, detail
 
 
+class _Adapters:
+    """Has all replicas load and drop the same LoRA adapters."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self._changes: dict[int, _Change] = {}  # by key
+        # Loaded adapters by id. An adapter that is dropped while no replica is ready disappears by itself.
+        self._loaded = weakref.WeakValueDictionary[int, Adapter]()
+        self._own_keys = itertools.count(-1, -1)
+
+    def change(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        """Have all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
+        ready = [replica for replica in self._replicas if replica.engine.ready]
+        self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
+        if drop:
+            self._loaded.pop(adapter.id, None)
+        else:
+            self._loaded[adapter.id] = adapter
+        for replica in ready:
+            replica.engine.change_adapter(key, adapter, drop=drop)
+
+    def load_all(self, replica: Replica) -> None:
+        """Have a replica's new engine load all adapters."""
+        for adapter in list(self._loaded.values()):
+            replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
+
+    def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
+        """Process a replica's reply to a command. Return what the batcher gets, or None if the output is no reply."""
+        if output.key < 0:
+            if output.error is not None:
+                reason = output.detail or output.error
+                log.warning("replica %d could not load or drop an adapter: %s", replica.number, reason)
+            return iter(())
+        if (change := self._changes.get(output.key)) is None:
+            return None
+        change.waiting.discard(replica.number)
+        change.fail(output.error, output.detail)
+        return self._reply(output.key, change)
+
+    def lose(self, replica: Replica, failure: GenerationFailed | None) -> Iterator[Output]:
+        """Stop waiting for a failed replica's replies.
+
+        Args:
+            failure: error of all commands; None if another replica is ready.
+        """
+        for key, change in list(self._changes.items()):
+            change.waiting.discard(replica.number)
+            if failure is not None:
+                change.fail(failure.message, failure.detail)
+            yield from self._reply(key, change)
+
+    def _reply(self, key: int, change: _Change) -> Iterator[Output]:
+        """Reply to a command once all replicas have replied. If one cannot load the adapter, all drop it."""
+        if change.waiting:
+            return
+        del self._changes[key]
+        finish = Finish.STOP if change.error is None else Finish.ERROR
+        if change.error is not None and not change.drop:
+            self._loaded.pop(change.adapter.id, None)
+            for replica in self._replicas:
+                if replica.engine.ready:
+                    replica.engine.change_adapter(next(self._own_keys), change.adapter, drop=True)
+        yield Output(key, (), (), finish, error=change.error, detail=change.detail)
+
+
 class ReplicaSet:
     """Several engines with the same model, used by the batcher and the host like one `EngineSupervisor`.
 
@@ -299,33 +367,23 @@ class ReplicaSet:
     def __init__(
         self, engines: Sequence[EngineSupervisor], slots: int, *, follows_prompts: bool = True, patience: float = 15.0
     ) -> None:
-        self._replicas = [Replica(number, engine) for number, engine in enumerate(engines)]
-        self._slots, self._patience = slots, patience
+        self._replicas = [Replica(number, engine, slots) for number, engine in enumerate(engines)]
+        self._patience = patience
         self._router = Router(slots, follows_prompts=follows_prompts)
-        self._chosen = self._replicas[0]
-        self._origin: tuple[Request, Prompt] | None = None  # for which the replica was chosen
-        self._by_key: dict[int, Replica] = {}
+        # The replica chosen for the next call of `add`, and the request for which it was chosen.
+        self._choice: tuple[Replica, tuple[Request, Prompt] | None] = self._replicas[0], None
         # Sequences of failed replicas, with the replica and the error; oldest first.
         self._moving: dict[int, tuple[Work, Replica, Output]] = {}
-        self._ended: dict[int, Replica] = {}  # sequences that ended in the last step
-        self._changes: dict[int, _Change] = {}  # by key
-        # Loaded adapters by id. An adapter that is dropped while no replica is ready disappears by itself.
-        self._adapters = weakref.WeakValueDictionary[int, Adapter]()
-        self._own_keys = itertools.count(-1, -1)
+        self._adapters = _Adapters(self._replicas)
         self._selector = selectors.DefaultSelector()
-        self._watch: Callable[[int | None], None] = lambda fd: None
-        self._on_change: Callable[[State], None] = lambda state: None
-        self._soon: Soon = now
+        self._host = Host()
         self._opened = False  # whether all engines have been ready
         self._last_state = State.LOADING
         self._to_restart: list[Replica] = []
         self._restarts = -1  # number of restarts when the last one was requested
         for replica in self._replicas:
-            replica.engine.attach(
-                watch=partial(self._watch_channel, replica),
-                on_change=partial(self._changed, replica),
-                soon=lambda callback: self._soon(callback),
-            )
+            watch, on_change = partial(self._watch_channel, replica), partial(self._changed, replica)
+            replica.engine.attach(Host(watch, on_change, lambda callback: self._host.soon(callback)))
 
     # -- the batcher's side --------------------------------------------------------------------------------------
 
@@ -338,40 +396,32 @@ class ReplicaSet:
         loads = self._loads(request.sampling.num_sequences)
         if not loads or not self.ready or self._moving:
             return False
-        self._chosen = self._replicas[self._router.choose(request, prompt, loads)]
-        self._chosen.num_requests += 1
-        self._origin = request, prompt
+        replica = self._replicas[self._router.choose(request, prompt, loads)]
+        replica.num_requests += 1
+        self._choice = replica, (request, prompt)
         return True
 
     def continues(self, key: int) -> bool:
         """Choose the replica that has computed the request so far. Return False if that replica has failed."""
-        replica = self._by_key.get(key) or self._ended.get(key)
+        replica = next((replica for replica in self._replicas if key in replica.work or key in replica.ended), None)
         if replica is None or not replica.engine.ready:
             return False
-        self._chosen, self._origin = replica, None
+        self._choice = replica, None
         return True
 
     def add(self, request: EngineRequest) -> None:
-        self._by_key[request.key] = self._chosen
-        self._chosen.add(request, self._origin)
+        replica, origin = self._choice
+        replica.add(request, origin)
 
     def cancel(self, key: int) -> None:
         self._moving.pop(key, None)
-        replica = self._by_key.pop(key, None)
+        replica = next((replica for replica in self._replicas if key in replica.work), None)
         if replica is not None:
             replica.drop(key)
             replica.engine.cancel(key)
 
     def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        """Have all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
-        ready = [replica for replica in self._replicas if replica.engine.ready]
-        self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
-        if drop:
-            self._adapters.pop(adapter.id, None)
-        else:
-            self._adapters[adapter.id] = adapter
-        for replica in ready:
-            replica.engine.change_adapter(key, adapter, drop=drop)
+        self._adapters.change(key, adapter, drop=drop)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
         """Return the steps of all replicas, waiting up to `timeout` seconds for one. Also check timers and restart
@@ -382,8 +432,8 @@ class ReplicaSet:
         if timeout > 0:
             self._selector.select(timeout)
         steps: list[Step] = []
-        self._ended.clear()
         for replica in self._replicas:
+            replica.ended.clear()
             try:
                 for step in replica.engine.step():
                     steps.append(self._read(replica, step))
@@ -393,33 +443,24 @@ class ReplicaSet:
                 self._relieve(replica)
         if self._moving:
             steps.append(Step([], [], [], list(self._move())))
-        if self._to_restart and self.restarts > self._restarts and all(one.engine.ready for one in self._replicas):
+        if self._to_restart and self.restarts > self._restarts and self._all_ready():
             self._restarts = self.restarts
             self._to_restart.pop(0).engine.restart_when_idle()
         return steps
 
     # -- the host's side -----------------------------------------------------------------------------------------
 
-    def attach(
-        self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: Soon = now
-    ) -> None:
-        """Connect an event loop.
-
-        Args:
-            watch: function called with a file descriptor. When the descriptor is readable, `step` should be called. The
-                function is called with None before the descriptor is closed.
-            on_change: function called with the state, now and after every change.
-            soon: as in `EngineSupervisor.attach`.
-        """
-        self._watch, self._on_change, self._soon = watch, on_change, soon
-        watch(self._selector.fileno())
-        on_change(self.state)
+    def attach(self, host: Host) -> None:
+        """Connect an event loop, as in `EngineSupervisor.attach`. `host.watch` is called only now and in `close`."""
+        self._host = host
+        host.watch(self._selector.fileno())
+        host.on_change(self.state)
 
     def close(self, grace: float = 2.0) -> None:
-        self._watch(None)
+        self._host.watch(None)
         with ThreadPoolExecutor(len(self._replicas)) as threads:
             for replica in self._replicas:
-                replica.engine.attach(watch=_ignore, on_change=_ignore)
+                replica.engine.attach(Host())
                 threads.submit(replica.engine.close, grace)
         self._selector.close()
         self._tell()
@@ -471,20 +512,14 @@ class ReplicaSet:
             return step
         others: list[Output] = []
         for output in step.others:
-            if output.key < 0:
-                if output.error is not None:
-                    reason = output.detail or output.error
-                    log.warning("replica %d could not load or drop an adapter: %s", replica.number, reason)
-            elif (change := self._changes.get(output.key)) is not None:
-                change.waiting.discard(replica.number)
-                change.fail(output.error, output.detail)
-                others += self._answer(output.key, change)
-            else:
-                replica.num_tokens += len(output.ids)
-                others.append(output)
-                if output.finish is not None and self._by_key.pop(output.key, None) is not None:
-                    self._ended[output.key] = replica
-                    replica.drop(output.key)
+            if (replies := self._adapters.read(replica, output)) is not None:
+                others += replies
+                continue
+            replica.num_tokens += len(output.ids)
+            others.append(output)
+            if output.finish is not None and output.key in replica.work:
+                replica.ended.add(output.key)
+                replica.drop(output.key)
         return step._replace(others=others)
 
     def _end_requests(self, replica: Replica, failure: GenerationFailed) -> Iterator[Output]:
@@ -494,7 +529,6 @@ class ReplicaSet:
         moving = {key for key in lost if key in replica.fresh and replica.work[key].moved_from is None}
         log.error("replica %d failed with %d sequences; %d of them can move", replica.number, len(lost), len(moving))
         for key in lost:
-            del self._by_key[key]
             work = replica.drop(key)
             error = Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
             if key in moving:
@@ -502,11 +536,7 @@ class ReplicaSet:
             else:
                 yield error
         replica.left.clear()  # its next engine has none of them
-        for key, change in list(self._changes.items()):
-            change.waiting.discard(replica.number)
-            if not self.ready:
-                change.fail(failure.message, failure.detail)
-            yield from self._answer(key, change)
+        yield from self._adapters.lose(replica, None if self.ready else failure)
 
     def _relieve(self, replica: Replica) -> None:
         """Move sequences that a silent replica has not begun to other replicas with free slots."""
@@ -532,7 +562,6 @@ class ReplicaSet:
                 self._give(work, lost, other)
 
     def _give(self, work: Work, earlier: Replica, replica: Replica) -> None:
-        self._by_key[work.request.key] = replica
         replica.num_requests += work.origin is not None
         replica.add(work.request, work.origin, earlier)
 
@@ -550,20 +579,10 @@ class ReplicaSet:
         return self._replicas[self._router.choose(*work.origin, loads)]
 
     def _loads(self, num_sequences: int) -> list[Load]:
-        return [replica.load() for replica in self._replicas if replica.takes(num_sequences, self._slots)]
+        return [replica.load() for replica in self._replicas if replica.takes(num_sequences)]
 
-    def _answer(self, key: int, change: _Change) -> Iterator[Output]:
-        """Reply to an adapter command once all replicas have replied. If one cannot load the adapter, all drop it."""
-        if change.waiting:
-            return
-        del self._changes[key]
-        finish = Finish.STOP if change.error is None else Finish.ERROR
-        if change.error is not None and not change.drop:
-            self._adapters.pop(change.adapter.id, None)
-            for replica in self._replicas:
-                if replica.engine.ready:
-                    replica.engine.change_adapter(next(self._own_keys), change.adapter, drop=True)
-        yield Output(key, (), (), finish, error=change.error, detail=change.detail)
+    def _all_ready(self) -> bool:
+        return all(replica.engine.ready for replica in self._replicas)
 
     def _watch_channel(self, replica: Replica, fd: int | None) -> None:
         if replica.fd is not None:
@@ -577,16 +596,11 @@ class ReplicaSet:
         if state is State.READY:
             if replica.engine.restarts:
                 log.info("replica %d is ready again", replica.number)
-            for adapter in list(self._adapters.values()):
-                replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
-        self._opened = self._opened or all(one.engine.ready for one in self._replicas)
+            self._adapters.load_all(replica)
+        self._opened = self._opened or self._all_ready()
         self._tell()
 
     def _tell(self) -> None:
         if self.state is not self._last_state:
             self._last_state = self.state
-            self._on_change(self._last_state)
-
-
-def _ignore(value: object) -> None:
-    pass
+            self._host.on_change(self._last_state)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from handler.core.child_processes import python
 from handler.core.log import log_trace
@@ -82,11 +82,20 @@ _MAIN = "handler.engines.process.engine_process:main"
 
 
 class EngineInstance:
-    """One run of an engine: a channel, and the process or thread at its other end."""
+    """One run of an engine: a channel, and the process or thread at its other end.
+
+    Attributes:
+        reader: assembles the engine's messages.
+        failure: the engine's own last message, or None.
+        restart_requested: whether the engine is restarted as soon as no request is running.
+    """
 
     def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
+        self.reader = MessageReader()
+        self.failure: str | None = None
+        self.restart_requested = False
         self._unsent = bytearray()
         self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._num_late = self._num_late_sent = 0
@@ -185,13 +194,53 @@ class State(str, Enum):
     CLOSED = "closed"
 
 
-Soon = Callable[[Callable[[], None]], object]
-"""Type of a function that schedules a callback."""
+class Host(NamedTuple):
+    """Functions of the event loop that steps an engine. By default, there is no loop.
+
+    Attributes:
+        watch: called with a file descriptor at every start. When the descriptor is readable, `step` should be called.
+            The function is called with None before the descriptor is closed.
+        on_change: called with the state after every change and every failure of the engine.
+        soon: schedules a callback after those that are ready to run, so that commands are sent together.
+    """
+
+    watch: Callable[[int | None], object] = lambda fd: None
+    on_change: Callable[[State], object] = lambda state: None
+    soon: Callable[[Callable[[], None]], object] = lambda callback: callback()
 
 
-def now(callback: Callable[[], None]) -> None:
-    """Call a callback at once. Used if there is no event loop."""
-    callback()
+@dataclass
+class _HangTimer:
+    """Decides whether an engine hangs.
+
+    Attributes:
+        silence: time since the last message, the start, or the first command after an idle time.
+        expects_step: whether a working engine will return a step.
+    """
+
+    timeout: float
+    load_timeout: float
+    silence: Silence = field(default_factory=Silence)
+    expects_step: bool = False
+
+    def check(self, waited: float, info: EngineInfo | None, *, ready: bool) -> str:
+        """Return why the engine is considered hung, or "" if it is not.
+
+        Args:
+            waited: maximum number of seconds that the caller has waited since the last check.
+        """
+        silence = self.silence.look(waited)
+        longest = info.longest_step if info is not None else 0.0
+        limit = max(self.timeout, min(longest, self.load_timeout))
+        if ready and self.expects_step and silence > limit:
+            setting = "option.engine_timeout"
+            if limit > self.timeout:
+                cut = longest > self.load_timeout
+                setting = "option.model_loading_timeout" if cut else "its longest step as measured while loading"
+            return f"no step for {limit:g} s ({setting})"
+        if not ready and silence > self.load_timeout:
+            return f"not loaded after {self.load_timeout:g} s (option.model_loading_timeout)"
+        return ""
 
 
 class EngineSupervisor:
@@ -221,23 +270,13 @@ class EngineSupervisor:
         load_timeout: float = 240.0,
         place: Place = ANYWHERE,
     ) -> None:
-        self._spec = spec
-        self._place = place
-        self._isolated = isolated
-        self._timeout = timeout
-        self._load_timeout = load_timeout
-        self._on_change: Callable[[State], None] = lambda state: None
-        self._watch: Callable[[int | None], None] = lambda fd: None
-        self._soon: Soon = now
+        self._launch: Callable[[], EngineInstance] = lambda: EngineInstance(spec, isolated=isolated, place=place)
+        self._hang_timer = _HangTimer(timeout, load_timeout)
+        self._host = Host()
         self._instance: EngineInstance | None = None
-        self._reader = MessageReader()
         self._active: set[int] = set()
         self._num_failures = 0  # in a row
-        self._silence = Silence()  # since the last message, the start, or the first command after an idle time
         self._start_at = 0.0
-        self._expects_step = False
-        self._failure: str | None = None  # the engine's own last message
-        self._restart_wanted = False
         self.info: EngineInfo | None = None
         self.statistics: EngineStatistics | None = None  # None: the engine has not reported any since its start
         self.restarts = 0
@@ -276,25 +315,27 @@ class EngineSupervisor:
         Raises:
             GenerationFailed: the engine died, hung or raised an exception, and all running requests are lost.
         """
-        if self._instance is None:
+        instance = self._instance
+        if instance is None:
             self._wait_for_start(timeout)
             return []
-        self._flush()
+        instance.flush()
         if timeout > 0:
-            wait(self._instance.channel, timeout=timeout)
-        if self._failure is not None:
-            self._fail(self._failure)
+            wait(instance.channel, timeout=timeout)
+        if instance.failure is not None:
+            self._fail(instance.failure)
         steps: list[Step] = []
         try:
-            messages = self._reader.receive(self._instance.channel)
+            messages = instance.reader.receive(instance.channel)
         except ChannelClosed:
-            self._fail(self._instance.exit_reason())
+            self._fail(instance.exit_reason())
         if messages is None:
-            self._check_clock(timeout)
-            if self._restart_wanted:
-                self._restart_if_idle()
+            if reason := self._hang_timer.check(timeout, self.info, ready=self.ready):
+                self._fail(reason)
+            if instance.restart_requested:
+                self._restart_if_idle(instance)
             return steps
-        self._silence.begin()
+        self._hang_timer.silence.begin()
         for message in messages:
             if type(message) is tuple:  # a Step without its class name, which would cost more than its content
                 step = Step(*message)
@@ -304,12 +345,12 @@ class EngineSupervisor:
                     if output.finish is not None:
                         self._active.discard(output.key)
             else:
-                self._note(message)
-        self._expects_step = bool(self._active)
-        if self._failure is not None and not steps:
-            self._fail(self._failure)
-        if self._restart_wanted and not steps:  # another part of the same request may follow
-            self._restart_if_idle()
+                self._note(instance, message)
+        self._hang_timer.expects_step = bool(self._active)
+        if instance.failure is not None and not steps:
+            self._fail(instance.failure)
+        if instance.restart_requested and not steps:  # another part of the same request may follow
+            self._restart_if_idle(instance)
         return steps
 
     @property
@@ -319,37 +360,25 @@ class EngineSupervisor:
 
     def restart_when_idle(self, replica: int = 0) -> None:
         """Restart the engine as soon as no request is running. New requests wait while it loads. Thread-safe."""
-        self._restart_wanted = True
+        if (instance := self._instance) is not None:
+            instance.restart_requested = True
 
     def close(self, grace: float = 2.0) -> None:
-        if self._instance is not None:
-            self._watch(None)
-            self._instance.stop(grace)
-            self._instance = None
+        self._stop(grace)
         if self.state is not State.CLOSED:
             self._change(State.CLOSED)
 
-    def attach(
-        self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None], soon: Soon = now
-    ) -> None:
-        """Connect an event loop.
-
-        Args:
-            watch: function called with a file descriptor, now and at every start. When the descriptor is readable,
-                `step` should be called. The function is called with None before the descriptor is closed.
-            on_change: function called with the state, now and after every change and every failure of the engine.
-            soon: function that schedules a callback after those that are ready to run, so that commands are sent
-                together.
-        """
-        self._watch, self._on_change, self._soon = watch, on_change, soon
+    def attach(self, host: Host) -> None:
+        """Connect an event loop, and call `host.watch` and `host.on_change` for the first time."""
+        self._host = host
         if self._instance is not None:
-            watch(self._instance.channel.fileno())
-        on_change(self.state)
+            host.watch(self._instance.channel.fileno())
+        host.on_change(self.state)
 
     @property
     def silence(self) -> float:
         """Seconds since the engine's last message, or 0 if no step is expected."""
-        return self._silence.seconds if self._expects_step else 0.0
+        return self._hang_timer.silence.seconds if self._hang_timer.expects_step else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -361,17 +390,17 @@ class EngineSupervisor:
     def _send(self, command: Any) -> None:
         """Send a command and start the hang timer, as the engine answers every command with a step."""
         if self._instance is not None:
-            if not self._expects_step:
-                self._expects_step = True
-                self._silence.begin()
+            if not self._hang_timer.expects_step:
+                self._hang_timer.expects_step = True
+                self._hang_timer.silence.begin()
             if self._instance.put(command):
-                self._soon(self._flush)
+                self._host.soon(self._flush)
 
     def _flush(self) -> None:
         if self._instance is not None:
             self._instance.flush()
 
-    def _note(self, message: Any) -> None:
+    def _note(self, instance: EngineInstance, message: Any) -> None:
         """Process a message from the engine that is not a step."""
         if isinstance(message, EngineStatistics):
             self.statistics = message
@@ -383,21 +412,18 @@ class EngineSupervisor:
         elif isinstance(message, Failed):
             if message.trace:
                 log_trace(log, "engine failed", message.trace)
-            self._failure = message.reason  # the steps before it are delivered first
+            instance.failure = message.reason  # the steps before it are delivered first
 
     def _start(self) -> None:
-        self._reader = MessageReader()
-        self._failure = None
         self.statistics = None
-        self._restart_wanted = False
-        self._expects_step = False
-        self._silence.begin()
+        self._hang_timer.expects_step = False
+        self._hang_timer.silence.begin()
         try:
-            self._instance = EngineInstance(self._spec, isolated=self._isolated, place=self._place)
+            self._instance = self._launch()
         except OSError as error:  # no memory or no file descriptors: try again later
             self._schedule_restart(f"it could not be started: {error}")
         else:
-            self._watch(self._instance.channel.fileno())
+            self._host.watch(self._instance.channel.fileno())
 
     def _wait_for_start(self, timeout: float) -> None:
         pause = self._start_at - time.monotonic()
@@ -406,39 +432,27 @@ class EngineSupervisor:
         if self.state is State.RESTARTING and time.monotonic() >= self._start_at:
             self._start()
 
-    def _check_clock(self, waited: float) -> None:
-        silence = self._silence.look(waited)
-        longest = self.info.longest_step if self.info is not None else 0.0
-        limit = max(self._timeout, min(longest, self._load_timeout))
-        if self.ready and self._expects_step and silence > limit:
-            setting = "option.engine_timeout"
-            if limit > self._timeout:
-                cut = longest > self._load_timeout
-                setting = "option.model_loading_timeout" if cut else "its longest step as measured while loading"
-            self._fail(f"no step for {limit:g} s ({setting})")
-        elif not self.ready and silence > self._load_timeout:
-            self._fail(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
-
-    def _restart_if_idle(self) -> None:
-        if self._active or not self.ready or self._instance is None or self._failure is not None:
+    def _restart_if_idle(self, instance: EngineInstance) -> None:
+        if self._active or not self.ready or instance.failure is not None:
             return
         log.info("no request is running: restarting the engine, because it keeps memory that it does not free")
-        self._watch(None)
-        self._instance.stop()
-        self._instance = None
+        self._stop()
         self.restarts += 1
         self._start_at = time.monotonic()
         self._change(State.RESTARTING)
 
     def _fail(self, reason: str) -> NoReturn:
         """Give up on this instance, schedule the next one, and raise the error for all running requests."""
-        assert self._instance is not None
-        self._watch(None)
-        self._instance.stop()
-        self._instance = None
+        self._stop()
         self._active.clear()
         self._schedule_restart(reason)
         raise engine_failure(reason)
+
+    def _stop(self, grace: float = 0.0) -> None:
+        if self._instance is not None:
+            self._host.watch(None)
+            self._instance.stop(grace)
+            self._instance = None
 
     def _schedule_restart(self, reason: str) -> None:
         self.reason = reason
@@ -452,7 +466,7 @@ class EngineSupervisor:
 
     def _change(self, state: State) -> None:
         self.state = state
-        self._on_change(state)
+        self._host.on_change(state)
 
 
 # -- process group of an engine: the engine and the processes that it starts end together ------------------------------

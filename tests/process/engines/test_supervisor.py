@@ -28,7 +28,7 @@ from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process import supervisor
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.ipc import MessageReader, encode, send
-from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, State
+from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, Host, State
 from tests.servers import LiveServer, ServerProcess, options, serve, wait_for
 from tests.unit.engines.pooling_models import GOLDEN, TEXTS, write_model
 
@@ -177,7 +177,7 @@ def test_closing_ends_the_worker() -> None:
 def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: bool) -> None:
     engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=isolated)
     seen: list[State] = []
-    engine.attach(watch=lambda fd: None, on_change=seen.append)
+    engine.attach(Host(on_change=seen.append))
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     first = engine.pid

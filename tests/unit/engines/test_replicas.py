@@ -16,7 +16,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.process.replicas import Load, ReplicaSet, Router
-from handler.engines.process.supervisor import State
+from handler.engines.process.supervisor import Host, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import AdapterRegistry, Outcome
 from tests.one_test import in_one_test
@@ -43,7 +43,7 @@ class Engine(Scripted):
         self.frozen = False
         self.order: list[int] = []
         self.added: list[EngineRequest] = []
-        self._on_change: Callable[[State], None] = lambda state: None
+        self._on_change: Callable[[State], object] = lambda state: None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -52,9 +52,9 @@ class Engine(Scripted):
             if "_on_change" in vars(self):
                 self._on_change(value)
 
-    def attach(self, *, watch: object, on_change: Callable[[State], None], soon: object = None) -> None:
-        self._on_change = on_change
-        on_change(self.state)
+    def attach(self, host: Host) -> None:
+        self._on_change = host.on_change
+        host.on_change(self.state)
 
     def die(self) -> None:
         self.fail = GenerationFailed("engine failure: it died", detail="CUDA said why")
@@ -94,7 +94,7 @@ class Rig:
         self.engines = [Engine() for _ in range(count)]
         self.set = ReplicaSet(self.engines, PLACES)  # type: ignore[arg-type]
         self.states: list[State] = []
-        self.set.attach(watch=lambda fd: None, on_change=self.states.append)
+        self.set.attach(Host(on_change=self.states.append))
         self.adapters = AdapterRegistry()
         self.batcher = Batcher(self.set, self.adapters, max_active=PLACES * count)
 
@@ -313,7 +313,7 @@ def test_the_first_start_needs_all_of_them() -> None:
         engine.state = State.LOADING
     made = ReplicaSet(engines, PLACES)  # type: ignore[arg-type]
     states: list[State] = []
-    made.attach(watch=lambda fd: None, on_change=states.append)
+    made.attach(Host(on_change=states.append))
     engines[0].state = State.READY
     assert made.state is State.LOADING
     engines[1].reason, engines[1].state = "no memory", State.CLOSED
@@ -510,8 +510,8 @@ def test_a_session_stays_while_its_replica_takes_requests() -> None:
 
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handler.engines.process.replicas._MOST_CHARACTERS", 100)
-    monkeypatch.setattr("handler.engines.process.replicas._MOST_SESSIONS", 2)
+    monkeypatch.setattr("handler.engines.process.replicas._MAX_CHARACTERS", 100)
+    monkeypatch.setattr("handler.engines.process.replicas._MAX_SESSIONS", 2)
     router = Router(16)
     for number in range(50):
         choose(router, f"{number:03} " + "x" * (number % 40), session=str(number))

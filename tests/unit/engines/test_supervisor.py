@@ -51,6 +51,7 @@ class Instance:
     def __init__(self, spec: Spec, *, isolated: bool) -> None:
         self.channel, self._theirs = socket.socketpair()
         self.channel.setblocking(False)
+        self.reader, self.failure, self.restart_requested = MessageReader(), None, False
         self.commands: list[Any] = []
         self.pid = None
 
