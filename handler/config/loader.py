@@ -11,11 +11,11 @@ import io
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import javaproperties
 
@@ -51,6 +51,9 @@ class Setting(NamedTuple):
     key: str
     value: str
     origin: str
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.origin})"
 
 
 MOST_BYTES = 1 << 20
@@ -112,7 +115,7 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
             earlier = before.setdefault(item.key, item)
             if earlier.value != item.value:
                 line = item.origin.rpartition(", ")[2]
-                yield Note(f"{item.key} ({earlier.origin})", f"{line} sets it to another value")
+                yield Note(str(earlier), f"{line} sets it to another value")
             before[item.key] = item
 
 
@@ -214,17 +217,24 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
             yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
 
 
-_T = TypeVar("_T")
+_Item: TypeAlias = Setting | Problem | Note | Unknown
+"""What a source contains."""
+
+_Kind = TypeVar("_Kind", Setting, Problem, Note, Unknown)
 
 
-def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
+def _only(kind: type[_Kind], items: Iterable[_Item]) -> list[_Kind]:
+    return [item for item in items if isinstance(item, kind)]
+
+
+def joined(source: Iterable[_Item]) -> list[_Item]:
     """Join the dotted names of a source: `option.x.a=1` and `option.x.b.c=2` are `option.x={"a": 1, "b": {"c": 2}}`.
 
     This follows vLLM's FlexibleArgumentParser (vllm/utils/argparse_utils.py), which reads dotted names after all other
     names. A value is JSON or text, and a list if its name ends with `+`. Lists are appended to each other. The joined
     object replaces a value of the option itself.
     """
-    plain: list[_T | Setting | Problem | Note] = []
+    plain: list[_Item] = []
     values: dict[str, dict[str, Any]] = {}
     last: dict[str, Setting] = {}
     for item in source:
@@ -241,12 +251,12 @@ def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
             last[root] = Setting(root, json.dumps(values[root]), item.origin)
         except (ValueError, RecursionError):
             plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
-    told = [
-        Note(f"{item.key} ({item.origin})", "its dotted names override it, as in vLLM")
-        for item in plain
-        if isinstance(item, Setting) and item.key in last
+    notes = [
+        Note(str(item), "its dotted names override it, as in vLLM")
+        for item in _only(Setting, plain)
+        if item.key in last
     ]
-    return [*plain, *last.values(), *told]
+    return [*plain, *last.values(), *notes]
 
 
 def _dotted_names(key: str) -> list[str]:
@@ -448,60 +458,188 @@ def read_config(
         auto: the engine to use if no option names one, or "" if that is not known.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
-    places = _places(properties, overrides, environ, settings)
-    written = {item.key: item.value.strip() for item in [*chain(*places), *settings] if isinstance(item, Setting)}
-    each = list(map(joined, places))
-    found = [*chain(*each)]
-    *environment, file, _ = ([item for item in place if isinstance(item, Setting)] for place in each)
-    problems = [item for item in found if isinstance(item, Problem)]
-    sources = [item for item in found if isinstance(item, Setting)]
-    is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
-    given = {setting.key: setting for setting in sources}
-    sources = as_lmi_reads(sources, environ, djl, java=java, is_mode_given=is_mode_given)
-    engine = named_engine([*sources, *settings], auto)
-    unknown = [item for item in found if isinstance(item, Unknown)]
-    chosen = _choose(sources, settings, engine, unknown)
-    fields = {str(option.field): _value(option, engine, chosen, problems) for option in COMMON}
-    engine_options = _engine_options(engine, chosen, problems)
-    notes = [f"{item.foreign} has no effect here: {item.message}" for item in found if isinstance(item, Note)]
-    idle = {key: why for key, why in _idle(fields, engine, engine_options, java=java) if key in chosen}
-    fields |= {str(chosen[key].option.field): chosen[key].option.default for key in idle}
-    warnings = (
-        *notes,
-        *_of_unknown(unknown, environ, problems),
-        *_overridden(chain(*environment), file, chosen, engine),
-        *(_without(f"{chosen[key].setting.key} ({chosen[key].setting.origin})", why) for key, why in idle.items()),
-        *_without_effect(chosen.values(), engine, problems, java=java),
-        *(() if java else _in_the_place_of_javas(given, engine)),
-    )
+    sources = _read_sources(properties, overrides, environ, settings)
+    reader = _Reader([*map(joined, sources)], settings, environ, java=java, djl=djl, auto=auto)
+    fields, engine_options = reader.fields(), reader.engine_options()
+    idle = reader.idle(fields, engine_options)
     config = Config(
-        **fields,
+        **{**fields, **{str(reader.chosen[key].option.field): reader.chosen[key].option.default for key in idle}},
         engine_options=engine_options,
-        warnings=warnings,
+        warnings=tuple(reader.warnings(idle)),
         directory=properties.absolute().parent if properties else None,
-        origins={key: setting.origin for key, (_, setting) in chosen.items()},
-        settings=written,
+        origins={key: setting.origin for key, (_, setting) in reader.chosen.items()},
+        settings={item.key: item.value.strip() for item in [*_only(Setting, chain(*sources)), *settings]},
     )
     config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
-    wrong = {problem.name for problem in problems}
-    problems = [*_with_comments_named(problems, chosen), *_contradictions(config, wrong)]
-    origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
-    order = {origin: place for place, origin in enumerate(origins)}
-    problems.sort(key=lambda problem: order.get(problem.where, len(order)))
-    return Reading(config, tuple(problems), engine)
+    return Reading(config, reader.all_problems(config), reader.engine)
 
 
-def _places(
+def _read_sources(
     properties: Path | None, overrides: Iterable[str], environ: Mapping[str, str], settings: Iterable[Setting]
-) -> list[list[Setting | Problem | Note | Unknown]]:
+) -> list[list[_Item]]:
     """Read all sources except the host's own settings, weakest first. Later sources override earlier ones."""
-    own: list[list[Setting | Problem | Note | Unknown]] = [
+    own: list[list[_Item]] = [
         [*from_environment(environ)],
         [*(_with_repeated(from_file(properties)) if properties else ())],
         [*from_overrides(overrides)],
     ]
-    named = named_engine([*(item for item in chain(*own) if isinstance(item, Setting)), *settings], "")
-    return [[*from_foreign_variables(environ, named)], *own]
+    engine = named_engine([*_only(Setting, chain(*own)), *settings], "")
+    return [[*from_foreign_variables(environ, engine)], *own]
+
+
+class _Reader:
+    """The steps from the contents of the sources to the configuration. Each step adds its problems.
+
+    Args:
+        sources: the contents of the sources, weakest first: foreign variables, the handler's variables,
+            serving.properties, and the arguments of `-o`.
+        settings: the host's own settings.
+
+    Attributes:
+        engine: the name of the engine, or "" if the options do not determine it.
+        chosen: the options that are set, and their last settings, by key.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[_Item]],
+        settings: Collection[Setting],
+        environ: Mapping[str, str],
+        *,
+        java: bool,
+        djl: str,
+        auto: str,
+    ) -> None:
+        self._sources, self._environ, self._java = sources, environ, java
+        self._items = [*chain(*sources)]
+        self._problems, self._unknown = _only(Problem, self._items), _only(Unknown, self._items)
+        is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
+        own = _only(Setting, self._items)
+        translated = as_lmi_reads(own, environ, djl, java=java, is_mode_given=is_mode_given)
+        self.engine = named_engine([*translated, *settings], auto)
+        self.chosen: dict[str, _Chosen] = {}
+        self._choose(translated, settings)
+
+    def _choose(self, sources: Iterable[Setting], settings: Collection[Setting]) -> None:
+        """Find the option of each setting. The last setting of an option counts."""
+        for setting in [*sources, *settings]:
+            option = find_option(setting.key, self.engine)
+            if option is None:
+                self._unknown.append(unknown_option(setting.key, self.engine, setting.origin))
+                continue
+            before = self.chosen.get(option.key)
+            same = before is not None and before.setting.value.strip() == setting.value.strip()
+            if before is None or not same or setting not in settings:
+                self.chosen[option.key] = _Chosen(option, setting)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the values of the common options, by the field of `Config`."""
+        return {str(option.field): self._value(option) for option in COMMON}
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return the values of the engine's options. Check the names and types of the arguments in `engine_args`."""
+        options = [option for option in OPTIONS if option.field and self.engine in option.engines]
+        values = {str(option.field): self._value(option) for option in options}
+        arguments = [option for option, _ in self.chosen.values() if option.argument and self.engine in option.engines]
+        passed = {option.key.removeprefix("option."): self._value(option) for option in arguments}
+        engine_args = values.get("engine_args") or {}
+        for message in wrong_arguments(engine_args, self.engine):
+            key = "option.engine_args"
+            self._problems.append(Problem(self.chosen[key].setting.origin, key, f"{key}: {message}"))
+        if passed or engine_args:
+            values["engine_args"] = {**passed, **engine_args}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _value(self, option: Option) -> Any:
+        """Return an option's parsed value. If the value is invalid, add a problem and return the default."""
+        if option.key not in self.chosen:
+            return option.default_with(self.engine)
+        setting = self.chosen[option.key].setting
+        try:
+            return option.parse(setting.value.strip())
+        except ValueError as error:
+            self._problems.append(_wrong_value(option, setting, str(error)))
+            return option.default_with(self.engine)
+
+    def idle(self, fields: Mapping[str, Any], engine_options: Mapping[str, Any]) -> dict[str, str]:
+        """Return the common options that have no effect because of other options, and the reasons."""
+        reasons = _idle(fields, self.engine, engine_options, java=self._java)
+        return {key: reason for key, reason in reasons if key in self.chosen}
+
+    def warnings(self, idle: Mapping[str, str]) -> Iterator[str]:
+        """Yield warnings about names and options without effect.
+
+        Args:
+            idle: the common options that have no effect because of other options, and the reasons.
+        """
+        for note in _only(Note, self._items):
+            yield f"{note.foreign} has no effect here: {note.message}"
+        yield from self._of_unknown()
+        yield from self._overridden()
+        for key, reason in idle.items():
+            yield _without(str(self.chosen[key].setting), reason)
+        yield from self._without_effect()
+        java_setting = java_engine({setting.key: setting for setting in _only(Setting, self._items)})
+        if java_setting is not None and not self._java:
+            yield (
+                f"{java_setting.key}={java_setting.value.strip()} ({java_setting.origin}): DJL's own engines do not "
+                f"run here; {self.engine} computes the model's embeddings or scores (documents: embeddings)"
+            )
+
+    def _of_unknown(self) -> Iterator[str]:
+        """Yield a warning about unknown names, which LMI ignores.
+
+        Unknown names that resemble a known name become problems instead. With LMI_UNKNOWN_OPTIONS=error, all unknown
+        names do.
+        """
+        strict, dropped = self._environ.get(_UNKNOWN_OPTIONS, "warn"), []
+        if strict not in ("warn", "error"):
+            where = f"environment variable {_UNKNOWN_OPTIONS}"
+            message = f"{shown(f'{_UNKNOWN_OPTIONS}={strict}')}: must be warn or error"
+            self._problems.append(Problem(where, _UNKNOWN_OPTIONS, message))
+        for name in self._unknown:
+            if name.is_near or strict == "error":
+                self._problems.append(Problem(name.origin, name.key, name.message))
+            else:
+                dropped.append(name.origin if name.key in name.origin else f"{name.key} ({name.origin})")
+        if dropped:
+            yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses them")
+
+    def _overridden(self) -> Iterator[str]:
+        """Yield a warning for each environment variable that serving.properties overrides with another value."""
+        *environment, file, _ = (_only(Setting, source) for source in self._sources)
+        for setting in chain(*environment):
+            option = find_option(setting.key, self.engine)
+            if option is None or option.key not in self.chosen:
+                continue
+            stronger = self.chosen[option.key].setting
+            if stronger in file and not _is_same(option, setting.value, stronger.value):
+                yield _without(str(setting), f"{stronger} overrides it with another value")
+
+    def _without_effect(self) -> Iterator[str]:
+        """Yield warnings about options without effect. Options that only other engines support become problems."""
+        settings: dict[str, list[str]] = {}
+        is_named = named_engine((setting for _, setting in self.chosen.values()), "")
+        by_default = "" if is_named else " by default (option.llm_engine)"
+        for option, setting in self.chosen.values():
+            is_supported = _is_read(option) and (not option.engines or self.engine in option.engines)
+            if is_supported or (self._java and option.of_java):
+                continue
+            problem, reason = _fate(option, setting, self.engine, by_default)
+            if problem is not None:
+                self._problems.append(problem)
+            if reason:
+                settings.setdefault(reason, []).append(str(setting))
+        return (_without(", ".join(names), reason) for reason, names in settings.items())
+
+    def all_problems(self, config: Config) -> tuple[Problem, ...]:
+        """Return all problems in the order of the sources, with the contradictions between options."""
+        wrong = {problem.name for problem in self._problems}
+        problems = [*_with_comments_named(self._problems, self.chosen), *_contradictions(config, wrong)]
+        items = (item for item in self._items if not isinstance(item, Note))
+        origins = (item.where if isinstance(item, Problem) else item.origin for item in items)
+        order = {origin: position for position, origin in enumerate(origins)}
+        return tuple(sorted(problems, key=lambda problem: order.get(problem.where, len(order))))
 
 
 def read_server_config(
@@ -575,60 +713,6 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
     return Reading(config, tuple(own), reading.engine)
 
 
-def _choose(
-    sources: Iterable[Setting], settings: Collection[Setting], engine: str, unknown: list[Unknown]
-) -> dict[str, _Chosen]:
-    """Return the options that are set and their last settings, by key. Add unknown settings to `unknown`."""
-    chosen: dict[str, _Chosen] = {}
-    for setting in [*sources, *settings]:
-        option = find_option(setting.key, engine)
-        if option is None:
-            unknown.append(unknown_option(setting.key, engine, setting.origin))
-            continue
-        before = chosen.get(option.key)
-        same = before is not None and before.setting.value.strip() == setting.value.strip()
-        if before is None or not same or setting not in settings:
-            chosen[option.key] = _Chosen(option, setting)
-    return chosen
-
-
-def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems: list[Problem]) -> Iterator[str]:
-    """Yield a warning about unknown names, which LMI ignores.
-
-    Unknown names that resemble a known name are added to `problems` instead. With LMI_UNKNOWN_OPTIONS=error, all
-    unknown names are.
-    """
-    strict, dropped = environ.get(_UNKNOWN_OPTIONS, "warn"), []
-    if strict not in ("warn", "error"):
-        where = f"environment variable {_UNKNOWN_OPTIONS}"
-        problems.append(
-            Problem(where, _UNKNOWN_OPTIONS, f"{shown(f'{_UNKNOWN_OPTIONS}={strict}')}: must be warn or error")
-        )
-    for one in unknown:
-        if one.is_near or strict == "error":
-            problems.append(Problem(one.origin, one.key, one.message))
-        else:
-            dropped.append(one.origin if one.key in one.origin else f"{one.key} ({one.origin})")
-    if dropped:
-        yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses them")
-
-
-def _overridden(
-    environment: Iterable[Setting], file: Collection[Setting], chosen: Mapping[str, _Chosen], engine: str
-) -> Iterator[str]:
-    """Yield a warning for each environment variable that serving.properties overrides with another value."""
-    for setting in environment:
-        option = find_option(setting.key, engine)
-        if option is None or option.key not in chosen:
-            continue
-        stronger = chosen[option.key].setting
-        if stronger in file and not _is_same(option, setting.value, stronger.value):
-            yield _without(
-                f"{setting.key} ({setting.origin})",
-                f"{stronger.key} ({stronger.origin}) overrides it with another value",
-            )
-
-
 def _is_same(option: Option, one: str, other: str) -> bool:
     try:
         return bool(option.parse(one.strip()) == option.parse(other.strip()))
@@ -655,39 +739,6 @@ def _without(names: str, why: str) -> str:
     return f"ignored: {names}; {why}"
 
 
-def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> dict[str, Any]:
-    """Return the values of the engine's options, and check the names and types of the arguments in `engine_args`."""
-    own = [option for option in OPTIONS if option.field and engine in option.engines]
-    values = {str(option.field): _value(option, engine, chosen, problems) for option in own}
-    arguments = [option for option, _ in chosen.values() if option.argument and engine in option.engines]
-    passed = {option.key.removeprefix("option."): _value(option, engine, chosen, problems) for option in arguments}
-    given = values.get("engine_args") or {}
-    for message in wrong_arguments(given, engine):
-        key = "option.engine_args"
-        problems.append(Problem(chosen[key].setting.origin, key, f"{key}: {message}"))
-    if passed or given:
-        values["engine_args"] = {**passed, **given}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _without_effect(
-    chosen: Collection[_Chosen], engine: str, problems: list[Problem], *, java: bool
-) -> tuple[str, ...]:
-    """Return warnings about options without effect, and add options that only other engines support to `problems`."""
-    idle: dict[str, list[str]] = {}
-    is_named = named_engine((setting for _, setting in chosen), "")
-    by_default = "" if is_named else " by default (option.llm_engine)"
-    for option, setting in chosen:
-        if (java and option.of_java) or (_is_read(option) and (not option.engines or engine in option.engines)):
-            continue
-        problem, why = _fate(option, setting, engine, by_default)
-        if problem is not None:
-            problems.append(problem)
-        if why:
-            idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
-    return tuple(_without(", ".join(keys), why) for why, keys in idle.items())
-
-
 def _is_read(option: Option) -> bool:
     """Return whether any engine reads the option."""
     return option.field is not None or option.argument
@@ -710,14 +761,6 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
     names = " and ".join(name for option in options for name in option.engines)
     message = f"{setting.key} is for {names}; the engine here is {engine}{by_default}"
     return Problem(setting.origin, option.key, message), ""
-
-
-def _in_the_place_of_javas(given: Mapping[str, Setting], engine: str) -> Iterator[str]:
-    if (own := java_engine(given)) is not None:
-        yield (
-            f"{own.key}={own.value.strip()} ({own.origin}): DJL's own engines do not run here; {engine} computes the "
-            "model's embeddings or scores (documents: embeddings)"
-        )
 
 
 def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
@@ -749,18 +792,6 @@ def _coarser(config: Config) -> Iterator[str]:
 
 def _lost(key: str, config: Config) -> str:
     return f"ignored: {key} ({config.where(key)}), as in LMI's async mode (option.async_mode)"
-
-
-def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
-    """Return an option's parsed value. If the value is invalid, add a problem and return the default."""
-    if option.key not in chosen:
-        return option.default_with(engine)
-    setting = chosen[option.key].setting
-    try:
-        return option.parse(setting.value.strip())
-    except ValueError as error:
-        problems.append(_wrong_value(option, setting, str(error)))
-        return option.default_with(engine)
 
 
 _COMMENTED = re.compile(r"\s[#!]")
