@@ -190,7 +190,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     with loop.importing():
         from handler.config.loader import misread_by_java, read_server_config
         from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
-        from handler.core.values import Role
+        from handler.core.user_functions import Role
         from handler.http.custom import missing_of
         from handler.http.security import OPEN, read_access
         from handler.http.server import serve

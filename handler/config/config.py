@@ -10,7 +10,7 @@ from typing import Any
 from handler.config.lmi_version import ASYNC_BY_DEFAULT_SINCE, ASYNC_SINCE
 from handler.config.options.tables import Options, engine_name
 from handler.core.errors import Problem
-from handler.core.values import Role
+from handler.core.user_functions import Role
 
 
 @dataclass(frozen=True)

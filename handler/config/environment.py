@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from handler.config.options.names import hub_token
 from handler.core.errors import ConfigError
 from handler.core.numbers import is_digits
-from handler.core.values import INSTEAD
+from handler.core.user_functions import INSTEAD
 
 _SECRETS = (
     "OPENAI_API_KEY",

@@ -42,7 +42,7 @@ from handler.config.user_files import role_of
 from handler.core import text_files
 from handler.core.errors import ConfigError, Problem
 from handler.core.numbers import is_digits
-from handler.core.values import Role
+from handler.core.user_functions import Role
 
 
 class Setting(NamedTuple):

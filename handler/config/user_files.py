@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.core import child_processes
 from handler.core.errors import ConfigError, Problem, log_words
 from handler.core.framing import FRAMINGS
-from handler.core.values import Role
+from handler.core.user_functions import Role
 
 log = logging.getLogger("handler.launch")
 

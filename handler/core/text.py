@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import SharedMedia
-from handler.core.values import AnswerStart, Finish, Request, Sampling, Thoughts, Token, new_token
+from handler.core.reasoning import AnswerStart
+from handler.core.values import Finish, Request, Sampling, Thoughts, Token, new_token
 
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""

@@ -13,14 +13,14 @@ from handler.core.media import MediaSource
 
 
 class Thoughts(NamedTuple):
-    """The marks of a reasoning model's first thought, and whether the prompt has opened it.
+    """The markers of the reasoning at the beginning of a response, and whether the prompt contains its begin marker.
 
     Attributes:
-        begin: marks that begin a thought.
-        end: marks that end a thought.
-        is_open: whether the answer begins inside the thought.
-        calls: the marks in `end` that begin a tool call.
-        closing: ids of the mark that the handler writes to end a thought early; empty if it never does.
+        begin: the markers that begin reasoning.
+        end: the markers that end reasoning.
+        is_open: whether the response begins inside the reasoning.
+        calls: the markers in `end` that begin a tool call.
+        closing: the ids of the marker that the handler writes to end reasoning early, or empty if it never does.
     """
 
     begin: tuple[str, ...]
@@ -28,43 +28,6 @@ class Thoughts(NamedTuple):
     is_open: bool
     calls: tuple[str, ...] = ()
     closing: tuple[int, ...] = ()
-
-
-class AnswerStart:
-    """Finds the end of an answer's first thought, in which nothing else is parsed.
-
-    Attributes:
-        is_open: whether the thought has begun.
-    """
-
-    def __init__(self, thoughts: Thoughts) -> None:
-        self._thoughts = thoughts
-        self.is_open = thoughts.is_open
-        self._held = ""
-        self._space: list[str] = []  # before the first word
-
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the end of the thought, and the text after it; None while the thought is open."""
-        self._held += text
-        if not self.is_open:
-            start = self._held.lstrip()
-            self._space.append(self._held[: len(self._held) - len(start)])
-            self._held = start
-            if not start.startswith(self._thoughts.begin):
-                undecided = any(mark.startswith(start) for mark in self._thoughts.begin)
-                return "", None if undecided else self.flush()
-            self.is_open = True
-            text = self._held = "".join([*self._space, start])
-        ends = [at + len(mark) for mark in self._thoughts.end if (at := self._held.find(mark)) >= 0]
-        if not ends:
-            self._held = self._held[1 - max(map(len, self._thoughts.end)) :]
-            return text, None
-        cut = len(text) - len(self._held) + min(ends)
-        return text[: max(cut, 0)], text[max(cut, 0) :]
-
-    def flush(self) -> str:
-        """Return the text that was held back."""
-        return "" if self.is_open else "".join([*self._space, self._held])
 
 
 class Finish(str, Enum):
@@ -387,41 +350,3 @@ class Delta(NamedTuple):
 _PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
 """Create a delta that has only tokens, for the hot path: this takes half the time of `Delta(...)`."""
-
-
-# -- a user's handlers -------------------------------------------------------------------------------------------------
-
-
-HANDLERS = "write functions with @input_formatter and @output_formatter (from handler.formatters) in model.py"
-MIDDLEWARE = "write a function with @input_formatter or @output_formatter (from handler.formatters) in model.py"
-PING = "leave it out: /ping answers 200 while the engine can serve requests, otherwise 503"
-THROTTLE = "use SERVING_JOB_QUEUE_SIZE, which limits the waiting requests; further requests get 503"
-
-SCRIPT = "CUSTOM_SCRIPT_FILENAME"
-VARIABLES = {
-    "invoke": "CUSTOM_FASTAPI_INVOCATION_HANDLER",
-    "ping": "CUSTOM_FASTAPI_PING_HANDLER",
-    "throttle": "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE",
-    "pre_post_process": "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
-    "pre": "CUSTOM_PRE_PROCESS",
-    "post": "CUSTOM_POST_PROCESS",
-}
-"""Environment variables that name a user's functions, by the purpose of the function."""
-
-INSTEAD = {
-    SCRIPT: "name the file model.py",
-    VARIABLES["invoke"]: HANDLERS,
-    VARIABLES["ping"]: PING,
-    VARIABLES["throttle"]: THROTTLE,
-    **dict.fromkeys((VARIABLES["pre_post_process"], VARIABLES["pre"], VARIABLES["post"]), MIDDLEWARE),
-}
-"""What a user should do instead of setting each of these variables."""
-
-
-class Role(Enum):
-    """Role of the function `handle` of a model.py in an embedded server."""
-
-    NONE = "not called"
-    ALONE = "answers all requests; no engine is loaded"
-    ENTRY = "answers all requests, and uses the engine by calling LMI's handler"
-    FIRST = "is called first; requests for which it returns None go to the engine"

@@ -34,7 +34,7 @@ from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.log import format_as_json, wants_json
 from handler.core.numbers import is_digits
-from handler.core.values import INSTEAD, SCRIPT
+from handler.core.user_functions import INSTEAD, SCRIPT
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
 from handler.serving.check import check

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.errors import BadRequest, ConfigError, Problems
-from handler.core.values import SCRIPT, VARIABLES
+from handler.core.user_functions import SCRIPT, VARIABLES
 from handler.plugins.foreign_handlers import FUNCTIONS
 from handler.plugins.functions import check_model_py, import_once
 from handler.plugins.stand_ins import StandIn

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.core.values import HANDLERS, MIDDLEWARE, PING, THROTTLE
+from handler.core.user_functions import HANDLERS, MIDDLEWARE, PING, THROTTLE
 from handler.plugins.stand_ins import StandIn
 
 _PACKAGE = "model_hosting_container_standards"

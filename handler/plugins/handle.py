@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError, ServingError, error_text
 from handler.core.numbers import is_digits
-from handler.core.values import Role
+from handler.core.user_functions import Role
 from handler.plugins.api import Content, Input
 from handler.plugins.functions import import_once
 from handler.plugins.stand_ins.djl import EngineAnswer, Output, binary_fields, encoded_json

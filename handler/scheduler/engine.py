@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from handler.core.reasoning import AnswerStart
 from handler.core.text import Detokenizer, Prompt, Vocabulary
-from handler.core.values import Adapter, AnswerStart, Finish, Pooling, Request, Thoughts
+from handler.core.values import Adapter, Finish, Pooling, Request, Thoughts
 from handler.engines.base import EngineRequest, Output, Step
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
 from handler.core.loop import run_in_daemon_thread
-from handler.core.values import Role
+from handler.core.user_functions import Role
 from handler.engines import s3
 from handler.engines.huggingface.files import DESCRIPTIONS
 from handler.plugins.formatter_thread import FormatterThread

@@ -18,7 +18,8 @@ from handler.config.model_files import chat_template, find_task
 from handler.config.options.tables import STAND_IN
 from handler.core.devices import read_driver, visible_gpus
 from handler.core.errors import ConfigError, Problems
-from handler.core.values import Role, Task
+from handler.core.user_functions import Role
+from handler.core.values import Task
 from handler.engines import downloads, s3
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface import files

@@ -14,7 +14,7 @@ from handler.config.config import Config
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, RouteNotFound, ServingError, Unavailable, client_words
 from handler.core.loop import run_in_daemon_thread
-from handler.core.values import Role
+from handler.core.user_functions import Role
 from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, Host, State

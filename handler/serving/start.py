@@ -20,7 +20,8 @@ from handler.core import child_processes, loop
 from handler.core.errors import ConfigError
 from handler.core.loop import LoopWatch, run_in_daemon_thread
 from handler.core.media import MEDIA
-from handler.core.values import Role, Task
+from handler.core.user_functions import Role
+from handler.core.values import Task
 from handler.engines.base import NO_MEDIA, Tokenizer
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State

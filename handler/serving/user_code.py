@@ -11,7 +11,7 @@ from handler.config.config import Config
 from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
-from handler.core.values import Role
+from handler.core.user_functions import Role
 from handler.engines.process.engine_process import Spec
 from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_handlers
 from handler.plugins.functions import Formatters, choose, find_formatters, model_py

@@ -15,7 +15,7 @@ from handler.config.model_files import locate, tokenizer_config
 from handler.config.user_files import describe_model_py
 from handler.core import child_processes
 from handler.core.errors import ConfigError
-from handler.core.values import Role
+from handler.core.user_functions import Role
 from handler.engines.huggingface.files import prepare_checkpoint
 from handler.serving.check import check
 from handler.serving.engine import downloads_of

@@ -8,7 +8,7 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
-from handler.core.values import HANDLERS, INSTEAD, MIDDLEWARE, PING
+from handler.core.user_functions import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.djl.startup import prepare
 from handler.plugins.aws import STANDARDS, check_handlers, find_handlers
 from handler.plugins.functions import check_model_py, find_formatters

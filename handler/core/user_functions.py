@@ -1,0 +1,39 @@
+"""The functions of a user's code that answer requests: AWS's variables that name them, and `handle` of model.py."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+HANDLERS = "write functions with @input_formatter and @output_formatter (from handler.formatters) in model.py"
+MIDDLEWARE = "write a function with @input_formatter or @output_formatter (from handler.formatters) in model.py"
+PING = "leave it out: /ping answers 200 while the engine can serve requests, otherwise 503"
+THROTTLE = "use SERVING_JOB_QUEUE_SIZE, which limits the waiting requests; further requests get 503"
+
+SCRIPT = "CUSTOM_SCRIPT_FILENAME"
+VARIABLES = {
+    "invoke": "CUSTOM_FASTAPI_INVOCATION_HANDLER",
+    "ping": "CUSTOM_FASTAPI_PING_HANDLER",
+    "throttle": "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE",
+    "pre_post_process": "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
+    "pre": "CUSTOM_PRE_PROCESS",
+    "post": "CUSTOM_POST_PROCESS",
+}
+"""Environment variables that name a user's functions, by the purpose of the function."""
+
+INSTEAD = {
+    SCRIPT: "name the file model.py",
+    VARIABLES["invoke"]: HANDLERS,
+    VARIABLES["ping"]: PING,
+    VARIABLES["throttle"]: THROTTLE,
+    **dict.fromkeys((VARIABLES["pre_post_process"], VARIABLES["pre"], VARIABLES["post"]), MIDDLEWARE),
+}
+"""What a user should do instead of setting each of these variables."""
+
+
+class Role(Enum):
+    """Role of the function `handle` of a model.py in an embedded server."""
+
+    NONE = "not called"
+    ALONE = "answers all requests; no engine is loaded"
+    ENTRY = "answers all requests, and uses the engine by calling LMI's handler"
+    FIRST = "is called first; requests for which it returns None go to the engine"
