@@ -115,7 +115,9 @@ def document(
                 if route.takes_calls:
                     add_session_calls(operation)
             paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
-    used = {tag for item in paths.values() for name, one in item.items() if name != "parameters" for tag in one["tags"]}
+    used = {
+        tag for item in paths.values() for name, value in item.items() if name != "parameters" for tag in value["tags"]
+    }
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
@@ -136,11 +138,15 @@ def document(
 def components(context: ServerContext) -> dict[str, Shape]:
     """Return the schemas of all requests and answers by name."""
     types = [
-        *(kind for one in DESCRIPTIONS.values() for kind in (one.answer, one.chunk, one.error, one.failure)),
+        *(
+            kind
+            for description in DESCRIPTIONS.values()
+            for kind in (description.answer, description.chunk, description.error, description.failure)
+        ),
         *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
         FrontEndError,
     ]
-    requests = {one.request: one.request_shape(context) for one in DESCRIPTIONS.values()}
+    requests = {description.request: description.request_shape(context) for description in DESCRIPTIONS.values()}
     return dict(sorted({**requests, **components_of(types)}.items()))
 
 
@@ -181,8 +187,12 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
 def _streams(descriptions: Sequence[Description]) -> dict[str, Any]:
     """Map each content type of a stream to the schema of one value of the stream."""
     content = {}
-    for kind in dict.fromkeys(kind for one in descriptions for kind in one.streams):
-        values = [(one.chunk, one.failure or one.error) for one in descriptions if kind in one.streams]
+    for kind in dict.fromkeys(kind for description in descriptions for kind in description.streams):
+        values = [
+            (description.chunk, description.failure or description.error)
+            for description in descriptions
+            if kind in description.streams
+        ]
         content[kind] = {"schema": _any_of(_shapes(chain(*values)))}
     return content
 
@@ -196,9 +206,9 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             "schema": _any_of(_shapes(dialect.description.answer for dialect in whole)),
             "examples": {dialect.description.title: {"value": answer_to(dialect)} for dialect in whole},
         }
-    if any(one.texts for one in described):
+    if any(description.texts for description in described):
         content["text/plain"] = {"schema": {"type": "string"}}
-    titles = ", ".join(one.title for one in described)
+    titles = ", ".join(description.title for description in described)
     group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate an answer"))
     return {
         "tags": [group],
@@ -208,8 +218,8 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": _any_of([ref(one.request) for one in described]),
-                    "examples": {one.title: {"value": one.example} for one in described},
+                    "schema": _any_of([ref(description.request) for description in described]),
+                    "examples": {description.title: {"value": description.example} for description in described},
                 },
                 **_forms(dialects),
             },
@@ -223,8 +233,8 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             "default": {
                 "description": "The request was refused, or failed before the first token",
                 "content": {
-                    "application/json": {"schema": _any_of(_shapes(one.error for one in described))},
-                    **_streams([one for one in described if one.refuses_in_frame]),
+                    "application/json": {"schema": _any_of(_shapes(description.error for description in described))},
+                    **_streams([description for description in described if description.refuses_in_frame]),
                 },
             },
         },

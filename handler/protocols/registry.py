@@ -206,9 +206,9 @@ def dialects() -> dict[str, Dialect]:
     pooled = [dialect for by_path in POOLED_ROUTES.values() for dialect in by_path.values()]
     generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *INVOCATIONS.values()]
     return {
-        one.name: one
+        member.name: member
         for dialect in (*generating, *pooled, *POOLED_INVOCATIONS.values())
-        for one in dialects_of(dialect)
+        for member in dialects_of(dialect)
     }
 
 
@@ -295,5 +295,5 @@ def _why(path: str, task: Task) -> str:
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
         return ""
-    named = " or ".join(other.value for other in needed)
-    return f": it is for option.task={named}, and this model's task is {task.value}"
+    tasks = " or ".join(other.value for other in needed)
+    return f": it is for option.task={tasks}, and this model's task is {task.value}"

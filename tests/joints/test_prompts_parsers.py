@@ -19,7 +19,7 @@ from handler.protocols.assistant.answer import warn_of_unread_calls
 from handler.protocols.assistant.events import Reasoning
 from handler.protocols.assistant.reasoning import thinking_parser
 from handler.protocols.assistant.reasoning_families import FAMILIES
-from handler.protocols.assistant.tools.formats import FORMATS, named
+from handler.protocols.assistant.tools.formats import FORMATS, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, write_calls
 from handler.protocols.assistant.tools.parsing import HF, Format
@@ -94,7 +94,7 @@ def cuts(text: str) -> Iterator[Sequence[str]]:
 def check(name: str, text: str, wanted: Sequence[Call], before: str = "", *, everywhere: bool = True) -> None:
     """Check that the parser finds these calls in a text, whichever way it comes, and the text before them."""
     for pieces in cuts(text) if everywhere else [[text]]:
-        found = read(named(name).make(TOOLS), pieces)
+        found = read(get_format(name).make(TOOLS), pieces)
         said = "".join(part for part in found if isinstance(part, str))
         got = [(part[0], json.loads(part[1])) for part in found if not isinstance(part, str)]
         assert (said.strip(), got) == (before, list(wanted)), pieces
@@ -181,7 +181,7 @@ def test_forced_calls_have_the_form_that_is_read(name: str, styles: frozenset[st
         assert rule is not None
         assert parser is not None
         if rule.kind == "structural_tag":
-            notation = named(format_of(name)).notation("")
+            notation = get_format(format_of(name)).notation("")
             assert notation is not None
             said = spoken(json.loads(rule.value)["format"], notation, told)
         else:

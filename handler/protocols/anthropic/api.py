@@ -300,10 +300,10 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     Raises:
         InvalidParameter: one of these parameters is wrong.
     """
-    given = query.get("limit", str(_LIMIT))
-    if not (is_digits(given) and len(given) < 5 and 1 <= int(given) <= _MOST):
-        raise InvalidParameter(f"limit={show(given)}: must be an integer from 1 to {_MOST}")
-    limit, ids = int(given), [one["id"] for one in models]
+    limit_text = query.get("limit", str(_LIMIT))
+    if not (is_digits(limit_text) and len(limit_text) < 5 and 1 <= int(limit_text) <= _MOST):
+        raise InvalidParameter(f"limit={show(limit_text)}: must be an integer from 1 to {_MOST}")
+    limit, ids = int(limit_text), [model["id"] for model in models]
     if "before_id" in query:
         end = _place(ids, "before_id", query)
         first = max(0, end - limit)

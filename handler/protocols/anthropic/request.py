@@ -50,8 +50,8 @@ from handler.protocols.kernel.messages import (
     read_url,
     string_at,
 )
-from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
-from handler.protocols.kernel.readers import Named, integer, json_schema, show
+from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
+from handler.protocols.kernel.readers import NamedValue, integer, json_schema, show
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
@@ -83,7 +83,7 @@ def _output_config(value: Any) -> StructuredOutput | None:
 
 TABLE = Table(
     {
-        **named("anthropic"),
+        **dialect_parameters("anthropic"),
         "max_tokens": Parameter("max_new_tokens", integer(0)),
         "temperature": CHAT.parameters["temperature"],
         "output_config": Parameter("structured_output", _output_config),
@@ -251,8 +251,8 @@ class MessagesReader(TurnsReader):
 
     def _read_image(self, block: Mapping[str, Any], at: str) -> MediaSource:
         check_taken("image", "image", at, self._context)
-        given, name = block.get("source"), f"{at}.source"
-        source = given if isinstance(given, dict) else {}
+        source_block, name = block.get("source"), f"{at}.source"
+        source = source_block if isinstance(source_block, dict) else {}
         match source.get("type"):
             case "base64":
                 return read_base64("image", source.get("data"), f"{name}.data")
@@ -378,19 +378,19 @@ def read_thinking(value: Any) -> Thinking:
     Raises:
         InvalidParameter: the value is wrong. The message says what is allowed.
     """
-    given = Named("thinking", value)
+    field = NamedValue("thinking", value)
     if value is None:
         return Thinking()
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in _ENABLED or value.keys() - _THINKING_FIELDS.keys():
-        raise given.refused("must be an object whose 'type' is enabled, adaptive or disabled")
+        raise field.refused("must be an object whose 'type' is enabled, adaptive or disabled")
     budget = value.get("budget_tokens")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise given.refused("'budget_tokens' must be an integer of at least 1")
+        raise field.refused("'budget_tokens' must be an integer of at least 1")
     if kind == "enabled" and budget is None:
-        raise given.refused("'budget_tokens' is required")
+        raise field.refused("'budget_tokens' is required")
     if value.get("display") not in _DISPLAYS:
-        raise given.refused("'display' must be summarized, updates or omitted")
+        raise field.refused("'display' must be summarized, updates or omitted")
     return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
 
 
@@ -403,18 +403,18 @@ def read_thoughts_kept(value: Any) -> int | None:
     Raises:
         InvalidParameter: the value is wrong, or has an edit that does not clear reasoning.
     """
-    given = Named("context_management", value)
+    field = NamedValue("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
     if (
         not isinstance(edits, list)
         or (value and value.keys() - {"edits"})
         or not all(isinstance(edit, dict) for edit in edits)
     ):
-        raise given.refused("must be an object with 'edits', a list of objects")
+        raise field.refused("must be an object with 'edits', a list of objects")
     kept = None
     for edit in edits:
         if edit.get("type") != "clear_thinking_20251015" or edit.keys() - {"type", "keep"}:
-            raise given.refused(
+            raise field.refused(
                 "is not supported: the only available edit is clear_thinking_20251015; send only the messages to keep"
             )
         match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
@@ -423,7 +423,7 @@ def read_thoughts_kept(value: Any) -> int | None:
             case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
                 kept = turns
             case _:
-                raise given.refused("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
+                raise field.refused("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
     return kept
 
 
@@ -512,19 +512,19 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
     """
     if value is None:
         return {}
-    given = Named("tool_choice", value)
+    field = NamedValue("tool_choice", value)
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"] or value.keys() - _CHOICE.keys():
-        raise given.refused("must be an object with a 'type' that is auto, any, tool or none")
+        raise field.refused("must be an object with a 'type' that is auto, any, tool or none")
     single = value.get("disable_parallel_tool_use")
     if single is not None and not isinstance(single, bool):
-        raise given.refused("'disable_parallel_tool_use' must be true or false")
+        raise field.refused("'disable_parallel_tool_use' must be true or false")
     parallel = {} if single is None else {"parallel_tool_calls": not single}
     if kind != "tool":
         return {"tool_choice": _CHOICES[kind], **parallel}
     names = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     if value.get("name") not in names:
-        raise given.refused("'name' must be the name of one of the tools")
+        raise field.refused("'name' must be the name of one of the tools")
     return {"tool_choice": {"type": "function", "function": {"name": value["name"]}}, **parallel}
 
 
@@ -585,11 +585,11 @@ class AnthropicMessages(OpenAiDialect):
         reader.read(body)
         reader.clear_thinking(read_thoughts_kept(body.get("context_management")))
         arguments, unheeded = thinking.template_arguments(context)
-        given = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
+        kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         choice, tools = read_choice(body.get("tool_choice"), body.get("tools")), read_tools(body.get("tools"))
         fields = {
             **{name: body[name] for name in _SAME if name in body},
-            "chat_template_kwargs": {**given, **arguments} if isinstance(given, dict) else given,
+            "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,
             "reasoning_effort": read_effort(body),
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),

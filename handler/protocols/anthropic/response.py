@@ -28,7 +28,7 @@ from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_who
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import is_object
 from handler.protocols.kernel.dialect import Keeping, ServerContext, Wanted, kept_items, too_long
-from handler.protocols.kernel.readers import Named
+from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, nullable, record
 
@@ -65,7 +65,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         raise ThreadsUnsupported(
             "thread: is not supported: conversations are not stored (option.responses_store); send all messages"
         )
-    thread = Named("thread", value)
+    thread = NamedValue("thread", value)
     if not isinstance(value, dict) or value.get("type") not in ("create", "continue"):
         raise thread.refused("must be an object with a 'type' that is create or continue")
     names = {"type"} if value["type"] == "create" else {"type", "previous_message_id"}
@@ -75,7 +75,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         )
     if value["type"] == "create":
         return body
-    previous, state = Named("thread.previous_message_id", value["previous_message_id"]), context.recalled.state
+    previous, state = NamedValue("thread.previous_message_id", value["previous_message_id"]), context.recalled.state
     if state == "too_long":
         raise too_long(previous, "the thread's earlier messages", context.config.max_request_size)
     if state != "found" or not previous.value:
@@ -109,8 +109,8 @@ def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeepi
         return None
     previous = thread.get("previous_message_id", "")
     head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
-    *given, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
-    return ThreadKeeping(Keeping(context.keeper, "thread", previous, given), head)
+    *items, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
+    return ThreadKeeping(Keeping(context.keeper, "thread", previous, items), head)
 
 
 SIGNATURE = "lmi"
@@ -154,76 +154,76 @@ class Blocks:
         return self.num_calls > 0 and not self.broken
 
     def feed(self, events: Iterable[Event]) -> list[BlockEvent]:
-        found: list[BlockEvent] = []
+        block_events: list[BlockEvent] = []
         for event in events:
             if isinstance(event, str):
-                self._text(self._matcher.feed(event) if self._stops else event, found)
+                self._text(self._matcher.feed(event) if self._stops else event, block_events)
             elif isinstance(event, Reasoning):
-                self._thinking(event.text, found)
+                self._thinking(event.text, block_events)
             elif not (self._single and event.number):
-                self._call(event, found)
-        return found
+                self._call(event, block_events)
+        return block_events
 
     def end(self) -> list[BlockEvent]:
         """Return the remaining events, which end the last block."""
-        found: list[BlockEvent] = []
-        self._end_text(found)
+        events: list[BlockEvent] = []
+        self._end_text(events)
         if (space := self._space) and self.index < 0:
-            self._begin({"type": "text", "text": ""}, found)
-            self._add({"type": "text_delta", "text": space}, found)
-        self._close(found)
-        return found
+            self._begin({"type": "text", "text": ""}, events)
+            self._add({"type": "text_delta", "text": space}, events)
+        self._close(events)
+        return events
 
-    def _text(self, text: str, found: list[BlockEvent]) -> None:
+    def _text(self, text: str, events: list[BlockEvent]) -> None:
         if self._open != "text":
             self._space += text
             if not self._space.strip():
                 return
             text, self._space = self._space, ""
-            self._begin({"type": "text", "text": ""}, found)
+            self._begin({"type": "text", "text": ""}, events)
         elif self._stops and not text:
             return
-        self._add({"type": "text_delta", "text": text}, found)
+        self._add({"type": "text_delta", "text": text}, events)
 
-    def _thinking(self, text: str, found: list[BlockEvent]) -> None:
-        self._end_text(found)
+    def _thinking(self, text: str, events: list[BlockEvent]) -> None:
+        self._end_text(events)
         if self._open != "thinking":
-            self._begin({"type": "thinking", "thinking": "", "signature": ""}, found)
+            self._begin({"type": "thinking", "thinking": "", "signature": ""}, events)
         if self._show_thoughts:
-            self._add({"type": "thinking_delta", "thinking": text}, found)
+            self._add({"type": "thinking_delta", "thinking": text}, events)
 
-    def _call(self, event: CallStart | Arguments | CallEnd, found: list[BlockEvent]) -> None:
-        self._end_text(found)
+    def _call(self, event: CallStart | Arguments | CallEnd, events: list[BlockEvent]) -> None:
+        self._end_text(events)
         if isinstance(event, CallStart):
             self.num_calls += 1
-            self._begin({"type": "tool_use", "id": tool_use_id(), "name": event.name, "input": {}}, found)
+            self._begin({"type": "tool_use", "id": tool_use_id(), "name": event.name, "input": {}}, events)
         elif isinstance(event, Arguments):
-            self._add({"type": "input_json_delta", "partial_json": event.text}, found)
+            self._add({"type": "input_json_delta", "partial_json": event.text}, events)
         else:
             self.broken |= not event.whole
-            self._close(found)
+            self._close(events)
 
-    def _end_text(self, found: list[BlockEvent]) -> None:
+    def _end_text(self, events: list[BlockEvent]) -> None:
         """Add the text that was held back as a possible stop string. Stop strings do not span two blocks."""
         if self._stops and not self._matcher.matched:
-            self._text(self._matcher.flush(), found)
+            self._text(self._matcher.flush(), events)
             self._matcher = StopMatcher(self._stops)
 
-    def _begin(self, block: Block, found: list[BlockEvent]) -> None:
-        self._close(found)
+    def _begin(self, block: Block, events: list[BlockEvent]) -> None:
+        self._close(events)
         self._space = ""
         self.index += 1
         self._open = block["type"]
-        found.append({"type": "content_block_start", "index": self.index, "content_block": block})
+        events.append({"type": "content_block_start", "index": self.index, "content_block": block})
 
-    def _add(self, delta: BlockDelta, found: list[BlockEvent]) -> None:
-        found.append({"type": "content_block_delta", "index": self.index, "delta": delta})
+    def _add(self, delta: BlockDelta, events: list[BlockEvent]) -> None:
+        events.append({"type": "content_block_delta", "index": self.index, "delta": delta})
 
-    def _close(self, found: list[BlockEvent]) -> None:
+    def _close(self, events: list[BlockEvent]) -> None:
         if self._open == "thinking":
-            self._add({"type": "signature_delta", "signature": SIGNATURE}, found)
+            self._add({"type": "signature_delta", "signature": SIGNATURE}, events)
         if self._open:
-            found.append({"type": "content_block_stop", "index": self.index})
+            events.append({"type": "content_block_stop", "index": self.index})
         self._open = ""
 
 
@@ -247,8 +247,8 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
             content[-1] |= {field: "".join(texts) for field, texts in pieces.items()}
             if content[-1]["type"] == "tool_use":
                 whole = is_object(arguments)
-                said = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
-                content[-1] = {**content[-1], "input": rewritten(arguments)} if whole else said
+                text_block = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
+                content[-1] = {**content[-1], "input": rewritten(arguments)} if whole else text_block
     return content
 
 
@@ -349,12 +349,12 @@ class MessageStream(BlockStream):
             }
         )
 
-    def _token(self, place: int, token: Token) -> bytes:
+    def _token(self, position: int, token: Token) -> bytes:
         if self._longest_stop:
             self._tail = (self._tail + token.text)[-self._longest_stop :]
         events = [token.text] if self._reader is None else self._reader.feed(token)
         data = self._render(self._blocks.feed(events))
-        self._events[place] = self._text_event if self._is_plain else None
+        self._events[position] = self._text_event if self._is_plain else None
         return data
 
     def _render(self, events: Sequence[BlockEvent]) -> bytes:
@@ -376,8 +376,8 @@ class MessageStream(BlockStream):
             return self._text_event % JSON_TEXTS[delta["text"]]
         return encode(event)
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        rest = self._token(place, token) if token.text else b""
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
+        rest = self._token(position, token) if token.text else b""
         rest += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
         if self._settings.keeping is not None:

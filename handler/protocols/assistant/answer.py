@@ -39,20 +39,20 @@ def describe_parsers(context: ServerContext) -> str:
     own, shown = "the model's response template", "the chat template"
     by = own if context.response_template is not None else shown
     if context.config.reasoning != AUTO:
-        said = f"according to option.reasoning_parser={context.config.reasoning}"
+        reasoning = f"according to option.reasoning_parser={context.config.reasoning}"
     elif thoughts is None:
-        said = f"none, according to {by}"
+        reasoning = f"none, according to {by}"
     else:
-        said = f"{thoughts.name}, according to {by} (option.reasoning_parser=none leaves it in the text)"
+        reasoning = f"{thoughts.name}, according to {by} (option.reasoning_parser=none leaves it in the text)"
     if context.tool_format is not None:
-        told = "according to option.tool_parser_plugin"
+        tool_calls = "according to option.tool_parser_plugin"
     elif context.config.tool_call_parser != AUTO:
-        told = f"according to option.tool_call_parser={context.config.tool_call_parser}"
+        tool_calls = f"according to option.tool_call_parser={context.config.tool_call_parser}"
     elif calls is SMOLLM2 and not takes_tools(context.chat_template):
-        told = f"{calls.name}, as no chat template shows tools"
+        tool_calls = f"{calls.name}, as no chat template shows tools"
     else:
-        told = f"{calls.name if calls else 'unknown format'}, according to {own if calls is HF else shown}"
-    return f"reasoning: {said}; tool calls: {told}"
+        tool_calls = f"{calls.name if calls else 'unknown format'}, according to {own if calls is HF else shown}"
+    return f"reasoning: {reasoning}; tool calls: {tool_calls}"
 
 
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -127,8 +127,8 @@ class AnswerReader:
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
         """Return the events of a whole answer, and its tokens that do not belong to reasoning."""
         if self._thoughts is None:
-            found = self._events("".join([token.text for token in tokens]))
-            return [*found, *self.flush(finish)], tokens
+            text = "".join([token.text for token in tokens])
+            return [*self._events(text), *self.flush(finish)], tokens
         events: list[Event] = []
         others: list[Token] = []
         for token in tokens:
@@ -212,15 +212,17 @@ def answer_form(
     trims = context.config.trim_answers
     family, template = reasoning_family(context), context.response_template
     lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}
-    named = context.config.reasoning_parser is not None
+    is_configured = context.config.reasoning_parser is not None
     if template is not None and (tools.format is HF or context.config.reasoning != NONE):
         shows = family is not None
-        thinking = TemplateThinking(template, kwargs, prefix, context.vocabulary, lacks, named=named, shows=shows)
+        thinking = TemplateThinking(
+            template, kwargs, prefix, context.vocabulary, lacks, named=is_configured, shows=shows
+        )
         return AnswerForm(tools, thinking, trims)
     if family is None:
         return AnswerForm(tools, trims=trims)
     family = family.of(context.vocabulary, context.chat_template)
-    return AnswerForm(tools, Thinking(family, kwargs, prefix, context.vocabulary, lacks, named=named), trims)
+    return AnswerForm(tools, Thinking(family, kwargs, prefix, context.vocabulary, lacks, named=is_configured), trims)
 
 
 # -- base class of streams that consist of blocks (Anthropic) or items (OpenAI's Responses) ----------------------------

@@ -55,9 +55,9 @@ class Family(NamedTuple):
         if not self.own_ending:
             return self
         texts = [] if vocabulary is None else vocabulary.marks
-        found = next((match[1] for mark in texts if (match := _OWN_ENDING.fullmatch(mark))), _ending(template))
+        ending = next((match[1] for mark in texts if (match := _OWN_ENDING.fullmatch(mark))), _ending(template))
         begin, end, calls = (
-            tuple(mark.replace(">", f"{found}>") for mark in marks) for marks in (self.begin, self.end, self.calls)
+            tuple(mark.replace(">", f"{ending}>") for mark in marks) for marks in (self.begin, self.end, self.calls)
         )
         return self._replace(begin=begin, end=end, calls=calls)
 
@@ -74,8 +74,8 @@ class Family(NamedTuple):
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a request's template arguments leave reasoning enabled."""
-        given = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]
-        return any(given) if given else self.switch
+        switches = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]
+        return any(switches) if switches else self.switch
 
     def ends_open(self, prompt: str) -> bool | None:
         """Return True if a prompt ends with a mark before reasoning, False if with a mark after it, or else None."""
@@ -260,5 +260,5 @@ def choose_family(name: str, template: str) -> Family | None:
     if name != "auto":
         return FAMILIES.get(ALIASES.get(name, name))
     shown = {**_BY_MARK, **(_BY_COMPANY if "</think>" in template else {})}
-    found = next((FAMILIES[family] for mark, family in shown.items() if mark in template), None)
-    return found if found is None or found.name in MESSAGES else found._replace(thinks=False)
+    chosen = next((FAMILIES[family] for mark, family in shown.items() if mark in template), None)
+    return chosen if chosen is None or chosen.name in MESSAGES else chosen._replace(thinks=False)

@@ -94,32 +94,32 @@ READERS = {
 
 
 def read_template(
-    given: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], context: ServerContext
+    values: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], context: ServerContext
 ) -> tuple[TemplateOptions, list[str]]:
     """Return the options of the chat template, and the names of options that the template does not read.
 
     Args:
-        given: the values that `READERS` have read, by name.
+        values: the values that `READERS` have read, by name.
 
     Raises:
         InvalidParameter: the options contradict each other or the messages.
     """
     defaults = context.config.default_chat_template_kwargs or {}
     has_thoughts = any(THOUGHTS[0] in message for message in messages)  # as the reader of messages adds them
-    if not (given or defaults or has_thoughts):  # the usual case
+    if not (values or defaults or has_thoughts):  # the usual case
         return PLAIN_TEMPLATE, []
-    continues = given.get("continue_final_message", False)
-    if continues and given.get("add_generation_prompt"):
+    continues = values.get("continue_final_message", False)
+    if continues and values.get("add_generation_prompt"):
         raise InvalidParameter("continue_final_message: requires add_generation_prompt=false")
     if continues and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
         raise InvalidParameter("continue_final_message: the last message must be an assistant message with text")
-    template, own = context.chat_template, given.get("chat_template_kwargs", {})
-    wanted = {name: given[name] for name in ("documents", "reasoning_effort") if name in given}
-    if (level := given.get("reasoning_effort")) is not None and "enable_thinking" not in own:
-        wanted["enable_thinking"] = level != "none"  # as in vLLM
-    read = {name: value for name, value in wanted.items() if knows(template, name)}
+    template, own = context.chat_template, values.get("chat_template_kwargs", {})
+    candidates = {name: values[name] for name in ("documents", "reasoning_effort") if name in values}
+    if (level := values.get("reasoning_effort")) is not None and "enable_thinking" not in own:
+        candidates["enable_thinking"] = level != "none"  # as in vLLM
+    read = {name: value for name, value in candidates.items() if knows(template, name)}
     unread = [f"chat_template_kwargs.{name}" for name in own if not knows(template, name)]
-    if "documents" in wanted and "documents" not in read:
+    if "documents" in candidates and "documents" not in read:
         unread.append("documents")
     if level is not None and read.keys().isdisjoint(("reasoning_effort", "enable_thinking")):
         unread.append("reasoning_effort")
@@ -128,7 +128,7 @@ def read_template(
     known = {name: value for name, value in {**defaults, **read, **own}.items() if knows(template, name)}
     options = TemplateOptions(
         tuple(known.items()),
-        add_generation_prompt=not continues and given.get("add_generation_prompt", True),
+        add_generation_prompt=not continues and values.get("add_generation_prompt", True),
         continue_final_message=continues,
     )
     return options, unread

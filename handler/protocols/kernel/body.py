@@ -245,10 +245,10 @@ def report_unknown(
         InvalidParameter: a name refers to state stored on the server, or asks for what must not be ignored.
         InvalidPayload: unknown names are refused (option.unknown_parameters=refuse).
     """
-    found = []
+    reported = []
     for name in names:
-        place, _, key = name.rpartition(".")
-        values = body if not place else body.get(place)
+        path, _, key = name.rpartition(".")
+        values = body if not path else body.get(path)
         value = values.get(key, True) if isinstance(values, Mapping) else True
         if key in _ELSEWHERE and value:  # falsy values refer to nothing
             raise InvalidParameter(
@@ -256,12 +256,12 @@ def report_unknown(
             )
         if _is_neutral(key, value):
             continue
-        if generates and isinstance(values, Mapping) and place != "chat_template_kwargs":  # its keys are the template's
+        if generates and isinstance(values, Mapping) and path != "chat_template_kwargs":  # its keys are the template's
             _check_heeded(name, key, value)
             for inner, item in value.items() if key in _CARRIERS and isinstance(value, Mapping) else ():
                 _check_heeded(f"{name}.{inner}", inner, item)
-        found.append(name)
-    names = found
+        reported.append(name)
+    names = reported
     if names and context.config.unknown_parameters == "refuse":
         some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
@@ -270,7 +270,8 @@ def report_unknown(
 
 def _is_neutral(key: str, value: Any) -> bool:
     return any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL_VALUES.get(key, ())
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in _NEUTRAL_VALUES.get(key, ())
     )
 
 
@@ -381,7 +382,7 @@ def relaxed_by(
             object, but not at deeper levels.
         own: the conversions of fields that do not follow the rule.
     """
-    converts = {**{name: found for name, shape in shapes.items() if (found := _of_shape(rule, shape))}, **own}
+    converts = {**{name: convert for name, shape in shapes.items() if (convert := _of_shape(rule, shape))}, **own}
 
     def relax(body: Any) -> Any:
         return _convert_items(body, converts) if isinstance(body, dict) else body
@@ -392,8 +393,8 @@ def relaxed_by(
 def _convert_items(values: dict[str, Any], converts: Mapping[str, Convert]) -> dict[str, Any]:
     changed = {}
     for name, value in values.items():
-        if (convert := converts.get(name)) is not None and (found := convert(value)) is not value:
-            changed[name] = found
+        if (convert := converts.get(name)) is not None and (converted := convert(value)) is not value:
+            changed[name] = converted
     return {**values, **changed} if changed else values
 
 
@@ -402,7 +403,11 @@ def _of_shape(rule: Rule, shape: Shape) -> Convert | None:
         return plain
     if (item := _of_scalar(rule, shape.get("items", {}))) is not None:
         return lambda value: _convert_list(value, item) if isinstance(value, list) else value
-    fields = {name: found for name, one in shape.get("properties", {}).items() if (found := _of_scalar(rule, one))}
+    fields = {
+        name: convert
+        for name, field_shape in shape.get("properties", {}).items()
+        if (convert := _of_scalar(rule, field_shape))
+    }
     if fields:
         return lambda value: _convert_items(value, fields) if isinstance(value, dict) else value
     if (each := _of_scalar(rule, shape.get("additionalProperties") or {})) is not None:
@@ -417,5 +422,5 @@ def _convert_list(values: list[Any], convert: Convert) -> list[Any]:
 
 def _of_scalar(rule: Rule, shape: Shape) -> Convert | None:
     kinds = shape.get("type", "boolean" if isinstance(shape.get("const"), bool) else [])
-    named = [kinds] if isinstance(kinds, str) else kinds
-    return next((getattr(rule, kind) for kind in named if kind in Rule._fields), None)
+    kind_names = [kinds] if isinstance(kinds, str) else kinds
+    return next((getattr(rule, kind) for kind in kind_names if kind in Rule._fields), None)

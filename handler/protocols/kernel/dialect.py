@@ -471,8 +471,8 @@ class Keeping:
         given: the items of the request.
     """
 
-    def __init__(self, keeper: Keeper, kind: Kind, previous: str, given: Sequence[KeptItem]) -> None:
-        self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, given
+    def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
+        self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
         self._in_progress: object = None
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> None:

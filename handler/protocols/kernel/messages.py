@@ -22,7 +22,7 @@ _BASE64_STEP = 1 << 18  # characters decoded at once, a multiple of four: other 
 _TEXT_ONLY = "the engine reads text only"
 
 
-def place(source: MediaSource) -> dict[str, Any]:
+def media_part(source: MediaSource) -> dict[str, Any]:
     """Return the part that marks a medium's position in a message, as Hugging Face's chat templates expect it."""
     return {"type": source.kind}
 
@@ -229,13 +229,13 @@ class PartReader(NamedTuple):
         field = "image_url" if word == _IMAGE else word
         if part.get("file_id") is not None:
             raise InvalidPayload(f"{at}.file_id is not supported: files are not stored; send {field}")
-        given, read = part.get(field), ("data", "format") if word == _AUDIO else ("url",)
+        value, read = part.get(field), ("data", "format") if word == _AUDIO else ("url",)
         self._note(self.path, part, ("type", field))
-        if isinstance(given, dict):
-            self._note(f"{self.path}.{field}", given, read)
+        if isinstance(value, dict):
+            self._note(f"{self.path}.{field}", value, read)
         if word == _AUDIO:
-            return _input_audio(given, f"{at}.{word}")
-        return read_url(_KINDS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{field}")
+            return _input_audio(value, f"{at}.{word}")
+        return read_url(_KINDS[word], value.get("url") if isinstance(value, dict) else value, f"{at}.{field}")
 
     def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
         """Record names that have no effect, except for an image's `detail` of "auto", which is the default."""
@@ -250,12 +250,12 @@ def _type(part: Any) -> Any:
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)
 
 
-def _input_audio(given: Any, at: str) -> MediaSource:
-    if not isinstance(given, dict):
+def _input_audio(value: Any, at: str) -> MediaSource:
+    if not isinstance(value, dict):
         raise InvalidPayload(f"{at} must be an object with 'data' (the file in base64) and 'format'")
-    if (name := given.get("format")) is not None and name not in AUDIO_FORMATS:
+    if (name := value.get("format")) is not None and name not in AUDIO_FORMATS:
         raise InvalidPayload(f"{at}.format must be one of {', '.join(AUDIO_FORMATS)}")
-    return read_base64("audio", given.get("data"), f"{at}.data")
+    return read_base64("audio", value.get("data"), f"{at}.data")
 
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
@@ -270,8 +270,8 @@ _COMPARED = re.compile(
 @functools.lru_cache(16)
 def _template_roles(template: str) -> tuple[str, ...]:
     """Return the roles that a chat template knows besides `ROLES`. With "…" at the end, it stands for a prefix."""
-    found = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
-    return tuple(sorted({f"{word}…" if prefix else word for word, prefix in found if word} - {*ROLES}))
+    roles = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
+    return tuple(sorted({f"{word}…" if prefix else word for word, prefix in roles if word} - {*ROLES}))
 
 
 def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext) -> str:
@@ -282,7 +282,7 @@ def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext)
     """
     others = _template_roles(context.chat_template)
     known = isinstance(role, str) and any(
-        role.startswith(one[:-1]) if one[-1] == "…" else role == one for one in others
+        role.startswith(other[:-1]) if other[-1] == "…" else role == other for other in others
     )
     if role not in roles and not known:
         raise InvalidPayload(f"{at}.role must be one of {', '.join((*roles, *others))}")
@@ -470,11 +470,11 @@ def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource])
         media: the list to which the media are added.
     """
     read = parts.read(content, at, media=True)
-    found = [part for part in read if isinstance(part, MediaSource)]
-    if not found:
+    sources = [part for part in read if isinstance(part, MediaSource)]
+    if not sources:
         return "\n".join([part for part in read if isinstance(part, str)])
-    media += found
-    return [place(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in read]
+    media += sources
+    return [media_part(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in read]
 
 
 # -- chats whose messages arrive in pieces: consecutive pieces of one role form one message ----------------------------
@@ -549,6 +549,6 @@ def _message_of_turn(turn: Message, media: list[MediaSource]) -> Message:
     content, others = turn["content"], {name: turn[name] for name in _TURN_FIELDS if name in turn}
     if isinstance(content, list):
         media += [part for part in content if isinstance(part, MediaSource)]
-        content = [place(part) if isinstance(part, MediaSource) else part for part in content]
+        content = [media_part(part) if isinstance(part, MediaSource) else part for part in content]
     thoughts = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
     return {"role": turn["role"], "content": content, **thoughts, **others}

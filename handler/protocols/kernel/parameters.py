@@ -20,7 +20,7 @@ from handler.protocols.kernel.readers import (
     INT32,
     INT64,
     STRING_OR_STRINGS,
-    Named,
+    NamedValue,
     allowed_token_ids,
     boolean,
     cache_salt,
@@ -81,10 +81,10 @@ def unsupported(why: str, *neutral: Any) -> Parameter:
         why: the reason why other values are not supported, for the error message.
     """
 
-    one = {"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}
+    shape = {"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in neutral)
 
-    @accepts(**one, **({"type": "number"} if neutral and numbers else {}))
+    @accepts(**shape, **({"type": "number"} if neutral and numbers else {}))
     def read(value: Any) -> None:
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
             raise ValueError(f"is not supported: {why}")
@@ -115,7 +115,7 @@ class Table:
     @property
     def shapes(self) -> dict[str, Shape]:
         """The JSON schemas of the parameters, by name."""
-        return {name: schema_of_reader(one.read) for name, one in self.parameters.items()}
+        return {name: schema_of_reader(parameter.read) for name, parameter in self.parameters.items()}
 
 
 @accepts(type="integer", minimum=-1, maximum=INT32)
@@ -250,7 +250,7 @@ LMI_NEUTRAL_IF_GREEDY = {**LMI_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 5
 """The values without effect if `do_sample` is false, which include the defaults of LMI and transformers."""
 
 
-def named(dialect: str) -> dict[str, Parameter]:
+def dialect_parameters(dialect: str) -> dict[str, Parameter]:
     """Return a dialect's parameters, by the dialect's names for them.
 
     Args:
@@ -259,7 +259,7 @@ def named(dialect: str) -> dict[str, Parameter]:
     return {name: Parameter(row.field, row.read, row.informed) for row in ROWS if (name := getattr(row, dialect))}
 
 
-PARAMETERS: Mapping[str, Parameter] = named("lmi")
+PARAMETERS: Mapping[str, Parameter] = dialect_parameters("lmi")
 
 LMI = Table(PARAMETERS, "parameters.")
 
@@ -306,7 +306,7 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 
 
 def read_sampled(
-    given: Mapping[str, Any],
+    params: Mapping[str, Any],
     context: ServerContext,
     *,
     generation: GenerationDefaults,
@@ -319,7 +319,7 @@ def read_sampled(
     A missing parameter has the model's own default, if the model has one.
 
     Args:
-        given, context, table: the same as in `read_all`.
+        params, context, table: the same as in `read_all`.
         generation: the model's defaults, usually from the context.
         max_new_tokens: the maximum of new tokens if the client sets none. None means the model's default, or as many
             tokens as fit the context if the model has no default.
@@ -329,7 +329,7 @@ def read_sampled(
     Raises:
         InvalidParameter: a parameter is invalid, as in `read_all`.
     """
-    temperature = given.get("temperature")
+    temperature = params.get("temperature")
     if temperature is None:
         temperature = generation.sampling.get("temperature")
     own = {
@@ -338,23 +338,23 @@ def read_sampled(
         "max_new_tokens": max_new_tokens or generation.max_new_tokens or ANY,
         **defaults,
     }
-    return read_all(given, context, defaults=own, table=table, most_new_tokens=generation.most_new_tokens)
+    return read_all(params, context, defaults=own, table=table, most_new_tokens=generation.most_new_tokens)
 
 
 def read_all(
-    given: Mapping[str, Any],
+    params: Mapping[str, Any],
     context: ServerContext,
     *,
     defaults: Mapping[str, Any],
     table: Table,
     most_new_tokens: int | None = None,
 ) -> ParsedParameters:
-    """Read all parameters in `given` that the table lists.
+    """Read all parameters in `params` that the table lists.
 
     The result is cached if all values are numbers or booleans, because most clients send the same values again.
 
     Args:
-        given: the client's parameters, including names that other readers read.
+        params: the client's parameters, including names that other readers read.
         context: the server context, which contains the engine's name and limits.
         defaults: the values of Sampling fields whose defaults differ in this dialect.
         table: the dialect's parameters.
@@ -364,15 +364,15 @@ def read_all(
     Raises:
         InvalidParameter: a parameter is invalid. The message names it, its value and the valid values.
     """
-    given = {name: value for name, value in given.items() if value is not None and name in table.parameters}
-    all_values = (*given.values(), *defaults.values())
+    params = {name: value for name, value in params.items() if value is not None and name in table.parameters}
+    all_values = (*params.values(), *defaults.values())
     kinds = tuple(map(type, all_values))
     if not _PLAIN.issuperset(kinds):
-        return _read(given, context, defaults, table, most_new_tokens)
-    key = table, most_new_tokens, tuple(given), tuple(defaults), all_values, kinds
+        return _read(params, context, defaults, table, most_new_tokens)
+    key = table, most_new_tokens, tuple(params), tuple(defaults), all_values, kinds
     parsed: ParsedParameters | None = context.parsed.get(key)
     if parsed is None:
-        parsed = _read(given, context, defaults, table, most_new_tokens)
+        parsed = _read(params, context, defaults, table, most_new_tokens)
         if len(context.parsed) >= _MOST_PARSED:
             context.parsed.clear()
         context.parsed[key] = parsed
@@ -380,17 +380,17 @@ def read_all(
 
 
 def _read(
-    given: Mapping[str, Any],
+    params: Mapping[str, Any],
     context: ServerContext,
     defaults: Mapping[str, Any],
     table: Table,
     most_new_tokens: int | None,
 ) -> ParsedParameters:
     values: dict[str, Any] = dict(defaults)
-    names: dict[str, Named] = {}
-    for key, value in given.items():
+    names: dict[str, NamedValue] = {}
+    for key, value in params.items():
         parameter = table.parameters[key]
-        given_as = Named(f"{table.prefix}{key}", value)
+        given_as = NamedValue(f"{table.prefix}{key}", value)
         try:
             result = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
@@ -411,68 +411,70 @@ def _read(
     return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(others))
 
 
-def _check_agreement(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
+def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], context: ServerContext) -> None:
     """Raise InvalidParameter if parameters contradict each other."""
 
-    def named(field: str) -> Named:
+    def sent(field: str) -> NamedValue:
         if field == "structured_output" and field not in names:
-            return Named("tools[].function.strict", True)  # only strict tools set it without a parameter
-        return names.get(field) or Named(field, getattr(sampling, field))
+            return NamedValue("tools[].function.strict", True)  # only strict tools set it without a parameter
+        return names.get(field) or NamedValue(field, getattr(sampling, field))
 
     if sampling.min_new_tokens > sampling.max_new_tokens:
-        raise named("min_new_tokens").refused(f"must be at most max_new_tokens={sampling.max_new_tokens}")
+        raise sent("min_new_tokens").refused(f"must be at most max_new_tokens={sampling.max_new_tokens}")
     if "best_of" in names and sampling.best_of < sampling.n:
-        raise named("best_of").refused(f"must be at least n={sampling.n}")
+        raise sent("best_of").refused(f"must be at least n={sampling.n}")
     most = context.config.max_rolling_batch_size
     for field in ("n", "best_of", "num_beams"):
         if getattr(sampling, field) > most:
-            raise named(field).refused(f"must be at most {most} (option.max_rolling_batch_size)")
+            raise sent(field).refused(f"must be at most {most} (option.max_rolling_batch_size)")
     if sampling.structured_output is not None:
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
-                raise named(field).refused(
-                    f"structured output decides where the answer ends; leave out {named('structured_output').name}"
+                raise sent(field).refused(
+                    f"structured output decides where the answer ends; leave out {sent('structured_output').name}"
                 )
     refuse: Collection[str]
     if sampling.num_beams > 1:
         if sampling.do_sample:
-            raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
+            raise sent("num_beams").refused(f"beam search does not sample; leave out {sent('do_sample')}")
         if max(sampling.n, sampling.best_of) > sampling.num_beams:
-            raise named("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
+            raise sent("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
         refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]
         why = "is not available with num_beams > 1"
     else:
         refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
     for field in refuse:
         if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
-            raise named(field).refused(why)
+            raise sent(field).refused(why)
 
 
 def _check_support(
-    sampling: Sampling, given: Collection[str], names: Mapping[str, Named], context: ServerContext
+    sampling: Sampling, set_fields: Collection[str], names: Mapping[str, NamedValue], context: ServerContext
 ) -> None:
     """Raise InvalidParameter for a value that the engine does not support.
 
     Args:
-        given: the fields that the client or the dialect has set.
+        set_fields: the fields that the client or the dialect has set.
         names: the client's parameters, by the field that they set.
     """
     for field, why in context.unsupported.items():
-        if field not in given:
+        if field not in set_fields:
             continue
         value = getattr(sampling, field)
         greedy = field in SAMPLED and not sampling.do_sample
         # Every answer contains the chosen token's log-probability, and a count of 1 asks for no more than that.
         neutral = value == SAMPLING_DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
         if not greedy and not neutral:
-            raise names.get(field, Named(field, value)).refused(
+            raise names.get(field, NamedValue(field, value)).refused(
                 f"the engine {context.engine} does not support it: {why}"
             )
 
     for field, most in context.limits.items():
         value = getattr(sampling, field)
         if value > most and not (field in SAMPLED and not sampling.do_sample):
-            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} accepts at most {most:g}")
+            raise names.get(field, NamedValue(field, value)).refused(
+                f"the engine {context.engine} accepts at most {most:g}"
+            )
 
 
 # -- schemas of requests, for the OpenAPI document ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing
 T = TypeVar("T")
 
 
-class Named(NamedTuple):
+class NamedValue(NamedTuple):
     """A parameter, with the name and the value that the client sent."""
 
     name: str
@@ -123,24 +123,24 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
         above: whether `least` itself is excluded.
         below: whether `most` itself is excluded.
     """
-    wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
+    expected = f"must be a number {'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
-        wanted += f" and {'below' if below else 'at most'} {most:g}"
+        expected += f" and {'below' if below else 'at most'} {most:g}"
     bounds = {"exclusiveMinimum" if above else "minimum": least, "exclusiveMaximum" if below else "maximum": most}
 
     @accepts(type="number", **{name: bound for name, bound in bounds.items() if math.isfinite(bound)})
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(wanted)
+            raise ValueError(expected)
         try:
             result = float(value)
         except OverflowError:
             result = math.inf
         result = 0.0 if abs(result) < _LEAST_NORMAL else result
         if not math.isfinite(result) or abs(result) > _MOST or result < least or result > most:
-            raise ValueError(wanted)
+            raise ValueError(expected)
         if (above and result == least) or (below and result == most):
-            raise ValueError(wanted)
+            raise ValueError(expected)
         return result
 
     return read
@@ -200,16 +200,16 @@ def cache_salt(value: Any) -> str:
 @accepts(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
 def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Read an object that maps token ids to the bias of their logits, as in OpenAI's API. Zeros are dropped."""
-    wanted = "must be an object that maps token ids to numbers from -100 to 100"
+    expected = "must be an object that maps token ids to numbers from -100 to 100"
     if not isinstance(value, dict):
-        raise ValueError(wanted)
+        raise ValueError(expected)
     bias = number(-100, 100)
     try:
         biases = {integer(0)(int(id)): bias(item) for id, item in value.items() if is_digits(id)}
     except ValueError:
-        raise ValueError(wanted) from None
+        raise ValueError(expected) from None
     if len(biases) < len(value):
-        raise ValueError(f"{wanted}, without duplicates")
+        raise ValueError(f"{expected}, without duplicates")
     return tuple((id, item) for id, item in sorted(biases.items()) if item)
 
 
@@ -271,10 +271,10 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     Raises:
         InvalidPayload: an adapter is unknown or contradicts the headers, or the list has the wrong length.
     """
-    given = body.get("adapters")
-    if given in (None, "", []):
+    value = body.get("adapters")
+    if value in (None, "", []):
         return [context.adapter] * num_prompts
-    names = given if isinstance(given, list) else [given] * num_prompts
+    names = value if isinstance(value, list) else [value] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
             f"'adapters' must be one name, or a list of one per prompt (names: {len(names)}, prompts: {num_prompts})"

@@ -121,8 +121,8 @@ class WholeReply(Reply):
     @property
     def _context(self) -> Sequence[Sequence[float]] | None:
         """The prompt's logits."""
-        found = (sequence.extras.context_logits for sequence in self._sequences)
-        return next((logits for logits in found if logits is not None), None)
+        all_logits = (sequence.extras.context_logits for sequence in self._sequences)
+        return next((logits for logits in all_logits if logits is not None), None)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence to which a delta of request number `index` belongs."""
@@ -298,8 +298,8 @@ class TokenStream(Reply, ABC):
         self._num_prompt_tokens += num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        place = index * self._each + delta.sequence
-        event = self._events[place]
+        position = index * self._each + delta.sequence
+        event = self._events[position]
         # 1. The most frequent case: plain tokens of a sequence that has started.
         if event is not None and delta.finish is None:
             self._num_tokens += len(delta.tokens)
@@ -315,23 +315,23 @@ class TokenStream(Reply, ABC):
             return encode(tokens[0]) if len(tokens) == 1 else b"".join(map(encode, tokens))
         # 4. Everything else, part by part.
         if delta.prefill is not None or delta.extras is not None:
-            self._take(place, delta)
+            self._take(position, delta)
         parts = [] if self._begun else [self._head()]
         self._begun = True
         if delta.finish is None:
             tokens, last = delta.tokens, None
         else:
             *tokens, last = delta.tokens or (NO_TOKEN,)
-        for position, token in enumerate(tokens):
-            if (event := self._events[place]) is not None:  # the sequence has started, so the rest is plain
-                self._num_tokens += len(tokens) - position
-                parts.append(fill(event, tokens[position:]))
+        for number, token in enumerate(tokens):
+            if (event := self._events[position]) is not None:  # the sequence has started, so the rest is plain
+                self._num_tokens += len(tokens) - number
+                parts.append(fill(event, tokens[number:]))
                 break
             self._num_tokens += token.id >= 0
-            parts.append(self._token(place, token))
+            parts.append(self._token(position, token))
         if last is not None:
             self._num_tokens += last.id >= 0
-            parts.append(self._last(place, last, self._finish(delta)))
+            parts.append(self._last(position, last, self._finish(delta)))
             self._unfinished -= 1
             self.finished = not self._unfinished
             if self.finished:
@@ -353,17 +353,17 @@ class TokenStream(Reply, ABC):
         """Render the part before the first token."""
         return b""
 
-    def _take(self, place: int, delta: Delta) -> None:
+    def _take(self, position: int, delta: Delta) -> None:
         """Record a delta's values other than tokens, before the tokens are rendered."""
         if not delta.sequence and delta.extras is not None:  # all sequences of a request report the same prompt
             self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 
     @abstractmethod
-    def _token(self, place: int, token: Token) -> bytes:
+    def _token(self, position: int, token: Token) -> bytes:
         """Render a token that is not the last of its sequence. The result may be empty."""
 
     @abstractmethod
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
         """Render the last token of a sequence, or NO_TOKEN if the last delta has no token. The result may be empty."""
 
     def _finish(self, delta: Delta) -> Finish:

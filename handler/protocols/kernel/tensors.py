@@ -59,15 +59,15 @@ class OutputTensors(NamedTuple):
     pad: int = -1
 
 
-def select_tensors(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
+def select_tensors(tensor_names: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
     """Return the output tensors that the request selects, or None if it selects none.
 
     Args:
-        named: the names in the request's `outputs`.
+        tensor_names: the names in the request's `outputs`.
         flags: the values of the input tensors that select output tensors, by name.
         pad: the token id that pads shorter sequences.
     """
-    names = tuple(name for name, flag in OUTPUTS.items() if name in named or flags.get(flag))
+    names = tuple(name for name, flag in OUTPUTS.items() if name in tensor_names or flags.get(flag))
     return OutputTensors(names, pad) if names else None
 
 

@@ -78,16 +78,16 @@ def read_string(value: Any, name: str) -> str:
     return value
 
 
-def read_list(value: Any, name: str, wanted: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Any]:
+def read_list(value: Any, name: str, expected: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Any]:
     """Check that a value is a non-empty list with an allowed number of texts, and return it.
 
     Args:
-        wanted: a description of valid values, for messages.
+        expected: a description of valid values, for messages.
     """
     if value == []:
-        raise NoTexts(f"'{name}' {wanted}")
+        raise NoTexts(f"'{name}' {expected}")
     if not isinstance(value, list):
-        raise InvalidPayload(f"'{name}' {wanted}")
+        raise InvalidPayload(f"'{name}' {expected}")
     if len(value) > most:
         raise TooManyTexts(f"'{name}' has {len(value)} {noun}; the maximum is {most}")
     return value
@@ -143,9 +143,9 @@ def embedding_requests(
     ]
 
 
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+def cosine(first: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine of two vectors of length 1."""
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return math.fsum(a * b for a, b in zip(first, other, strict=True))
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:

@@ -191,8 +191,8 @@ _relax_parameters = relaxed_by(
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
     """Read the model's name for the answer, and the LoRA adapter. `adapters` overrides `model`."""
-    (named,) = read_adapters(body, 1, context)
-    return read_model(body, context, served_name(context.config), named)
+    (adapter,) = read_adapters(body, 1, context)
+    return read_model(body, context, served_name(context.config), adapter)
 
 
 def served_name(config: Config) -> str:
@@ -227,14 +227,14 @@ class AsyncPrompt(Dialect):
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
         body = _relax(body)
-        given, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _WINNERS)
+        params, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _WINNERS)
         model, adapter = read_served(body, context)
         stream = read_stream(body)
-        streams = bool(read_field(given, "stream") if stream is None else stream)
+        streams = bool(read_field(params, "stream") if stream is None else stream)
         parameters = read_sampled(
-            given, context, generation=context.generation, max_new_tokens=_MAX_NEW_TOKENS, table=TABLE
+            params, context, generation=context.generation, max_new_tokens=_MAX_NEW_TOKENS, table=TABLE
         )
-        request = _request(body["inputs"], given, parameters, context, adapter)
+        request = _request(body["inputs"], params, parameters, context, adapter)
         if streams and request.sampling.prompt_logprobs:
             raise InvalidParameter("parameters.decoder_input_details=true: is not available when streaming")
 
@@ -247,19 +247,19 @@ class AsyncPrompt(Dialect):
         def as_openai() -> Reply:
             return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
 
-        names = [*_ignored(body, given, context), *overridden, *ignored(parameters)]
+        names = [*_ignored(body, params, context), *overridden, *ignored(parameters)]
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
 
 
 def _request(
     inputs: Any,
-    given: Mapping[str, Any],
+    params: Mapping[str, Any],
     parameters: ParsedParameters,
     context: ServerContext,
     adapter: Adapter | None,
 ) -> Request:
     prompt = _read_prompt(inputs)
-    flags = {name: read_field(given, name) for name in ("details", "return_full_text")}
+    flags = {name: read_field(params, name) for name in ("details", "return_full_text")}
     others, sampling = parameters.others, parameters.sampling
     return Request(
         text_of(prompt, "inputs", context),
@@ -283,15 +283,15 @@ def _read_prompt(inputs: Any) -> Text:
     return prompt
 
 
-def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerContext) -> list[str]:
+def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: ServerContext) -> list[str]:
     """List the fields without effect: unknown ones, and those that ask for values that LMI's answers leave out."""
-    unshown = [name for name in _UNSHOWN if given.get(name) not in (None, 0, 1)]
-    if given.get("decoder_input_details") and not given.get("details"):
+    unshown = [name for name in _UNSHOWN if params.get(name) not in (None, 0, 1)]
+    if params.get("decoder_input_details") and not params.get("details"):
         unshown.append("decoder_input_details")
-    if given.get("return_token_ids"):
+    if params.get("return_token_ids"):
         unshown.append("return_token_ids")
     names = [name for name in body if name not in FIELDS]
-    names += [f"parameters.{name}" for name in given if name not in _KNOWN]
+    names += [f"parameters.{name}" for name in params if name not in _KNOWN]
     return [*report_unknown(names, body, context), *(f"parameters.{name}" for name in unshown)]
 
 

@@ -42,7 +42,7 @@ _FOREIGN_NOTICE = (
 
 def without_foreign(table: Table) -> Table:
     """Return the table without the names that OpenAI's routes refuse, so that they count as unknown."""
-    return Table({name: one for name, one in table.parameters.items() if name not in FOREIGN}, table.prefix)
+    return Table({name: parameter for name, parameter in table.parameters.items() if name not in FOREIGN}, table.prefix)
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:

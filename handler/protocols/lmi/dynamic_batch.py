@@ -102,9 +102,13 @@ class LmiDynamicBatch(Dialect):
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
     """Return whether each text begins with its prompt. By default, the texts of whole answers do since LMI 0.29."""
-    said = read_field(parameters, "return_full_text")
+    full_text = read_field(parameters, "return_full_text")
     config = context.config
-    return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
+    return (
+        config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming
+        if full_text is None
+        else bool(full_text)
+    )
 
 
 def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:

@@ -49,9 +49,9 @@ class LmiEmbedding(TeiEmbed):
             return _TEI.parse(body, context)
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
-        given = read_parameters_field(body)
-        parsed = super().parse({**body, "parameters": given}, context)
-        unknown = [f"parameters.{name}" for name in given if name not in self.table.parameters]
+        params = read_parameters_field(body)
+        parsed = super().parse({**body, "parameters": params}, context)
+        unknown = [f"parameters.{name}" for name in params if name not in self.table.parameters]
         return parsed._replace(ignored=[*parsed.ignored, *report_unknown(unknown, body, context)])
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:

@@ -36,7 +36,7 @@ from handler.protocols.kernel.parameters import (
     read_all,
     request_fields,
 )
-from handler.protocols.kernel.readers import ADAPTERS, Named, merge_adapters, read_adapters, show
+from handler.protocols.kernel.readers import ADAPTERS, NamedValue, merge_adapters, read_adapters, show
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
 from handler.protocols.lmi.api import (
@@ -124,7 +124,7 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
     value = parameters.get(name)
     if value is None:
         return None
-    return Named(f"parameters.{name}", value).read(REQUEST_FIELDS[name])
+    return NamedValue(f"parameters.{name}", value).read(REQUEST_FIELDS[name])
 
 
 def read_stream(body: Mapping[str, Any]) -> bool | None:
@@ -232,8 +232,10 @@ def lmi_request(inputs: Shape) -> RequestShape:
 
     def shape(context: ServerContext) -> Shape:
         known = {**parameters(TABLE.parameters, context), **request_fields()}
-        told = {**nullable(inputs), "description": "May be omitted if parameters.input_ids is given"}
-        return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
+        prompt_shape = {**nullable(inputs), "description": "May be omitted if parameters.input_ids is given"}
+        return record(
+            {}, {**FIELDS, "inputs": prompt_shape, "parameters": {**FIELDS["parameters"], "properties": known}}
+        )
 
     return shape
 
@@ -311,10 +313,10 @@ class Lmi(Dialect):
         return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
 
     def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
-        named: Framing | None = read_field(parameters, "output_formatter")
+        framing: Framing | None = read_field(parameters, "output_formatter")
         if parameters.get("output_formatter") is None:
-            named = FRAMINGS.get(context.config.output_formatter or "")
-        return named or (self.stream_framing if stream else JSON)
+            framing = FRAMINGS.get(context.config.output_formatter or "")
+        return framing or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
         body = relaxed(body) if isinstance(body, dict) else {}
@@ -322,8 +324,8 @@ class Lmi(Dialect):
         parameters = content if isinstance(content, dict) else {}
 
         def stream() -> bool:
-            given = parameters.get("streaming")
-            return wants_stream(body, None if given is None else TABLE.parameters["streaming"].read(given))
+            streaming = parameters.get("streaming")
+            return wants_stream(body, None if streaming is None else TABLE.parameters["streaming"].read(streaming))
 
         streams = _readable(stream)
         framing = _readable(lambda: self._framing(parameters, context, streams))

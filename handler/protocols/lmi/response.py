@@ -119,13 +119,13 @@ class StreamReply(TokenStream):
             self._token_encoder = self._format.token_encoder(self._framing, self._texts)
         return self._token_encoder
 
-    def _take(self, place: int, delta: Delta) -> None:
+    def _take(self, position: int, delta: Delta) -> None:
         if delta.prefill is not None:
             self._prefill = delta.prefill
         if self._outputs is not None:
             self._outputs.take(delta)
 
-    def _token(self, place: int, token: Token) -> bytes:
+    def _token(self, position: int, token: Token) -> bytes:
         if (encode := self.token_encoder()) is not None:
             return encode(token)
         self._add(token)
@@ -135,7 +135,7 @@ class StreamReply(TokenStream):
     def _finish(self, delta: Delta) -> Finish:
         return finish_of(self._request, delta) or super()._finish(delta)
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
         if token is not NO_TOKEN:
             self._add(token)
         request, num_tokens = self._request, len(self._texts)
@@ -325,21 +325,21 @@ class BatchStream(TokenStream):
         self._waiting: list[deque[str]] = [deque() for _ in requests]
         self._ended = [False] * len(requests)
 
-    def _token(self, place: int, token: Token) -> bytes:
-        self._put(place, token)
+    def _token(self, position: int, token: Token) -> bytes:
+        self._put(position, token)
         if len(self._events) == 1:
             self._events[0] = _LINE
         return self._lines()
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
         if token is not NO_TOKEN:
-            self._put(place, token)
-        self._ended[place] = True
+            self._put(position, token)
+        self._ended[position] = True
         return self._lines()
 
-    def _put(self, place: int, token: Token) -> None:
-        before, self._befores[place] = self._befores[place], ""
-        self._waiting[place].append(before + token.text)
+    def _put(self, position: int, token: Token) -> None:
+        before, self._befores[position] = self._befores[position], ""
+        self._waiting[position].append(before + token.text)
 
     def _lines(self) -> bytes:
         """Remove and encode the complete lines, for which every prompt has a token or has ended."""

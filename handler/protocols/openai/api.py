@@ -19,7 +19,7 @@ from handler.core.errors import (
     Unauthorized,
 )
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.readers import Named
+from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.schema import Count, NotRequired
 
 FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
@@ -338,9 +338,9 @@ def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> P
     """
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
-        raise Named("limit", limit).refused(f"must be an integer from 1 to {most}")
+        raise NamedValue("limit", limit).refused(f"must be an integer from 1 to {most}")
     if order not in ("asc", "desc"):
-        raise Named("order", order).refused("must be asc or desc")
+        raise NamedValue("order", order).refused("must be asc or desc")
     return Page(int(limit), query.get("after", ""), order == "desc", query.get("purpose", ""))
 
 

@@ -19,7 +19,7 @@ from handler.core.media import MediaSource, Upload
 from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
 from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.messages import place, read_base64
+from handler.protocols.kernel.messages import media_part, read_base64
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, number
 from handler.protocols.kernel.reply import TokenStream, WholeReply
@@ -131,7 +131,7 @@ class TranscriptReply(WholeReply):
             "language": self._pieces[0][1].language if self._pieces else "",
             "duration": round(duration, 2),
             "text": self.text,
-            "segments": [_segment(number, one, self._temperature) for number, one in enumerate(self.segments)],
+            "segments": [_segment(number, segment, self._temperature) for number, segment in enumerate(self.segments)],
             "usage": {"type": "duration", "seconds": math.ceil(duration)},
         }
 
@@ -164,15 +164,15 @@ def _segment(number: int, segment: Segment, temperature: float) -> Transcription
 
 def _srt(reply: TranscriptReply) -> str:
     return "".join(
-        f"{number}\n{_clock(one.start, ',')} --> {_clock(one.end, ',')}\n{_line(one.text).replace('-->', '->')}\n\n"
-        for number, one in enumerate(reply.segments, 1)
+        f"{number}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{_line(s.text).replace('-->', '->')}\n\n"
+        for number, s in enumerate(reply.segments, 1)
     )
 
 
 def _vtt(reply: TranscriptReply) -> str:
     return "WEBVTT\n\n" + "".join(
-        f"{_clock(one.start, '.')} --> {_clock(one.end, '.')}\n{html.escape(_line(one.text), quote=False)}\n\n"
-        for one in reply.segments
+        f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{html.escape(_line(s.text), quote=False)}\n\n"
+        for s in reply.segments
     )
 
 
@@ -199,7 +199,7 @@ class TranscriptStream(TokenStream):
         self._texts: list[str] = []
         self._spaces: list[str] = []  # the white space after the last text, sent when more text follows
 
-    def _token(self, place: int, token: Token) -> bytes:
+    def _token(self, position: int, token: Token) -> bytes:
         text = "" if token.special else token.text
         words = text.rstrip()
         if not words:
@@ -211,8 +211,8 @@ class TranscriptStream(TokenStream):
         delta: TranscriptDelta = {"type": "transcript.text.delta", "delta": shown}
         return self._framing.encode(delta)
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        return self._token(place, token)
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
+        return self._token(position, token)
 
     def _end(self) -> bytes:
         usage = _usage(self._num_prompt_tokens, self._num_tokens)
@@ -238,12 +238,12 @@ def _response_format(value: Any) -> str:
 
 @accepts(anyOf=[{"const": "segment"}, {"type": "array", "items": {"const": "segment"}}])
 def _granularities(value: Any) -> bool:
-    named = value if isinstance(value, list) else [value]
-    if "word" in named:
+    names = value if isinstance(value, list) else [value]
+    if "word" in names:
         raise ValueError(f"is not supported: {_NO_WORDS}")
-    if any(one != "segment" for one in named):
+    if any(name != "segment" for name in names):
         raise ValueError("must be segment, or a list that has only segment")
-    return bool(named)
+    return bool(names)
 
 
 @accepts(type="string", maxLength=32)
@@ -341,7 +341,7 @@ class Transcriptions(OpenAiDialect):
         ignored = self.ignored(body, context)
         source = _read_file(body.get("file"), context)
         form, timed = _form(others)
-        asked = {"task": self.task, "language": others.get("language", ""), "prompt": others.get("words", "")}
+        arguments = {"task": self.task, "language": others.get("language", ""), "prompt": others.get("words", "")}
         windows = -(-context.config.max_audio_seconds // _SECONDS)
         temperature = others.get("warmth", 0.0)
         sampling = Sampling(
@@ -353,10 +353,10 @@ class Transcriptions(OpenAiDialect):
         request = Request(
             "",
             sampling,
-            messages=({"role": "user", "content": [place(source)]},),
+            messages=({"role": "user", "content": [media_part(source)]},),
             media=(source,),
             transcribes=True,
-            template=TemplateOptions(arguments=(*asked.items(), *([("timestamps", True)] if timed else []))),
+            template=TemplateOptions(arguments=(*arguments.items(), *([("timestamps", True)] if timed else []))),
             fill_context=True,
             adapter=adapter,
             names=FieldNames(prompt="file"),

@@ -15,7 +15,7 @@ from handler.core.media import Upload
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import HttpResponse
-from handler.protocols.kernel.readers import Named, integer, metadata, string
+from handler.protocols.kernel.readers import NamedValue, integer, metadata, string
 from handler.protocols.openai.api import BatchError, DeletedFile, OpenAiBatch, OpenAiFile
 
 INPUT, OUTPUT = "batch", "batch_output"
@@ -54,7 +54,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     if not isinstance(file, Upload):
         raise InvalidPayload("'file' must be a file with a filename, uploaded in the form")
     if purpose != INPUT:
-        raise Named("purpose", purpose).refused(f"must be {INPUT}: files are only stored for batches")
+        raise NamedValue("purpose", purpose).refused(f"must be {INPUT}: files are only stored for batches")
     anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     lifetime = LIFETIME
     if anchor is not None or seconds is not None:
@@ -100,17 +100,17 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
     for name in _FIELDS[:3]:
         if body.get(name) is None:
             raise InvalidPayload(f"'{name}' is missing")
-    input, endpoint, window = (Named(name, body[name]).read(string) for name in _FIELDS[:3])
+    input, endpoint, window = (NamedValue(name, body[name]).read(string) for name in _FIELDS[:3])
     if endpoint not in endpoints:
-        raise Named("endpoint", endpoint).refused(f"must be one of {', '.join(endpoints)}")
+        raise NamedValue("endpoint", endpoint).refused(f"must be one of {', '.join(endpoints)}")
     match = _WINDOW.fullmatch(window)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= LIFETIME:
-        raise Named("completion_window", window).refused(
+        raise NamedValue("completion_window", window).refused(
             "must be a number of minutes (m), hours (h) or days (d), such as 24h, of at most 30d"
         )
     if (pairs := body.get("metadata")) is not None:
-        Named("metadata", pairs).read(metadata)
+        NamedValue("metadata", pairs).read(metadata)
     expires = body.get("output_expires_after")
     lifetime = LIFETIME if expires is None else _read_lifetime("output_expires_after", expires)
     ignored = report_unknown([name for name in body if name not in _FIELDS], body, context)
@@ -120,8 +120,8 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
 def _read_lifetime(name: str, value: Any) -> int:
     """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return its seconds."""
     if not isinstance(value, dict) or value.get("anchor") != "created_at":
-        raise Named(name, value).refused("must be an object with 'anchor': 'created_at' and 'seconds'")
-    return Named(f"{name}.seconds", value.get("seconds")).read(_SECONDS)
+        raise NamedValue(name, value).refused("must be an object with 'anchor': 'created_at' and 'seconds'")
+    return NamedValue(f"{name}.seconds", value.get("seconds")).read(_SECONDS)
 
 
 def no_file(id: str) -> NotFound:
@@ -152,20 +152,20 @@ def deleted(id: str) -> DeletedFile:
     return {"id": id, "object": "file", "deleted": True}
 
 
-def new_batch(id: str, asked: NewBatch, now: float) -> OpenAiBatch:
+def new_batch(id: str, request: NewBatch, now: float) -> OpenAiBatch:
     return {
         "id": id,
         "object": "batch",
-        "endpoint": asked.endpoint,
+        "endpoint": request.endpoint,
         "errors": None,
-        "input_file_id": asked.input,
-        "completion_window": asked.completion_window,
+        "input_file_id": request.input,
+        "completion_window": request.completion_window,
         "status": "validating",
         "output_file_id": None,
         "error_file_id": None,
         "created_at": int(now),
         "in_progress_at": None,
-        "expires_at": int(now) + asked.window,
+        "expires_at": int(now) + request.window,
         "finalizing_at": None,
         "completed_at": None,
         "failed_at": None,
@@ -173,7 +173,7 @@ def new_batch(id: str, asked: NewBatch, now: float) -> OpenAiBatch:
         "cancelling_at": None,
         "cancelled_at": None,
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
-        "metadata": asked.metadata,
+        "metadata": request.metadata,
     }
 
 
@@ -252,8 +252,13 @@ def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str
     id = line_id(batch, line.number)
     body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())
     head = dumps({"id": id, "custom_id": line.custom_id})[:-1]
-    told = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
-    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (answer.status, dumps(id), body, told)
+    ignored_member = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
+    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (
+        answer.status,
+        dumps(id),
+        body,
+        ignored_member,
+    )
     return b'%b,%b,"error":null}\n' % (head, response)
 
 

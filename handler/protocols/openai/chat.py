@@ -155,12 +155,12 @@ class ChatStream(Stream[ChatChoice]):
         head: Head,
         format: ChatFormat,
         num_sequences: int,
-        wanted: Usage,
+        usage: Usage,
         framing: Framing = SSE_DONE,
         errors: ErrorFormat = ERRORS,
     ) -> None:
         choices = [ChatChoice(index) for index in range(num_sequences)]
-        super().__init__(head, choices, wanted, framing=framing, errors=errors)
+        super().__init__(head, choices, usage, framing=framing, errors=errors)
         self._format = format
         self._is_read = not format.form.is_text
         self._is_text = self._is_text and not self._is_read
@@ -182,10 +182,10 @@ class ChatStream(Stream[ChatChoice]):
     def _text_part(self, choice: ChatChoice, text: str) -> OpenAiChatPart:
         return self._choice_part(choice, {"content": text}, [], None)
 
-    def _token(self, place: int, token: Token) -> bytes:
-        choice = self._choices[place]
+    def _token(self, position: int, token: Token) -> bytes:
+        choice = self._choices[position]
         if choice.reader is None or choice.text_event is None:
-            return super()._token(place, token)
+            return super()._token(position, token)
         events = choice.reader.feed(token)
         if not events:
             return b""
@@ -513,7 +513,11 @@ class OpenAiChat(OpenAiDialect):
         """Read the parameters. Combine the requested structured output with the grammar for tool calls."""
         rule, table = tools.structured_output, self.table
         if rule is not None and not rule.allows_text:  # answers are tool calls, so a format for texts has no effect
-            others = {name: Parameter("", one.read) for name, one in table.parameters.items() if name in _ANSWER_RULES}
+            others = {
+                name: Parameter("", parameter.read)
+                for name, parameter in table.parameters.items()
+                if name in _ANSWER_RULES
+            }
             ruled = Parameter("structured_output", lambda value: rule)
             table = Table({**table.parameters, **others, "tool_choice": ruled})
         parameters = read_sampled(
@@ -526,9 +530,9 @@ class OpenAiChat(OpenAiDialect):
         )
         if (count := body.get("top_logprobs")) and not body.get("logprobs"):
             raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-        given, own = parameters.names.get("structured_output"), parameters.sampling.structured_output
-        if tools.choice == "auto" and given is not None and own is not None:
-            tools = tools.with_answer(own, given)
+        rule_name, own = parameters.names.get("structured_output"), parameters.sampling.structured_output
+        if tools.choice == "auto" and rule_name is not None and own is not None:
+            tools = tools.with_answer(own, rule_name)
             sampling = parameters.sampling._replace(structured_output=tools.structured_output or own)
             parameters = parameters._replace(sampling=sampling)
         return parameters, tools

@@ -123,18 +123,18 @@ class TextStream(Stream[TextChoice]):
         head: Head,
         format: TextFormat,
         num_sequences: int,
-        wanted: Usage,
+        usage: Usage,
         framing: Framing = SSE_DONE,
         errors: ErrorFormat = ERRORS,
     ) -> None:
         prompts = [prompt for prompt in format.prompts for _ in range(num_sequences)]
         choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
-        super().__init__(head, choices, wanted, len(format.prompts), framing, errors)
+        super().__init__(head, choices, usage, len(format.prompts), framing, errors)
         self._format = format
 
-    def _take(self, place: int, delta: Delta) -> None:
-        super()._take(place, delta)
-        self._choices[place].prefill = delta.prefill or ()
+    def _take(self, position: int, delta: Delta) -> None:
+        super()._take(position, delta)
+        self._choices[position].prefill = delta.prefill or ()
 
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
         chunk: OpenAiTextChunk = {**self._fields.value("text_completion"), "choices": choices, **counts}
@@ -186,7 +186,7 @@ class TextDocument(WholeAnswer):
                     : self._format.num_returned
                 ]
             choices += [
-                self._choice(len(choices) + place, prompt, sequence, prefill) for place, sequence in enumerate(tries)
+                self._choice(len(choices) + index, prompt, sequence, prefill) for index, sequence in enumerate(tries)
             ]
         return choices
 

@@ -23,12 +23,12 @@ from handler.protocols.kernel.parameters import (
     Parameter,
     ParsedParameters,
     Table,
-    named,
+    dialect_parameters,
     unsupported,
 )
 from handler.protocols.kernel.readers import (
     MAX_NAME,
-    Named,
+    NamedValue,
     boolean,
     choice,
     grammar,
@@ -162,7 +162,7 @@ class Stream(TokenStream, Generic[C]):
         self,
         head: Head,
         choices: Sequence[C],
-        wanted: Usage,
+        usage: Usage,
         num_requests: int = 1,
         framing: Framing = SSE_DONE,
         errors: ErrorFormat = ERRORS,
@@ -170,26 +170,26 @@ class Stream(TokenStream, Generic[C]):
         super().__init__(errors, framing, num_requests, len(choices) // num_requests)
         self._fields = head
         self._choices = choices
-        self._usage = wanted
-        counts: StreamUsage = {"usage": _COUNTS if wanted.always else None} if wanted.always or wanted.null else {}
+        self._usage = usage
+        counts: StreamUsage = {"usage": _COUNTS if usage.always else None} if usage.always or usage.null else {}
         self._event = template(framing.encode(self._value([SLOT], counts)))
-        self._is_text = not wanted.always  # True if `Choice.text_event` is a whole chunk
+        self._is_text = not usage.always  # True if `Choice.text_event` is a whole chunk
 
-    def _take(self, place: int, delta: Delta) -> None:
-        super()._take(place, delta)
-        self._choices[place].stop = delta.extras and delta.extras.stop
+    def _take(self, position: int, delta: Delta) -> None:
+        super()._take(position, delta)
+        self._choices[position].stop = delta.extras and delta.extras.stop
 
-    def _token(self, place: int, token: Token) -> bytes:
-        choice = self._choices[place]
+    def _token(self, position: int, token: Token) -> bytes:
+        choice = self._choices[position]
         if choice.text_event is not None:
             return self._text_chunk(choice.text_event, token.text)
-        return self._begin(choice, place, token)
+        return self._begin(choice, position, token)
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        part = self._part(self._choices[place], token, finish)
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
+        part = self._part(self._choices[position], token, finish)
         return b"" if part is None else self._chunk(JSON.encode(part))
 
-    def _begin(self, choice: C, place: int, token: Token) -> bytes:
+    def _begin(self, choice: C, position: int, token: Token) -> bytes:
         """Encode the first chunk of a choice. Set its template if later chunks differ only in their text."""
         part = self._part(choice, token, None)
         if part is None:
@@ -198,7 +198,7 @@ class Stream(TokenStream, Generic[C]):
         if self._is_plain:
             text_part = JSON.encode(self._text_part(choice, SLOT))
             choice.text_event = template(text_part if self._usage.always else self._chunk(text_part))
-            self._events[place] = choice.text_event if self._is_text else None
+            self._events[position] = choice.text_event if self._is_text else None
         return self._chunk(JSON.encode(part))
 
     def _text_chunk(self, event: bytes, text: str) -> bytes:
@@ -295,12 +295,12 @@ _STRUCTURED_OUTPUT_READERS = {
 @accepts(type="object", properties={name: {} for name in _STRUCTURED_OUTPUT_READERS})
 def structured_outputs(value: Any) -> StructuredOutput | None:
     """Read vLLM's `structured_outputs`, an object with exactly one field that is neither null nor false."""
-    wanted = f"must be an object with exactly one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
+    expected = f"must be an object with exactly one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
     items = value.items() if isinstance(value, dict) else ()
-    given = {name: item for name, item in items if item is not None and item is not False}
-    if len(given) != 1 or not given.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
-        raise ValueError(wanted)
-    ((name, item),) = given.items()
+    constraints = {name: item for name, item in items if item is not None and item is not False}
+    if len(constraints) != 1 or not constraints.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
+        raise ValueError(expected)
+    ((name, item),) = constraints.items()
     return _STRUCTURED_OUTPUT_READERS[name](item)
 
 
@@ -364,7 +364,7 @@ FOREIGN: Mapping[str, Parameter] = {
 """Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the answer."""
 
 _BOTH = {
-    **named("openai"),
+    **dialect_parameters("openai"),
     "seed": Parameter("seed", _seed),
     "temperature": Parameter("temperature", number(0, 2)),
     "logprobs": Parameter("", boolean),
@@ -465,11 +465,11 @@ def read_model(
 
 def _read_name(body: Mapping[str, Any]) -> str:
     """Return the value of `model`, or "" if it is absent."""
-    given = body.get("model")
-    if given is None or given == "":
+    model = body.get("model")
+    if model is None or model == "":
         return ""
     try:
-        name = string(given)
+        name = string(model)
     except ValueError as error:
         raise InvalidParameter(f"model: {error}") from None
     if len(name) > MAX_NAME:  # each chunk repeats it
@@ -512,7 +512,7 @@ def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, 
         return stream, read({})
     if not stream:
         raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
-    return True, Named("stream_options", options).read(read)
+    return True, NamedValue("stream_options", options).read(read)
 
 
 @accepts(

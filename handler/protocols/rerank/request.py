@@ -163,7 +163,9 @@ class Rerank(OpenAiDialect):
             return value if shown is None else {**value, "document": shown[index]}
 
         def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
-            scores = [cosine(vectors[0], vector) for vector in vectors[1:]] if embeds else [one for (one,) in vectors]
+            scores = (
+                [cosine(vectors[0], vector) for vector in vectors[1:]] if embeds else [value for (value,) in vectors]
+            )
             best_first = sorted(enumerate(scores), key=lambda item: -item[1])
             return {
                 "id": f"rerank-{new_uuid()}",
@@ -177,8 +179,8 @@ class Rerank(OpenAiDialect):
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:
     """Read the documents. Return each as an object with `text`."""
-    wanted = "must be a list of strings, or of objects with 'text'"
-    items = read_list([value] if isinstance(value, str) else value, "documents", wanted, noun="documents")
+    expected = "must be a list of strings, or of objects with 'text'"
+    items = read_list([value] if isinstance(value, str) else value, "documents", expected, noun="documents")
     documents = [item if isinstance(item, dict) else {"text": item} for item in items]
     for index, document in enumerate(documents):
         at = f"documents[{index}]"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from handler.core.errors import NotKept
-from handler.protocols.kernel.readers import Named
+from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.schema import Count, NotRequired
 from handler.protocols.openai.api import Listing
 
@@ -276,9 +276,9 @@ def check_retrieval(query: Mapping[str, str]) -> None:
         InvalidParameter: the query asks for a stream.
     """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
-        raise Named("stream", query["stream"]).refused("a stored response cannot be streamed; leave out stream")
+        raise NamedValue("stream", query["stream"]).refused("a stored response cannot be streamed; leave out stream")
     if query.get("starting_after"):
-        raise Named("starting_after", query["starting_after"]).refused(
+        raise NamedValue("starting_after", query["starting_after"]).refused(
             "a stored response cannot be streamed; leave out starting_after"
         )
 

@@ -38,9 +38,9 @@ from handler.protocols.kernel.messages import (
     read_arguments,
     string_at,
 )
-from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import (
-    Named,
+    NamedValue,
     integer,
     metadata,
     response_format,
@@ -124,7 +124,7 @@ _OF_VLLM = (
 
 TABLE = Table(
     {
-        **named("responses"),
+        **dialect_parameters("responses"),
         **{name: CHAT.parameters[name] for name in _OF_VLLM},
         "include_reasoning": unsupported("a response always has the reasoning", True),
         "enable_response_messages": unsupported("send the messages to /tokenize to see the prompt", False),
@@ -219,19 +219,19 @@ class InputReader(TurnsReader):
         Raises:
             InvalidPayload: an item is wrong. The message names the item and what is allowed, without its content.
         """
-        instructions, given = body.get("instructions"), body.get("input")
+        instructions, input = body.get("instructions"), body.get("input")
         if instructions is not None:
             if not isinstance(instructions, str):
                 raise InvalidPayload("'instructions' must be a string")
             add_to_turn(self.chat, "system", content=instructions)
-        if isinstance(given, str) and given:
-            given = [{"type": "message", "role": "user", "content": given}]
-        if not isinstance(given, list) or not given:
+        if isinstance(input, str) and input:
+            input = [{"type": "message", "role": "user", "content": input}]
+        if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         for index, item in enumerate(self._context.recalled.history):
             if not _is_half_a_call(item):
                 self._item(item, f"previous_response_id: item {index}")
-        for index, item in enumerate(given):
+        for index, item in enumerate(input):
             self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
         self._add_shown()
         if not self.chat:
@@ -278,9 +278,9 @@ class InputReader(TurnsReader):
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
     def _message(self, item: Mapping[str, Any], at: str) -> None:
-        content, place = item.get("content"), f"{at}.content"
+        content, path = item.get("content"), f"{at}.content"
         role = check_role(item.get("role"), at, _ROLES, self._context)
-        parts = self._parts.read(content, place, media=True) if role == "user" else [self._text(content, place)]
+        parts = self._parts.read(content, path, media=True) if role == "user" else [self._text(content, path)]
         for part in parts or [""]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
 
@@ -308,8 +308,8 @@ class InputReader(TurnsReader):
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
         field = "input" if item["type"] == "custom_tool_call" else "arguments"
-        id, given = string_at(item.get("call_id"), f"{at}.call_id"), item.get(field)
-        text = "" if given is None or given == [] else string_at(given, f"{at}.{field}")
+        id, text_value = string_at(item.get("call_id"), f"{at}.call_id"), item.get(field)
+        text = "" if text_value is None or text_value == [] else string_at(text_value, f"{at}.{field}")
         name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
         if len(text) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.{field} has {len(text)} characters; the maximum is {MAX_ARGUMENTS}")
@@ -333,11 +333,11 @@ def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type") or "message"
     id = item.get("id")
-    found = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
+    stored = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
     if kind == "message" and isinstance(text := item.get("content") or "", str):
         part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
-        found["content"] = [{**part, "text": text}]
-    return found if item.get("status") else {**found, "status": "completed"}
+        stored["content"] = [{**part, "text": text}]
+    return stored if item.get("status") else {**stored, "status": "completed"}
 
 
 def _is_half_a_call(item: Any) -> bool:
@@ -494,9 +494,9 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
         return _allowed(value, known)
     name = _name(value)
     if name not in known and (why := reader.left_out.get(name)):
-        raise Named("tool_choice", value).refused(f"{name} is left out, because {why} is not supported")
+        raise NamedValue("tool_choice", value).refused(f"{name} is left out, because {why} is not supported")
     if value.get("type") not in ("function", CUSTOM) or name not in known:
-        raise Named("tool_choice", value).refused(
+        raise NamedValue("tool_choice", value).refused(
             "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
             "'custom' and the 'name' of one of the tools"
         )
@@ -546,8 +546,8 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """
     if not isinstance(body, dict):
         return None
-    previous, given = body.get("previous_response_id"), body.get("input")
-    items = dict.fromkeys(filter(None, map(referenced, given))) if isinstance(given, list) else {}
+    previous, input = body.get("previous_response_id"), body.get("input")
+    items = dict.fromkeys(filter(None, map(referenced, input))) if isinstance(input, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; the maximum is {MAX_REFERENCES}")
     return Wanted(
@@ -563,10 +563,10 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     """
     if context.keeper is None:
         return False
-    store = Named("store", body.get("store"))
+    store = NamedValue("store", body.get("store"))
     if store.value is not None and not isinstance(store.value, bool):
         raise store.refused("must be true or false")
-    previous = Named("previous_response_id", body.get("previous_response_id"))
+    previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
     state = context.recalled.state
@@ -758,9 +758,9 @@ def _effort(body: Mapping[str, Any]) -> Any:
     if reasoning is None:
         return None
     if not isinstance(reasoning, dict) or reasoning.keys() - _REASONING.keys():
-        raise Named("reasoning", reasoning).refused("must be an object with 'effort', 'summary' or both")
+        raise NamedValue("reasoning", reasoning).refused("must be an object with 'effort', 'summary' or both")
     if (effort := reasoning.get("effort")) is not None and effort not in EFFORTS:
-        raise Named("reasoning", reasoning).refused(f"'effort' must be one of {', '.join(EFFORTS)}")
+        raise NamedValue("reasoning", reasoning).refused(f"'effort' must be one of {', '.join(EFFORTS)}")
     return effort
 
 

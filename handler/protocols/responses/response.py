@@ -96,37 +96,37 @@ class Items:
         return self._numbers - 1
 
     def feed(self, events: Iterable[Event]) -> list[OpenAiResponseEvent]:
-        found: list[OpenAiResponseEvent] = []
+        response_events: list[OpenAiResponseEvent] = []
         for event in events:
             if isinstance(event, str):
-                self._text(event, found)
+                self._text(event, response_events)
             elif isinstance(event, Reasoning):
                 if self.open is None or self.open["type"] != "reasoning":
-                    self._begin(self._reasoning(), found)
-                self._add(event.text, found)
+                    self._begin(self._reasoning(), response_events)
+                self._add(event.text, response_events)
             elif self._most_calls is not None and event.number >= self._most_calls:
                 continue
             elif isinstance(event, CallStart):
-                self._begin(self._call(self._origins.get(event.name, Origin("", event.name))), found)
+                self._begin(self._call(self._origins.get(event.name, Origin("", event.name))), response_events)
             elif isinstance(event, Arguments):
                 if self.open is not None and self.open["type"] == "custom_tool_call":
                     self.parts.append(event.text)  # JSON around the text, which is sent at the end
                 else:
-                    self._add(event.text, found)
+                    self._add(event.text, response_events)
             else:
                 self.broken |= not event.whole
-                self._close(found, status="completed" if event.whole else "incomplete")
-        return found
+                self._close(response_events, status="completed" if event.whole else "incomplete")
+        return response_events
 
     def end(self, *, complete: bool) -> list[OpenAiResponseEvent]:
         """Return the events that end the last item."""
-        found: list[OpenAiResponseEvent] = []
+        events: list[OpenAiResponseEvent] = []
         if self._space and not self.output:
             space = self._space
-            self._begin(self._message(), found)
-            self._add(space, found)
-        self._close(found, status="completed" if complete else "incomplete")
-        return found
+            self._begin(self._message(), events)
+            self._add(space, events)
+        self._close(events, status="completed" if complete else "incomplete")
+        return events
 
     def delta(self, text: str, number: int) -> Delta:
         """Return an event with the next part of the open item's text."""
@@ -157,41 +157,41 @@ class Items:
     def _part_event(self, type: PartState, item: ResponseItem, part: Part) -> PartEvent:
         return {"type": type, **self._text_place(item, self.number()), "part": part}
 
-    def _text(self, text: str, found: list[OpenAiResponseEvent]) -> None:
+    def _text(self, text: str, events: list[OpenAiResponseEvent]) -> None:
         if self.open is None or self.open["type"] != "message":
             self._space += text
             if not self._space.strip():
                 return
             text = self._space
-            self._begin(self._message(), found)
-        self._add(text, found)
+            self._begin(self._message(), events)
+        self._add(text, events)
 
-    def _begin(self, item: ResponseItem, found: list[OpenAiResponseEvent]) -> None:
-        self._close(found)
+    def _begin(self, item: ResponseItem, events: list[OpenAiResponseEvent]) -> None:
+        self._close(events)
         self.open, self._space, self.parts = item, "", []
         self.output.append(item)
         self._delta = self._empty_delta(item)
-        found.append(self._item_event("response.output_item.added", item))
+        events.append(self._item_event("response.output_item.added", item))
         if item["type"] == "message":
-            found.append(self._part_event("response.content_part.added", item, _output_text("")))
+            events.append(self._part_event("response.content_part.added", item, _output_text("")))
         elif item["type"] == "reasoning":
-            found.append(self._part_event("response.content_part.added", item, _reasoning_text("")))
+            events.append(self._part_event("response.content_part.added", item, _reasoning_text("")))
 
-    def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
+    def _add(self, text: str, events: list[OpenAiResponseEvent]) -> None:
         assert self.open is not None, "text always belongs to an open item"
         self.parts.append(text)
-        found.append(self.delta(text, self.number()))
+        events.append(self.delta(text, self.number()))
 
-    def _close(self, found: list[OpenAiResponseEvent], *, status: Status = "completed") -> None:
+    def _close(self, events: list[OpenAiResponseEvent], *, status: Status = "completed") -> None:
         item = self.open
         if item is None:
             return
         item["status"] = status
-        self._finish(item, "".join(self.parts), found)
-        found.append(self._item_event("response.output_item.done", item))
+        self._finish(item, "".join(self.parts), events)
+        events.append(self._item_event("response.output_item.done", item))
         self.open = None
 
-    def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
+    def _finish(self, item: ResponseItem, text: str, events: list[OpenAiResponseEvent]) -> None:
         """Put the whole text into an item, and add the events that end its content."""
         done: Done
         if item["type"] == "function_call":
@@ -199,24 +199,24 @@ class Items:
             if item["status"] == "completed":  # clients execute the call when they get the event
                 call, name = self._call_place(item, self.number()), item["name"]
                 done = {"type": "response.function_call_arguments.done", **call, "name": name, "arguments": text}
-                found.append(done)
+                events.append(done)
         elif item["type"] == "custom_tool_call":
             text = item["input"] = _custom_input(text)
             if item["status"] == "completed":
-                found.append(self.delta(text, self.number()))
+                events.append(self.delta(text, self.number()))
                 call = self._call_place(item, self.number())
                 done = {"type": "response.custom_tool_call_input.done", **call, "input": text}
-                found.append(done)
+                events.append(done)
         elif item["type"] == "message":
-            part, place = _output_text(text), self._text_place(item, self.number())
+            part, indices = _output_text(text), self._text_place(item, self.number())
             item["content"] = [part]
-            done = {"type": "response.output_text.done", **place, "text": text, "logprobs": []}
-            found += [done, self._part_event("response.content_part.done", item, part)]
+            done = {"type": "response.output_text.done", **indices, "text": text, "logprobs": []}
+            events += [done, self._part_event("response.content_part.done", item, part)]
         else:
-            thought, place = _reasoning_text(text), self._text_place(item, self.number())
+            thought, indices = _reasoning_text(text), self._text_place(item, self.number())
             item["content"] = [thought]
-            done = {"type": "response.reasoning_text.done", **place, "text": text}
-            found += [done, self._part_event("response.content_part.done", item, thought)]
+            done = {"type": "response.reasoning_text.done", **indices, "text": text}
+            events += [done, self._part_event("response.content_part.done", item, thought)]
 
     def _message(self) -> MessageItem:
         id = self._new_id("msg")
@@ -389,7 +389,7 @@ class ResponseStream(BlockStream):
             self._settings.keeping.begin(response["id"], response)
         return self._encode([self._told(response, "response.created"), self._told(response)])
 
-    def _token(self, place: int, token: Token) -> bytes:
+    def _token(self, position: int, token: Token) -> bytes:
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
@@ -415,8 +415,8 @@ class ResponseStream(BlockStream):
             self._text_event = template(named_event(self._items.delta(SLOT, NUMBER)))
         return b"".join(chunks)
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        rest = self._token(place, token) if token.text or self._reader is not None else b""
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
+        rest = self._token(position, token) if token.text or self._reader is not None else b""
         rest += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_thoughts)
@@ -547,7 +547,7 @@ def _tool(tool: Any) -> Any:
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
 
 
-def _format(given: Any) -> Any:
-    if not isinstance(given, dict) or given.get("type") != "json_schema":
-        return given or {"type": "text"}
-    return {"description": None, **given, "strict": given.get("strict") is True}
+def _format(format: Any) -> Any:
+    if not isinstance(format, dict) or format.get("type") != "json_schema":
+        return format or {"type": "text"}
+    return {"description": None, **format, "strict": format.get("strict") is True}

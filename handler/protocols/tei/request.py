@@ -167,10 +167,10 @@ class Tei(Dialect):
         raise NotImplementedError
 
     def parameters(
-        self, given: Mapping[str, Any], context: ServerContext
+        self, params: Mapping[str, Any], context: ServerContext
     ) -> tuple[Mapping[str, Any], Truncation | None]:
         """Return the parameters of the table, and how to truncate texts."""
-        others = read_all(given, context, defaults={}, table=self.table).others
+        others = read_all(params, context, defaults={}, table=self.table).others
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
     def parsed(
@@ -247,9 +247,9 @@ class TeiEmbed(Tei):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: vectors, json_of)
 
-    def requests(self, inputs: Any, given: Mapping[str, Any], context: ServerContext) -> list[Request]:
-        """Return one request per text of `inputs`, with the parameters `given`."""
-        others, truncation = self.parameters(given, context)
+    def requests(self, inputs: Any, params: Mapping[str, Any], context: ServerContext) -> list[Request]:
+        """Return one request per text of `inputs`, with the parameters `params`."""
+        others, truncation = self.parameters(params, context)
         texts = read_texts(inputs, "inputs")
         if (name := others.get("prompt_name")) is not None:
             start = check_prompt_name(name, context)
@@ -340,8 +340,8 @@ def _pair(item: Any, name: str) -> tuple[str, str | None]:
 
 
 def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPrediction]:
-    named = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
-    ranked = sorted(zip(scores, named, strict=True), key=lambda item: -item[0])
+    names = [labels[index] if index < len(labels) else f"LABEL_{index}" for index in range(len(scores))]
+    ranked = sorted(zip(scores, names, strict=True), key=lambda item: -item[0])
     return [{"score": score, "label": label} for score, label in ranked]
 
 

@@ -308,11 +308,11 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
     most = error.most
     if isinstance(error, PromptTooLong):
         most += 1
-        wanted = 0 if request is None or request.fill_context else min(request.sampling.max_new_tokens, SLICE)
-        if error.num_prompt + wanted <= most:
+        num_new = 0 if request is None or request.fill_context else min(request.sampling.max_new_tokens, SLICE)
+        if error.num_prompt + num_new <= most:
             return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
     else:
-        wanted = error.wanted
+        num_new = error.wanted
     num_prompt = error.given if isinstance(error, PromptTooLong) else error.num_prompt
-    given = f"Given: {num_prompt} `inputs` tokens and {wanted} `max_new_tokens`"
-    return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {given}"
+    sizes = f"Given: {num_prompt} `inputs` tokens and {num_new} `max_new_tokens`"
+    return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {sizes}"

@@ -13,7 +13,7 @@ from typing import Any
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenEncoder
-from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
+from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, read_all
 from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
@@ -58,7 +58,7 @@ MINDIE_TOP_LEVEL: Mapping[str, Kind] = {
 
 TABLE = Table(
     {
-        **named("mindie"),
+        **dialect_parameters("mindie"),
         "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
     },
     "parameters.",
@@ -161,33 +161,33 @@ def _tokens(tokens: Sequence[Token]) -> list[MindieToken]:
 
 def _check_limits(read: Body, context: ServerContext) -> None:
     """Check the ranges of the body's fields, as MindIE does."""
-    given = read.parameters
-    no_prefill = not (read.stream and given.get("decoder_input_details"))
+    params = read.parameters
+    no_prefill = not (read.stream and params.get("decoder_input_details"))
     require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
     require(read.inputs != "", "`inputs` cannot be empty")
     size = len(read.inputs)
     require(size <= MAX_CHARACTERS, f"`inputs` must have at most {MAX_CHARACTERS} characters. Given: {size}")
-    check_sampling({name: value for name, value in given.items() if name != "typical_p"})
-    require(0 < given.get("typical_p", 1) <= 1, "`typical_p` must be > 0.0 and <= 1.0")
+    check_sampling({name: value for name, value in params.items() if name != "typical_p"})
+    require(0 < params.get("typical_p", 1) <= 1, "`typical_p` must be > 0.0 and <= 1.0")
     most = (1 << 31) - 1 if context.vocabulary is None else len(context.vocabulary) - 1
-    require(given.get("top_k", 1) <= most, f"`top_k` must be <= {most}. Given: {given.get('top_k')}")
-    require(given.get("seed", 1) > 0, "`seed` must be strictly positive")
-    require(given.get("max_new_tokens", 1) > 0, "`max_new_tokens` must be strictly positive")
-    check_truncate(given, context)
+    require(params.get("top_k", 1) <= most, f"`top_k` must be <= {most}. Given: {params.get('top_k')}")
+    require(params.get("seed", 1) > 0, "`seed` must be strictly positive")
+    require(params.get("max_new_tokens", 1) > 0, "`max_new_tokens` must be strictly positive")
+    check_truncate(params, context)
 
 
 def _request(read: Body, context: ServerContext) -> Request:
-    given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
-    parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": 20}, table=TABLE)
+    params = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
+    parameters = read_all(params, context, defaults={**TGI_DEFAULTS, "max_new_tokens": 20}, table=TABLE)
     sampling = parameters.sampling
-    details = given.get("details", False) or sampling.prompt_logprobs
+    details = params.get("details", False) or sampling.prompt_logprobs
     if details and sampling.seed is None:
         sampling = sampling._replace(seed=random.randrange(1, 1 << 53))  # MindIE's details always have a seed
     return Request(
         prompt=read.inputs,
         sampling=sampling,
-        truncation=keep_last(given.get("truncate")),
+        truncation=keep_last(params.get("truncate")),
         details=details,
-        full_text=given.get("return_full_text", False),
+        full_text=params.get("return_full_text", False),
         adapter=parameters.others.get("adapter"),
     )

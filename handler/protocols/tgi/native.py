@@ -18,7 +18,7 @@ from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
-from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, named, read_all
+from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, dialect_parameters, read_all
 from handler.protocols.kernel.readers import integer, show, tgi_grammar
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
 from handler.protocols.kernel.schema import Shape, nullable, record
@@ -144,14 +144,14 @@ def read_body(
     fields = _read_fields(body, top_level, "")
     if "inputs" not in fields:
         raise WrongType("missing field `inputs`")
-    given = fields.get("parameters")
-    typed = {} if given is None else _read_fields(given, parameters, "parameters.")
-    return Body(fields["inputs"], typed, given is not None, bool(fields.get("stream")))
+    params = fields.get("parameters")
+    typed = {} if params is None else _read_fields(params, parameters, "parameters.")
+    return Body(fields["inputs"], typed, params is not None, bool(fields.get("stream")))
 
 
-def _read_fields(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
+def _read_fields(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
     fields = {}
-    for name, value in given.items():
+    for name, value in values.items():
         kind = kinds.get(name)
         if kind is None or (value is None and kind.null):
             continue
@@ -207,46 +207,46 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
     Raises:
         OutOfRange: a value is out of range. The message is TGI's.
     """
-    given = body.parameters
-    best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
+    params = body.parameters
+    best_of, do_sample = params.get("best_of", 1), params.get("do_sample", not body.has_parameters)
     if stream:
         require(best_of == 1, "`best_of` != 1 is not supported when streaming tokens")
-        no_prefill = not given.get("decoder_input_details")
+        no_prefill = not params.get("decoder_input_details")
         require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
     require(best_of <= MAX_BEST_OF, f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}")
-    sampled = do_sample or not given.keys().isdisjoint(("temperature", "top_k", "top_p", "typical_p"))
+    sampled = do_sample or not params.keys().isdisjoint(("temperature", "top_k", "top_p", "typical_p"))
     require(best_of <= 1 or sampled, "you must use sampling when `best_of` is > 1")
-    check_sampling(given)
-    require(given.get("max_new_tokens") != 0, "`max_new_tokens` must be strictly positive")
-    num_stops = len(given.get("stop", ()))
+    check_sampling(params)
+    require(params.get("max_new_tokens") != 0, "`max_new_tokens` must be strictly positive")
+    num_stops = len(params.get("stop", ()))
     require(num_stops <= MAX_STOPS, f"`stop` supports up to {MAX_STOPS} stop sequences. Given: {num_stops}")
-    require(best_of <= 1 or "seed" not in given, "`seed` must not be set when `best_of` > 1")
-    top = given.get("top_n_tokens", 0)
+    require(best_of <= 1 or "seed" not in params, "`seed` must not be set when `best_of` > 1")
+    top = params.get("top_n_tokens", 0)
     require(top <= MAX_TOP_TOKENS, f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_TOKENS}. Given: {top}")
     require(body.inputs != "", "`inputs` cannot be empty")
-    check_truncate(given, context)
-    if "grammar" in given:
+    check_truncate(params, context)
+    if "grammar" in params:
         try:
-            tgi_grammar(given["grammar"])
+            tgi_grammar(params["grammar"])
         except ValueError as error:
             raise OutOfRange(f"grammar is not valid: it {error}") from None
 
 
-def check_sampling(given: Mapping[str, Any]) -> None:
+def check_sampling(params: Mapping[str, Any]) -> None:
     """Check the ranges that TGI and MindIE share, in TGI's order."""
     for name in ("temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p", "top_k"):
         match PARAMETERS[name].schema:
             case {"exclusiveMinimum": least, "exclusiveMaximum": most}:
-                require(least < given.get(name, 0.5) < most, f"`{name}` must be > {least:.1f} and < {most:.1f}")
+                require(least < params.get(name, 0.5) < most, f"`{name}` must be > {least:.1f} and < {most:.1f}")
             case {"exclusiveMinimum": least}:
-                require(given.get(name, 1) > least, f"`{name}` must be strictly positive")
+                require(params.get(name, 1) > least, f"`{name}` must be strictly positive")
             case {"minimum": least, "maximum": most}:
-                require(least <= given.get(name, 0) <= most, f"`{name}` must be >= {least:.1f} and <= {most:.1f}")
+                require(least <= params.get(name, 0) <= most, f"`{name}` must be >= {least:.1f} and <= {most:.1f}")
 
 
-def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:
+def check_truncate(params: Mapping[str, Any], context: ServerContext) -> None:
     """Check that `truncate` leaves room for one new token."""
-    truncate, total = given.get("truncate", 1), context.most_tokens()
+    truncate, total = params.get("truncate", 1), context.most_tokens()
     most = (1 << 32) if total is None else total - 1
     text = "`truncate` must be strictly positive and less than"
     require(0 < truncate <= most, f"{text} {most}. Given: {truncate}")
@@ -254,7 +254,7 @@ def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:
 
 TABLE = Table(
     {
-        **named("tgi"),
+        **dialect_parameters("tgi"),
         "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
     },
     "parameters.",
@@ -352,8 +352,8 @@ class Tgi(TgiFormat, Dialect):
         read = read_body(body)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
-        given, lacking = _sampling_inferred(read, context)
-        request = self._request(read, given, context)
+        params, lacking = _sampling_inferred(read, context)
+        request = self._request(read, params, context)
         ignored = [*unknown(body, context), *lacking]
         if read.stream and not stream:
             ignored.append("stream")  # this route does not read it
@@ -371,18 +371,18 @@ class Tgi(TgiFormat, Dialect):
             return TgiErrors(streams=True)
         return self.errors
 
-    def _request(self, read: Body, given: Mapping[str, Any], context: ServerContext) -> Request:
-        parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
+    def _request(self, read: Body, params: Mapping[str, Any], context: ServerContext) -> Request:
+        parameters = read_all(params, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
         sampling = parameters.sampling
-        details = given.get("details", False) or sampling.prompt_logprobs
+        details = params.get("details", False) or sampling.prompt_logprobs
         return Request(
             prompt=read.inputs,
             sampling=context.with_seed(sampling) if details else sampling,
-            truncation=keep_last(given.get("truncate")),
+            truncation=keep_last(params.get("truncate")),
             details=details,
-            full_text=given.get("return_full_text", self._full_text),
+            full_text=params.get("return_full_text", self._full_text),
             adapter=parameters.others.get("adapter"),
-            fill_context="max_new_tokens" not in given,
+            fill_context="max_new_tokens" not in params,
             min_free_tokens=SLICE,
         )
 
@@ -401,9 +401,9 @@ class Tgi(TgiFormat, Dialect):
 
     def _details(self, output: WholeOutput) -> TgiDetails:
         request, best, others, _ = output
-        told = self._sequence(request, best)
+        details = self._sequence(request, best)
         more: TgiOthers = {"best_of_sequences": [self._other(request, other) for other in others]} if others else {}
-        return {**told, **more, **self._tops(request, best)}
+        return {**details, **more, **self._tops(request, best)}
 
     def _sequence(self, request: Request, sequence: SequenceOutput) -> TgiOutput:
         num_tokens = len(sequence.tokens)
@@ -429,14 +429,14 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
     Returns:
         The parameters, and the names of the removed ones.
     """
-    given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
-    asked = given.get("do_sample", not read.has_parameters) or given.get("best_of", 1) > 1
-    shapes = [] if asked else [name for name in _SHAPING if given.get(name) not in (None, SAMPLING_DEFAULTS[name])]
+    params = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
+    sampled = params.get("do_sample", not read.has_parameters) or params.get("best_of", 1) > 1
+    shapes = [] if sampled else [name for name in _SHAPING if params.get(name) not in (None, SAMPLING_DEFAULTS[name])]
     lacking = [name for name in shapes if name in context.unsupported]
     for name in lacking:
-        del given[name]
-    given["do_sample"] = asked or len(shapes) > len(lacking)
-    return given, [f"parameters.{name}" for name in lacking]
+        del params[name]
+    params["do_sample"] = sampled or len(shapes) > len(lacking)
+    return params, [f"parameters.{name}" for name in lacking]
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
@@ -503,15 +503,17 @@ class _TgiChatTokenize(_TgiTokenize):
             raise WrongType("missing field `messages`")
         if body.get("tools"):
             raise OutOfRange("`tools` are not rendered by this route")  # ignoring them would change the prompt
-        given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
-        options = {name: _read(name, given.pop(name)) for name in _TOKENIZE_SHAPING if name in given}
+        params = {
+            name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")
+        }
+        options = {name: _read(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params}
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
         messages, _, ignored = read_messages(body["messages"], text_only)
         try:
             template, unread = read_template(options, messages, context)
         except InvalidParameter as error:
             raise OutOfRange(error.message) from None
-        others = [name for name in given if name not in _NO_EFFECT]
+        others = [name for name in params if name not in _NO_EFFECT]
         ignored = report_unknown([*ignored, *unread, *others], body, context, generates=False)
         laid, _ = lay_out(messages, (), context.chat_template, choose_format(context))
         reply = PromptDocument(_chat_tokens)

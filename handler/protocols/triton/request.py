@@ -258,7 +258,7 @@ _BESIDE_SAMPLING = frozenset(
 _SAMPLING = "sampling_parameters"
 
 
-def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def join_sampling(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Replace all other sampling parameters with those in `sampling_parameters`, as vLLM's backend does.
 
     Returns:
@@ -267,31 +267,31 @@ def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         InvalidParameter: `sampling_parameters` is not a JSON object in a string.
     """
-    if _SAMPLING not in given:
-        return dict(given), []
-    text = _unpack(given[_SAMPLING])
+    if _SAMPLING not in inputs:
+        return dict(inputs), []
+    text = _unpack(inputs[_SAMPLING])
     try:
-        named = loads(text) if isinstance(text, str) else None
+        params = loads(text) if isinstance(text, str) else None
     except ValueError:
-        named = None
-    if not isinstance(named, dict):
+        params = None
+    if not isinstance(params, dict):
         raise InvalidParameter(f"{_SAMPLING}={show(text)}: must be a JSON object in a string")
-    named = {name: from_text(name, value) for name, value in named.items() if value is not None}
+    params = {name: from_text(name, value) for name, value in params.items() if value is not None}
     known = {
-        name: value for name, value in named.items() if name in INPUTS and name not in (*_BESIDE_SAMPLING, _SAMPLING)
+        name: value for name, value in params.items() if name in INPUTS and name not in (*_BESIDE_SAMPLING, _SAMPLING)
     }
-    kept = {name: value for name, value in given.items() if name in _BESIDE_SAMPLING or name == _SAMPLING}
-    replaced = [name for name, value in given.items() if name not in kept and named.get(name) != value]
-    return {**kept, **known}, [*(f"{_SAMPLING}.{name}" for name in named if name not in known), *replaced]
+    kept = {name: value for name, value in inputs.items() if name in _BESIDE_SAMPLING or name == _SAMPLING}
+    replaced = [name for name, value in inputs.items() if name not in kept and params.get(name) != value]
+    return {**kept, **known}, [*(f"{_SAMPLING}.{name}" for name in params if name not in known), *replaced]
 
 
-def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
+def join_guide(values: Mapping[str, Any]) -> dict[str, Any]:
     """Join the two inputs of guided decoding into one.
 
     Raises:
         InvalidParameter: guided_decoding_guide_type is missing or unknown.
     """
-    inputs = dict(given)
+    inputs = dict(values)
     kind = _unpack(inputs.pop("guided_decoding_guide_type", ""))
     structured_output = _unpack(inputs.pop("guided_decoding_guide", ""))
     if kind == "":
@@ -303,27 +303,27 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**inputs, "guided_decoding_guide": {kind: structured_output}}
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def defaults(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of Sampling that depend on the inputs. With `sampling_parameters`, they are vLLM's."""
-    limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in given else {}
-    return {"do_sample": _samples(given), **limit}
+    limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in inputs else {}
+    return {"do_sample": _samples(inputs), **limit}
 
 
 _VLLM_MAX_TOKENS = 16
 
 
-def _samples(given: Mapping[str, Any]) -> bool:
+def _samples(inputs: Mapping[str, Any]) -> bool:
     """Return whether the inputs ask for sampling, according to the rules of TensorRT-LLM's LLM API.
 
     Raises:
         InvalidParameter: the parameters ask for both sampling and beam search.
     """
-    temperature = _number(given, "temperature", "sampling_param_temperature")
-    if _SAMPLING in given:
+    temperature = _number(inputs, "temperature", "sampling_param_temperature")
+    if _SAMPLING in inputs:
         return temperature != 0  # vLLM's rule
-    k = _number(given, "top_k", "sampling_param_top_k")
-    p = _number(given, "top_p", "sampling_param_top_p")
-    beams = _number(given, "beam_width")
+    k = _number(inputs, "top_k", "sampling_param_top_k")
+    p = _number(inputs, "top_p", "sampling_param_top_p")
+    beams = _number(inputs, "beam_width")
     if temperature == 0 or k == 1:
         return False
     if beams is None or beams <= 1:
@@ -333,11 +333,11 @@ def _samples(given: Mapping[str, Any]) -> bool:
     return False
 
 
-def _number(given: Mapping[str, Any], *names: str) -> float | None:
+def _number(inputs: Mapping[str, Any], *names: str) -> float | None:
     """Return the value of the first input of `names` that is given, or None if it is not a number."""
     for name in names:
-        if name in given:
-            value = _unpack(given[name])
+        if name in inputs:
+            value = _unpack(inputs[name])
             return value if isinstance(value, int | float) and not isinstance(value, bool) else None
     return None
 
@@ -406,14 +406,14 @@ class Triton(Dialect):
             raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
         if len(id) > MAX_NAME:  # each response repeats it
             raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; the maximum is {MAX_NAME}")
-        given, unknown = _read_names(body)
-        prompt = _read_prompt(given, id, context)
-        given, replaced = join_sampling(given)
-        given = join_guide(given)
-        parameters = read_all(given, context, defaults=defaults(given), table=TABLE)
+        inputs, unknown = _read_names(body)
+        prompt = _read_prompt(inputs, id, context)
+        inputs, replaced = join_sampling(inputs)
+        inputs = join_guide(inputs)
+        parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
         ignored = report_unknown([*unknown, *replaced], body, context)
         streams = self._streams(parameters)
-        request = _request(prompt, parameters, ignores_end=given.get("ignore_eos") in (True, [True]))
+        request = _request(prompt, parameters, ignores_end=inputs.get("ignore_eos") in (True, [True]))
         fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
         if id:
             fixed["id"] = id
@@ -422,7 +422,7 @@ class Triton(Dialect):
             fixed,
             select_tensors((), _tensors(parameters), -1),
             frozenset(name for name in _EXTRAS if parameters.others.get(name)),
-            "" if _without_prompt(given, parameters, streams) else prompt,
+            "" if _without_prompt(inputs, parameters, streams) else prompt,
         )
         errors = TritonErrors(events=True)
         if streams:
@@ -456,7 +456,7 @@ def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     parameters = body.get("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidPayload("Expected JSON object for keyword: 'parameters'")
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     unknown: list[str] = []
     for prefix, names in (("", body), ("parameters.", parameters)):
         for name, value in names.items():
@@ -468,26 +468,26 @@ def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 raise InvalidParameter(f"{where}parameter '{name[:64]}' has invalid type. {kinds}")
             if not _is_input(name):
                 unknown.append(prefix + name)
-            elif name in given:
+            elif name in inputs:
                 raise InvalidPayload(f"input '{name}' already exists in request")
             else:
-                given[name] = from_text(name, value)
-    return given, unknown
+                inputs[name] = from_text(name, value)
+    return inputs, unknown
 
 
 def _is_input(name: str) -> bool:
     return name == PROMPT or name in INPUTS
 
 
-def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
+def _read_prompt(inputs: dict[str, Any], id: str, context: ServerContext) -> str:
     """Remove the prompt from the inputs and return it."""
-    if PROMPT not in given:
-        expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
+    if PROMPT not in inputs:
+        expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(inputs)} inputs"
         raise InvalidPayload(
             f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.model_names[0]}'. Got input(s) "
-            f"{sorted(given)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
+            f"{sorted(inputs)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
-    prompt = given.pop(PROMPT)
+    prompt = inputs.pop(PROMPT)
     if isinstance(prompt, list):
         if len(prompt) != 1:
             raise InvalidPayload(f"The schema can not convert input '{PROMPT}' to tensor with proper shape")
@@ -527,12 +527,12 @@ def _tensors(parameters: ParsedParameters) -> Mapping[str, bool | None]:
     }
 
 
-def _without_prompt(given: Mapping[str, Any], parameters: ParsedParameters, streams: bool) -> bool:
+def _without_prompt(inputs: Mapping[str, Any], parameters: ParsedParameters, streams: bool) -> bool:
     """Return whether the text leaves out the prompt. Streams and the llmapi model do so by default."""
     exclude = parameters.others.get("exclude_prompt")
     if exclude is not None:
         return bool(exclude)
-    return streams or any(name.startswith(LLMAPI) for name in given)
+    return streams or any(name.startswith(LLMAPI) for name in inputs)
 
 
 def _check_single_sequence(sampling: Sampling, parameters: ParsedParameters) -> None:

@@ -107,20 +107,20 @@ class StreamReply(TokenStream):
         self._lines = None if options.tensors is None else Lines(options.tensors)
         self._logprob = 0.0
 
-    def _take(self, place: int, delta: Delta) -> None:
+    def _take(self, position: int, delta: Delta) -> None:
         if self._lines is not None:
             self._lines.take(delta)
 
-    def _token(self, place: int, token: Token) -> bytes:
+    def _token(self, position: int, token: Token) -> bytes:
         event = self._event(token, None)
         if self._lines is None and self._options.extras <= {"finish_reason"}:
-            self._events[place] = template(EVENTS.encode(self._options.response(SLOT)))
+            self._events[position] = template(EVENTS.encode(self._options.response(SLOT)))
         return event
 
     def _finish(self, delta: Delta) -> Finish:
         return finish_of(self._options.request, delta) or super()._finish(delta)
 
-    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
         return self._event(token, finish)
 
     def _event(self, token: Token, finish: Finish | None) -> bytes:

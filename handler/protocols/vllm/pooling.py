@@ -170,13 +170,13 @@ def usage_of(num_tokens: int) -> VllmUsage:
     }
 
 
-def _check_task(given: str | None, own: str) -> None:
-    if given in (None, own):
+def _check_task(value: str | None, own: str) -> None:
+    if value in (None, own):
         return
     why = (
-        "the engines return one vector per text, not per token" if given in _OF_TOKENS else f"the model's task is {own}"
+        "the engines return one vector per text, not per token" if value in _OF_TOKENS else f"the model's task is {own}"
     )
-    raise InvalidParameter(f"task={show(given)}: is not supported: {why}")
+    raise InvalidParameter(f"task={show(value)}: is not supported: {why}")
 
 
 # -- scores of pairs of texts ------------------------------------------------------------------------------------------
@@ -246,8 +246,8 @@ class VllmScoring(OpenAiDialect):
 
 def _read_pairs(body: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], tuple[str, str]]:
     """Return the pairs of texts, and the names of their fields. A single first text is paired with each second text."""
-    given = {name for pair in PAIRS for name in pair if body.get(name) is not None}
-    names = next((pair for pair in PAIRS if given.issuperset(pair)), None)
+    fields = {name for pair in PAIRS for name in pair if body.get(name) is not None}
+    names = next((pair for pair in PAIRS if fields.issuperset(pair)), None)
     if names is None:
         raise InvalidPayload("'text_1' and 'text_2', or 'queries' and 'documents', must be strings or lists of strings")
     first, second = (_read_side(body[name], name) for name in names)

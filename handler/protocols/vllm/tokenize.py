@@ -13,7 +13,7 @@ from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers import Named, boolean
+from handler.protocols.kernel.readers import NamedValue, boolean
 from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
@@ -52,8 +52,8 @@ class VllmTokenize(Dialect):
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'prompt' must be a non-empty string")
-        if (given := body.get(_SPECIAL)) is not None:
-            Named(_SPECIAL, given).read(COMPLETIONS.parameters[_SPECIAL].read)
+        if (value := body.get(_SPECIAL)) is not None:
+            NamedValue(_SPECIAL, value).read(COMPLETIONS.parameters[_SPECIAL].read)
         reply = PromptDocument(_tokens_of(body, context))
         ignored = report_unknown(_unknown(body, self.fields), body, context, generates=False)
         request = Request(prompt, names=FieldNames(prompt="prompt"))
@@ -72,8 +72,8 @@ class VllmTokenizeChat(OpenAiChat):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         read = self.fields.keys() | self.table.parameters.keys()
         body = _relax(body)
-        given = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
-        parsed = super().parse(given, context)
+        fields = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
+        parsed = super().parse(fields, context)
         render = _tokens_of(body, context)
         reply = PromptDocument(render)
         others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
@@ -107,8 +107,8 @@ TOKENIZE, TOKENIZE_CHAT, DETOKENIZE = VllmTokenize(), VllmTokenizeChat(), VllmDe
 
 
 def _text_of(value: Any, context: ServerContext) -> str:
-    wanted = "must be a list of token ids"
-    ids: Sequence[Any] = value if value == [] else read_list(value, "tokens", wanted, MAX_IDS, "ids")
+    expected = "must be a list of token ids"
+    ids: Sequence[Any] = value if value == [] else read_list(value, "tokens", expected, MAX_IDS, "ids")
     if (vocabulary := context.vocabulary) is None:
         raise InvalidPayload("'tokens': the engine has no vocabulary to decode them")
     for index, id in enumerate(ids):
@@ -120,7 +120,7 @@ def _text_of(value: Any, context: ServerContext) -> str:
 def _tokens_of(body: Mapping[str, Any], context: ServerContext) -> functools.partial[Iterator[bytes]]:
     strings = body.get(_STRINGS)
     return functools.partial(
-        _render, strings=strings is not None and Named(_STRINGS, strings).read(boolean), most=context.most_tokens()
+        _render, strings=strings is not None and NamedValue(_STRINGS, strings).read(boolean), most=context.most_tokens()
     )
 
 

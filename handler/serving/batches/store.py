@@ -23,7 +23,7 @@ from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, Too
 from handler.core.framing import dumps, loads
 from handler.core.loop import run_in_daemon_thread
 from handler.core.media import new_secret
-from handler.protocols.kernel.readers import Named
+from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.openai.api import BatchErrors, DeletedFile, OpenAiBatch, OpenAiFile, Page
 from handler.protocols.openai.batches import (
     INPUT,
@@ -213,7 +213,9 @@ class BatchStore:
             try:
                 self._find(owner, asked.input, (INPUT,))
             except NotFound:
-                raise Named("input_file_id", asked.input).refused(f"no file of purpose {INPUT} has this id") from None
+                raise NamedValue("input_file_id", asked.input).refused(
+                    f"no file of purpose {INPUT} has this id"
+                ) from None
             query = "SELECT count(*) FROM objects WHERE owner = ? AND kind = ? AND expires = ?"
             (number,) = self._database.execute(query, (owner, *_BATCHES, _NEVER)).fetchone()
             if number >= self._config.batches_max_open:

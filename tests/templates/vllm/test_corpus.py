@@ -20,7 +20,7 @@ from handler.core.values import Finish
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Parser, Reasoning
 from handler.protocols.assistant.reasoning import thinking_parser
 from handler.protocols.assistant.reasoning_families import choose_family
-from handler.protocols.assistant.tools.formats import named
+from handler.protocols.assistant.tools.formats import get_format
 from handler.protocols.assistant.tools.parsing import CheckedCalls
 
 DIFFERENCES = Path(__file__).with_name("differences.json")
@@ -52,7 +52,7 @@ def read_here(case: Case) -> bool:
 
 def parser(case: Case) -> Parser:
     reasoning, tools = names(case)
-    inner = named(tools).make(case["tools"]) if tools else None
+    inner = get_format(tools).make(case["tools"]) if tools else None
     family = choose_family(reasoning, "") if reasoning else None
     if family is None:
         assert inner is not None
@@ -136,7 +136,7 @@ def test_every_name_of_vllms_is_known(recorded: Sequence[Any]) -> None:
 def test_names_of_one_parser_of_vllms_are_one_here(recorded: Sequence[Any]) -> None:
     """Not `hf`, whose parser is made from a model's files."""
     for group in recorded[0]["tools"]:
-        made = {type(named(name).make([])) for name in group if name in TOOL_CALL_PARSERS and name != "hf"}
+        made = {type(get_format(name).make([])) for name in group if name in TOOL_CALL_PARSERS and name != "hf"}
         assert len(made) <= 1, group
     for group in recorded[0]["reasoning"]:
         families = {choose_family(name, "") for name in group if name in REASONING_PARSERS}

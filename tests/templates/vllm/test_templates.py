@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.protocols.assistant.answer import warn_of_unread_calls
-from handler.protocols.assistant.tools.formats import find, named
+from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.request import lay_out, takes_tools
 from tests.templates.test_tool_formats import CALLS, ODD, USER, answer_after, directory, render
 from tests.unit.protocols.answers import CAPABLE, with_options
@@ -55,7 +55,7 @@ def test_calls_of_a_template_are_read_by_its_parser(
     name: str, given: list[dict[str, Any]], directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     template = (directory / "vllm/examples" / f"tool_chat_template_{name}.jinja").read_text()
-    format = named(PARSERS[name])
+    format = get_format(PARSERS[name])
     assert takes_tools(template)
     assert find(template) in (format, None)
     with caplog.at_level(logging.WARNING):

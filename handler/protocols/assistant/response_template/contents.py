@@ -233,11 +233,11 @@ def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str
 
 
 def _value_parser(arguments: Arguments, depth: int) -> Callable[[str], Any]:
-    given = arguments.get("value_parser")
-    if given is None:
+    options = arguments.get("value_parser")
+    if options is None:
         return lambda text: text
     try:
-        make = content_parser(given.get("name", "text"), given.get("args", {}), depth + 1)
+        make = content_parser(options.get("name", "text"), options.get("args", {}), depth + 1)
     except ValueError as error:
         raise ValueError(f"content_args.value_parser: {error}") from None
 
@@ -268,12 +268,12 @@ def _make_lines(arguments: Arguments, depth: int) -> MakeContent:
     parse = _value_parser(arguments, depth)
 
     def parse_lines(text: str) -> dict[str, Any]:
-        found = {}
+        values = {}
         for line in text.split(line_end):
             key, between, value = parse_text(arguments, line).partition(separator)
             if between:
-                found[parse_text(arguments, key)] = parse(parse_text(arguments, value))
-        return found
+                values[parse_text(arguments, key)] = parse(parse_text(arguments, value))
+        return values
 
     return lambda: ParsedContent(parse_lines)
 

@@ -138,19 +138,19 @@ class ResponseParser(ThinkingParser):
         Of several matches with the same length, the first one is chosen.
         """
         candidates, self._candidates = self._candidates or (), None
-        found: tuple[Field | None, Match] | None = None
+        chosen: tuple[Field | None, Match] | None = None
         for field, candidate in candidates:
             match = candidate.match(self._held)
             if match is None:
                 self._in_vain += candidate.work
-            elif (match.size or not self._empty) and (found is None or match.size > found[1].size):
-                found = field, match
-        if found is None or (found[0] is None and self._region is not None and self._region.is_quoted):
+            elif (match.size or not self._empty) and (chosen is None or match.size > chosen[1].size):
+                chosen = field, match
+        if chosen is None or (chosen[0] is None and self._region is not None and self._region.is_quoted):
             if not self._held:
                 return False
             self._take(1)
             return True
-        field, match = found
+        field, match = chosen
         mark, self._held = self._held[: match.size], self._held[match.size :]
         self._pass(mark)
         self._empty += not mark
@@ -219,11 +219,11 @@ class ResponseParser(ThinkingParser):
         region, self._region = self._region, None
         if region is None:
             return
-        found = region.end(cut=cut)
-        if found is None:
+        events = region.end(cut=cut)
+        if events is None:
             self._show(region.begin + region.content.text + mark)
         else:
-            self._events += found
+            self._events += events
 
     def _update(self) -> None:
         """Look up the marks that apply in the current region."""
@@ -279,14 +279,14 @@ class _Calls:
         if not isinstance(arguments, dict) or name not in self._tools:
             return arguments
         schema = self._schemas.setdefault(name, ToolSchema(self._tools[name]))
-        found = {}
+        values = {}
         for key, value in arguments.items():
             types = schema.types(schema.property(schema.root, key))
             if isinstance(value, list) and "array" not in types:  # the values of a tag that occurs several times
-                found[key] = [_typed(item, types) for item in value]
+                values[key] = [_typed(item, types) for item in value]
             else:
-                found[key] = _typed(value, types)
-        return found
+                values[key] = _typed(value, types)
+        return values
 
 
 def _typed(value: Any, types: frozenset[str]) -> Any:
@@ -344,17 +344,17 @@ class _Region:
         if self._started:
             return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
         try:
-            found = self._field.calls(self.content.value(), self._groups)
+            calls = self._field.calls(self.content.value(), self._groups)
         except (ValueError, RecursionError):
             return None
-        if not found or not all(NAME.fullmatch(name) for name, _ in found):
+        if not calls or not all(NAME.fullmatch(name) for name, _ in calls):
             return None
         open = cut and not self._field.is_json  # more arguments might have come
         events: list[Event] = []
-        for index, (name, arguments) in enumerate(found):
+        for index, (name, arguments) in enumerate(calls):
             start = self._calls.start(name)
             text = arguments if isinstance(arguments, str) else dumps(self._calls.typed(name, arguments))
-            if open and index == len(found) - 1 and text.endswith("}"):
+            if open and index == len(calls) - 1 and text.endswith("}"):
                 events += [start, Arguments(start.number, text[:-1]), CallEnd(start.number, Ending.OPEN)]
             else:
                 events += [start, Arguments(start.number, text), CallEnd(start.number)]

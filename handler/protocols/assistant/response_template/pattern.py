@@ -161,13 +161,13 @@ class Pattern:
             paths: the possible paths, each after the index of the old alternative that it continues.
             before: the old state.
         """
-        matched = (place for place, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
+        matched = (number for number, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
         end = next(matched, None)
-        found = None if end is None else (paths[end][0], paths[end][1][1])
+        match = None if end is None else (paths[end][0], paths[end][1][1])
         state = tuple(at for _, (at, _) in paths[:end])
         sources = [(index, slots) for index, (_, slots) in paths[:end]]
-        same = state == before and found is None and sources == [(index, ()) for index in range(len(state))]
-        return _Move(state, sources, found, same)
+        same = state == before and match is None and sources == [(index, ()) for index in range(len(state))]
+        return _Move(state, sources, match, same)
 
     def follow(self, at: int, seen: set[int], holds: Callable[[str], bool | None] = lambda sign: None) -> list[_Path]:
         """Return the paths that can be reached from a step, without steps that were seen.
@@ -177,7 +177,7 @@ class Pattern:
             seen: the indices of the steps that were seen, to which this method adds.
             holds: returns whether an assertion is true, or None if this is not known yet.
         """
-        found: list[_Path] = []
+        paths: list[_Path] = []
         waiting: list[_Path] = [(at, ())]
         while waiting:
             at, slots = waiting.pop()
@@ -193,8 +193,8 @@ class Pattern:
                 if holds(value):
                     waiting.append((at + 1, slots))
             else:
-                found.append((at, slots))
-        return found
+                paths.append((at, slots))
+        return paths
 
     def asserts(self, state: _State) -> bool:
         """Return whether a state has assertions about the text that follows."""

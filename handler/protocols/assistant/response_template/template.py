@@ -70,8 +70,8 @@ class Marks:
         for first in sorted((match.start() for match in firsts.finditer(tail)), reverse=True):
             attempt = Attempt(self.pattern, tail[first - 1] if first else "", LONGEST)
             attempt.feed(tail[first : first + LONGEST], final=True)
-            if (found := attempt.match(tail[first:])) is not None and found.size:
-                return len(text) - len(tail) + first + found.size
+            if (mark_match := attempt.match(tail[first:])) is not None and mark_match.size:
+                return len(text) - len(tail) + first + mark_match.size
             work += attempt.work
             if work > _MOST_SOUGHT:
                 break
@@ -260,26 +260,26 @@ def read_response_template(value: Any) -> ResponseTemplate:
     Raises:
         ValueError: the template is invalid or not supported. The message begins with the path of the wrong value.
     """
-    given = _object(
+    template = _object(
         value, "response_template", ("version", "defaults", "fields", "start_anchor", "start_anchor_pattern")
     )
-    if given.get("version", 1) != 1:
-        raise ValueError(f"response_template.version: must be 1 (given: {given['version']!r})")
-    _object(given.get("defaults", {}), "response_template.defaults")
-    fields = _object(given.get("fields"), "response_template.fields")
+    if template.get("version", 1) != 1:
+        raise ValueError(f"response_template.version: must be 1 (given: {template['version']!r})")
+    _object(template.get("defaults", {}), "response_template.defaults")
+    fields = _object(template.get("fields"), "response_template.fields")
     known = (*REASONING, CONTENT, CALLS)
     if not fields or (unknown := [name for name in fields if name not in known]):
         shown = f"{unknown[0][:64]!r} is not one of" if fields else "must have at least one of"
         raise ValueError(f"response_template.fields: {shown} {', '.join(known)}")
-    start = _marks(given, "start_anchor", "response_template.")
+    start = _marks(template, "start_anchor", "response_template.")
     if start is None:
         raise ValueError("response_template: start_anchor or start_anchor_pattern is required")
-    found = {name: _field(name, field) for name, field in fields.items()}
-    for count, kind in ((sum(field.open is None for field in found.values()), "without 'open'"),
-                        (sum(field.is_reasoning for field in found.values()), "of reasoning")):  # fmt: skip
+    parsed_fields = {name: _field(name, field) for name, field in fields.items()}
+    for count, kind in ((sum(field.open is None for field in parsed_fields.values()), "without 'open'"),
+                        (sum(field.is_reasoning for field in parsed_fields.values()), "of reasoning")):  # fmt: skip
         if count > 1:
             raise ValueError(f"response_template.fields: has {count} fields {kind}; at most one is allowed")
-    return ResponseTemplate(found, start)
+    return ResponseTemplate(parsed_fields, start)
 
 
 _KEYS = (
@@ -290,31 +290,31 @@ _KEYS = (
 
 def _field(name: str, value: Any) -> Field:
     at = f"response_template.fields.{name}"
-    given = _object(value, at, _KEYS)
+    options = _object(value, at, _KEYS)
     for key in ("repeats", "optional", "transform_each"):
-        if not isinstance(given.get(key, False), bool):
+        if not isinstance(options.get(key, False), bool):
             raise ValueError(f"{at}.{key}: must be true or false")
-    join, content, arguments = given.get("join"), given.get("content", "text"), given.get("content_args", {})
-    if join is not None and (not isinstance(join, str) or not given.get("repeats") or name == CALLS):
+    join, content, arguments = options.get("join"), options.get("content", "text"), options.get("content_args", {})
+    if join is not None and (not isinstance(join, str) or not options.get("repeats") or name == CALLS):
         raise ValueError(f"{at}.join: must be a string, and is allowed only for texts with 'repeats'")
-    opens, closes = _marks(given, "open", f"{at}."), _marks(given, "close", f"{at}.")
+    opens, closes = _marks(options, "open", f"{at}."), _marks(options, "close", f"{at}.")
     if name == CALLS and opens is None:
         raise ValueError(f"{at}: open or open_pattern is required")
-    if name != CALLS and (content != "text" or "transform" in given):
+    if name != CALLS and (content != "text" or "transform" in options):
         raise ValueError(f"{at}: must have the content 'text' and no transform")
     try:
-        make, transform = content_parser(content, arguments), read_transform(given.get("transform"))
+        make, transform = content_parser(content, arguments), read_transform(options.get("transform"))
     except ValueError as error:
         raise ValueError(f"{at}.{error}") from None
     groups = () if opens is None else opens.groups
-    each = given.get("transform_each", False)
+    each = options.get("transform_each", False)
     if transform is None and (each or groups or (closes is not None and closes.groups)):
         raise ValueError(f"{at}.transform: is required with transform_each, or with groups in a pattern")
     if len(places := list(roots(transform))) > _MOST_PLACES:
         raise ValueError(f"{at}.transform: has {len(places)} placeholders; the maximum is {_MOST_PLACES}")
     if not each and (lost := [root for root in places if root not in ("content", *groups)]):
         raise ValueError(f"{at}.transform: {{{lost[0]}}} is neither content nor a group of open_pattern")
-    between = (join or "") if given.get("repeats") else None
+    between = (join or "") if options.get("repeats") else None
     name_group = "" if each or content != "json" or arguments else _name_group(transform)
     return Field(
         name,
@@ -351,9 +351,9 @@ def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
     return value
 
 
-def _marks(given: Arguments, key: str, at: str) -> Marks | None:
+def _marks(options: Arguments, key: str, at: str) -> Marks | None:
     """Read marks, which are a text, a list of texts or a pattern, or return None if there are none."""
-    text, pattern = given.get(key), given.get(f"{key}_pattern")
+    text, pattern = options.get(key), options.get(f"{key}_pattern")
     if text is not None and pattern is not None:
         raise ValueError(f"{at}{key}: cannot be combined with {key}_pattern")
     if pattern is not None:

@@ -225,24 +225,24 @@ class ToolSchema:
 
     def _find(self, schema: Mapping[str, Any]) -> frozenset[str]:
         """Return the types of a schema and of all schemas to which it refers by $ref, anyOf, oneOf and allOf."""
-        found: set[str] = set()
+        kinds: set[str] = set()
         visited: set[int] = set()
         waiting: list[Any] = [schema]
         while waiting:
             if not self._left:
-                return ANY.union(found)
+                return ANY.union(kinds)
             self._left -= 1
             member = waiting.pop()
             if not isinstance(member, Mapping) or id(member) in visited:
                 continue
             visited.add(id(member))
-            found |= self._named(member)
+            kinds |= self._named(member)
             waiting.append(self._target(member))
-            for place in ("anyOf", "oneOf", "allOf"):
-                members = member.get(place)
+            for keyword in ("anyOf", "oneOf", "allOf"):
+                members = member.get(keyword)
                 if isinstance(members, list):
                     waiting += members[: self._left + 1]
-        return frozenset(found)
+        return frozenset(kinds)
 
     def _named(self, schema: Mapping[str, Any]) -> frozenset[str]:
         """Return the types that a schema names itself."""

@@ -70,7 +70,7 @@ class ControlEscapes:
     def feed(self, text: str) -> str:
         if not text or (not self._escapes and _CONTROLS.search(text) is None):
             return text
-        found, start, first = [], 0, int(self._escapes)
+        parts, start, first = [], 0, int(self._escapes)
         self._escapes = False
         for match in _CONTROLS.finditer(text, first):
             sign = match[0]
@@ -79,9 +79,9 @@ class ControlEscapes:
             elif sign[0] == "\\":
                 self._escapes = len(sign) == 1
             elif self.quoted:
-                found += [text[start : match.start()], _escape(sign)]
+                parts += [text[start : match.start()], _escape(sign)]
                 start = match.end()
-        return "".join([*found, text[start:]]) if found else text
+        return "".join([*parts, text[start:]]) if parts else text
 
 
 def dumps(value: Any) -> str:

@@ -502,13 +502,13 @@ class CheckedCalls:
         """Return the checked events, in which each ending of a call is WHOLE or BROKEN."""
         if len(events) == 1 and type(events[0]) in _BESIDE_CALLS:  # the usual case
             return events
-        found: list[Event] = []
+        checked: list[Event] = []
         for event in events:
             if isinstance(event, Arguments) and (call := self._open.get(event.number)) and call.number is not None:
-                found.append(Arguments(call.number, call.arguments.feed(event.text)))  # the usual case
+                checked.append(Arguments(call.number, call.arguments.feed(event.text)))  # the usual case
             else:
-                found += self._check(event)
-        return found
+                checked += self._check(event)
+        return checked
 
     def end(self, events: Iterable[Event], finish: Finish) -> list[Event]:
         """Return the answer's last events, including the ends of all calls.
@@ -517,9 +517,9 @@ class CheckedCalls:
             finish: the reason why the answer ended. If the model itself ended it, open brackets are closed where this
                 is unambiguous.
         """
-        found = [event for one in events for event in self._check(one, closes=finish is Finish.EOS)]
+        checked = [item for event in events for item in self._check(event, closes=finish is Finish.EOS)]
         left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
-        return [*found, *self.read(left)]
+        return [*checked, *self.read(left)]
 
     def _check(self, event: Event, *, closes: bool = False) -> Iterator[Event]:
         if isinstance(event, _BESIDE_CALLS):

@@ -13,13 +13,13 @@ from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.template import THOUGHTS
-from handler.protocols.assistant.tools.formats import find, named
+from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.readers import Named, json_schema, structural_tag
+from handler.protocols.kernel.readers import NamedValue, json_schema, structural_tag
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 
 Message = Mapping[str, Any]
@@ -90,7 +90,7 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
     """Set the ids of calls and their results to Kimi K2's `functions.NAME:INDEX`, counted over all messages."""
     ids: dict[str, str] = {}
     count = 0
-    found = []
+    result = []
     for message in messages:
         if message.get("tool_calls"):
             calls: list[Any] = []
@@ -102,19 +102,19 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
             message = {**message, "tool_calls": calls}
         if message.get("tool_call_id", "") in ids:
             message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
-        found.append(message)
-    return found
+        result.append(message)
+    return result
 
 
 def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
     """Move each call to a message of its own, followed by its results."""
-    found: list[Message] = []
+    separated: list[Message] = []
     waiting = deque(messages)
     while waiting:
         message = waiting.popleft()
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
-            found.append(message)
+            separated.append(message)
             continue
         results: dict[str, list[Message]] = {}
         while waiting and waiting[0]["role"] == "tool":
@@ -122,9 +122,9 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
             results.setdefault(result.get("tool_call_id", ""), []).append(result)
         for number, call in enumerate(calls):
             whole = {"role": message["role"], "content": ""} if number else message
-            found += [{**whole, "tool_calls": [call]}, *results.pop(call.get("id", ""), ())]
-        found += [result for others in results.values() for result in others]
-    return found
+            separated += [{**whole, "tool_calls": [call]}, *results.pop(call.get("id", ""), ())]
+        separated += [result for others in results.values() for result in others]
+    return separated
 
 
 def _with_one_text(message: Message) -> Message:
@@ -161,8 +161,8 @@ def _shows(part: re.Pattern[str], template: str) -> bool:
 
 def _notation(template: str, *formats: Format | None) -> Notation | None:
     """Return the notation of the first format that has one for this template, or None."""
-    found = (format.notation(template) for format in formats if format is not None)
-    return next((notation for notation in found if notation is not None), None)
+    notations = (format.notation(template) for format in formats if format is not None)
+    return next((notation for notation in notations if notation is not None), None)
 
 
 def _plain_messages(
@@ -200,14 +200,14 @@ def _results_in_order(messages: Sequence[Message]) -> list[Message]:
 
     Agents send results as tools finish, and most templates write no ids with which a model could match them.
     """
-    found: list[Message] = []
+    ordered: list[Message] = []
     for are_results, run in itertools.groupby(messages, lambda message: message["role"] == "tool"):
         together = list(run)
-        if are_results and found:
-            places = {call.get("id"): place for place, call in enumerate(found[-1].get("tool_calls") or ())}
+        if are_results and ordered:
+            places = {call.get("id"): index for index, call in enumerate(ordered[-1].get("tool_calls") or ())}
             together.sort(key=lambda result: places.get(result.get("tool_call_id"), len(places)))
-        found += together
-    return found
+        ordered += together
+    return ordered
 
 
 MAX_TOOLS = 128  # OpenAI's limit
@@ -321,20 +321,20 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     """
     if body.keys().isdisjoint(TOOL_FIELDS):
         return Tools()
-    tools, strict, unknown = _tools(Named("tools", body.get("tools")))
-    choice = Named("tool_choice", body.get("tool_choice"))
-    single = Named("parallel_tool_calls", body.get("parallel_tool_calls"))
+    tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")))
+    choice = NamedValue("tool_choice", body.get("tool_choice"))
+    single = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls"))
     if single.value is not None and not isinstance(single.value, bool):
         raise single.refused("must be true or false")
     choice, tools, allowed = _allowed(choice, tools)
-    wanted, name = _choice(choice, [tool["function"]["name"] for tool in tools])
+    mode, name = _choice(choice, [tool["function"]["name"] for tool in tools])
     if not tools:
-        if wanted not in ("", "auto", "none"):
+        if mode not in ("", "auto", "none"):
             raise choice.refused("requires tools")
         return Tools()
-    if wanted == "none":  # tools that the prompt does not show are not called
+    if mode == "none":  # tools that the prompt does not show are not called
         return Tools(unknown=unknown)
-    result = Tools(tools, wanted or "auto", name, single.value is False, allowed, unknown=unknown)
+    result = Tools(tools, mode or "auto", name, single.value is False, allowed, unknown=unknown)
     format = choose_format(context)
     notation = _ruled_notation(format, context)
     if result.choice == "auto":
@@ -357,8 +357,8 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 
 def _ruled_notation(format: Format | None, context: ServerContext) -> Notation | None:
     """Return the notation of calls in structured output, or None if the format or the engine does not support any."""
-    found = None if format is None else format.notation(context.chat_template)
-    return found if found is not None and found.style in context.structural_tags else None
+    notation = None if format is None else format.notation(context.chat_template)
+    return notation if notation is not None and notation.style in context.structural_tags else None
 
 
 def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
@@ -384,9 +384,9 @@ def choose_format(context: ServerContext) -> Format | None:
     A plugin takes precedence over `option.tool_call_parser`, and the option over the model's templates. The result is
     None if the templates show no known format, or if the option keeps calls in the text.
     """
-    given: Format | None = context.tool_format
-    if given is not None:
-        return given
+    plugin: Format | None = context.tool_format
+    if plugin is not None:
+        return plugin
     name = context.config.tool_call_parser
     if name == NONE:
         return None
@@ -394,12 +394,12 @@ def choose_format(context: ServerContext) -> Format | None:
         return SMOLLM2  # the format that our instructions in the prompt ask for
     if context.response_template is not None and context.response_template.calls is not None:
         return HF
-    return find(context.chat_template) if name == AUTO else named(name)
+    return find(context.chat_template) if name == AUTO else get_format(name)
 
 
 def _allowed(
-    choice: Named, tools: list[Mapping[str, Any]]
-) -> tuple[Named, list[Mapping[str, Any]], frozenset[str] | None]:
+    choice: NamedValue, tools: list[Mapping[str, Any]]
+) -> tuple[NamedValue, list[Mapping[str, Any]], frozenset[str] | None]:
     """Return the choice, the tools, and the names of the tools that may be called.
 
     If the choice is an object of OpenAI's type `allowed_tools`, the result has its mode and only its tools. Otherwise
@@ -413,9 +413,9 @@ def _allowed(
     names = {_function_name(tool) for tool in listed} if isinstance(listed, list) else set[str | None]()
     known = {tool["function"]["name"] for tool in tools}
     if mode not in ("auto", "required") or not names or not known.issuperset(names):
-        raise Named("tool_choice.allowed_tools", allowed).refused(_ALLOWED)
+        raise NamedValue("tool_choice.allowed_tools", allowed).refused(_ALLOWED)
     shown = [tool for tool in tools if tool["function"]["name"] in names]
-    return Named(choice.name, mode), shown, frozenset(tool["function"]["name"] for tool in shown)
+    return NamedValue(choice.name, mode), shown, frozenset(tool["function"]["name"] for tool in shown)
 
 
 def _function_name(value: Any) -> str | None:
@@ -425,7 +425,7 @@ def _function_name(value: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
+def _choice(choice: NamedValue, names: Sequence[str]) -> tuple[str, str]:
     """Return the kind of a choice, and the name of the tool if it names one."""
     value = choice.value
     if value is None:
@@ -442,7 +442,7 @@ def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
     return "named", name
 
 
-def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
+def _tools(tools: NamedValue) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
     """Return the tools, the names of the strict tools, and the paths of unknown names."""
     if tools.value is None:
         return [], set(), []
@@ -481,18 +481,18 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     return dict(tool["function"]["parameters"])
 
 
-def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -> dict[str, Any]:
+def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bool) -> dict[str, Any]:
     """Return the schema of a list of calls. Definitions are moved to its root, where references look them up."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:
         parameters = _parameters(tool)
-        for place in ("$defs", "definitions"):
-            schemas = parameters.pop(place, {})
+        for keyword in ("$defs", "definitions"):
+            schemas = parameters.pop(keyword, {})
             if not isinstance(schemas, dict):
-                raise choice.refused(f"a tool's {place} must be an object")
+                raise choice.refused(f"a tool's {keyword} must be an object")
             for name, schema in schemas.items():
-                if definitions.setdefault(place, {}).setdefault(name, schema) != schema:
+                if definitions.setdefault(keyword, {}).setdefault(name, schema) != schema:
                     raise choice.refused(f"two tools define {name[:64]!r} differently")
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}
         items.append(

@@ -117,7 +117,7 @@ ALIASES = {
 """Other names that vLLM uses for some of these formats."""
 
 
-def named(name: str) -> Format:
+def get_format(name: str) -> Format:
     """Return the format with the given name or alias.
 
     Raises:
@@ -129,5 +129,5 @@ def named(name: str) -> Format:
 @functools.lru_cache
 def find(template: str) -> Format | None:
     """Return the format that a chat template shows, or None if it shows no known format."""
-    found = (format for format in FORMATS.values() if format.template and re.search(format.template, template))
-    return next(found, None)
+    matches = (format for format in FORMATS.values() if format.template and re.search(format.template, template))
+    return next(matches, None)

@@ -26,11 +26,11 @@ class Harmony(CallParser):
         if not begin and not (yield from self.take(_START, _CHANNEL, " to=", "to=")):
             return
         yield from self.until(_MESSAGE)
-        found = _RECIPIENT.search(re.sub(r"<\|\w+\|>", " ", self.taken))
-        if found is None:
+        recipient = _RECIPIENT.search(re.sub(r"<\|\w+\|>", " ", self.taken))
+        if recipient is None:
             yield from self._text_message()
             return
-        name = found[1].removeprefix("functions.")
+        name = recipient[1].removeprefix("functions.")
         if not NAME.fullmatch(name):
             raise Broken
         self.begin(name)

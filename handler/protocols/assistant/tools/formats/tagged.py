@@ -389,9 +389,9 @@ class MuseGlimmer(TaggedCalls):
             return
         if begin != _MUSE_MESSAGE:
             yield from self.until(_MUSE_MESSAGE)
-        found = _MUSE_RECIPIENT.search(self.taken.replace(_MUSE_START, " ").replace(_MUSE_MESSAGE, " "))
+        recipient = _MUSE_RECIPIENT.search(self.taken.replace(_MUSE_START, " ").replace(_MUSE_MESSAGE, " "))
         self.drop()
-        if found is None or found[1] in _MUSE_NO_TOOLS:
+        if recipient is None or recipient[1] in _MUSE_NO_TOOLS:
             yield from self._text_message()
         else:
             yield from self._call_message()
