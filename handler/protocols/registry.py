@@ -9,7 +9,7 @@ from typing import Any
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
-from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
+from handler.protocols.anthropic.request import AnthropicCountTokens, AnthropicMessages
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Wanted
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
@@ -29,7 +29,7 @@ from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.response import TgiCompat
 from handler.protocols.triton.request import Route, Triton
-from handler.protocols.vllm.pooling import VllmClassify, VllmPooling, VllmScoring
+from handler.protocols.vllm.pooling import VllmClassify, VllmPoolingDialect, VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
 from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 
@@ -146,7 +146,7 @@ ROUTES: dict[str, Dialect] = {
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": ResponsesCount(),
     "/v1/messages": _MESSAGES,
-    "/v1/messages/count_tokens": AnthropicCount(),
+    "/v1/messages/count_tokens": AnthropicCountTokens(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
 """Maps the inference routes of a generating model to their dialects, except / and /invocations.
@@ -157,7 +157,7 @@ The HTTP host checks `{model}` and `{version}`.
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
 _TRANSCRIPTIONS = Transcriptions()
-_POOLING = {"/pooling": VllmPooling()}
+_POOLING = {"/pooling": VllmPoolingDialect()}
 _RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
 _RERANK_V2 = Rerank("rerank_v2", "Rerank, version 2", return_documents=False, truncation=Truncation(side="right"))
 _RERANKS = {"/v1/rerank": _RERANK, "/v2/rerank": _RERANK_V2}

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from handler.config.options.tables import REASONING_PARSERS, TOOL_CALL_PARSERS
 from handler.core.values import Request
 from handler.protocols.assistant.events import Reasoning
-from handler.protocols.assistant.reasoning import Thinking
+from handler.protocols.assistant.reasoning import ReasoningForm
 from handler.protocols.assistant.reasoning_families import choose_family
 from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import FORMATS, find
@@ -338,7 +338,7 @@ def test_a_thought_is_read_from_where_the_prompt_leaves_it(directory: Path) -> N
             if begun or not prompt_alone or "I think." not in rest:
                 continue  # the template prints no thought, or a prompt as before an answer without one
             assert family
-            thinking = Thinking(family.of(None, template), arguments)
+            thinking = ReasoningForm(family.of(None, template), arguments)
             thinking.read_prompt(Request(""), prompt)
             for pieces in ([rest], rest):
                 parser = thinking.parser()

@@ -14,13 +14,19 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource, new_secret
 from handler.core.values import Sampling, StructuredOutput
-from handler.protocols.anthropic.api import ERRORS, AnthropicError, AnthropicMessage, MessageEvent, in_own_words
-from handler.protocols.anthropic.api import AnthropicCount as AnthropicTokens
+from handler.protocols.anthropic.api import (
+    ERRORS,
+    AnthropicCount,
+    AnthropicError,
+    AnthropicMessage,
+    MessageEvent,
+    in_own_words,
+)
 from handler.protocols.anthropic.response import (
     THREAD,
     MessageDocument,
+    MessageSettings,
     MessageStream,
-    Settings,
     ThreadKeeping,
     continued,
     encode,
@@ -610,7 +616,9 @@ class AnthropicMessages(OpenAiDialect):
         sampling, form = chat.request.sampling, chat.format.form
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
-        settings = Settings(id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping)
+        settings = MessageSettings(
+            id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping
+        )
         streams = chat.framing is not JSON
         reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
         if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
@@ -623,7 +631,7 @@ class AnthropicMessages(OpenAiDialect):
         )
 
 
-class AnthropicCount(AnthropicMessages):
+class AnthropicCountTokens(AnthropicMessages):
     """The dialect of Anthropic's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "anthropic_count"
@@ -634,7 +642,7 @@ class AnthropicCount(AnthropicMessages):
         request_shape=_body("messages"),
         error=AnthropicError,
         example={"model": "", "messages": CHAT_EXAMPLE["messages"]},
-        answer=AnthropicTokens,
+        answer=AnthropicCount,
     )
 
     def wanted(self, body: Any) -> Wanted | None:
@@ -648,7 +656,7 @@ class AnthropicCount(AnthropicMessages):
         return None
 
     def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
-        return counted(chat, self.errors, lambda number: AnthropicTokens(input_tokens=number))
+        return counted(chat, self.errors, lambda number: AnthropicCount(input_tokens=number))
 
 
 class _Chat(OpenAiChat):

@@ -256,7 +256,7 @@ def encode(event: MessageEvent) -> bytes:
     return named_event(event)
 
 
-class Settings(NamedTuple):
+class MessageSettings(NamedTuple):
     """The settings for rendering an answer.
 
     Attributes:
@@ -328,7 +328,7 @@ class MessageStream(BlockStream):
     Each token of text is a separate event.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MessageSettings) -> None:
         super().__init__(ERRORS, settings.form)
         self._settings = settings
         self._blocks = settings.blocks()
@@ -393,7 +393,7 @@ class MessageStream(BlockStream):
 class MessageDocument(WholeReply):
     """A whole message."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MessageSettings) -> None:
         super().__init__(1)
         self._settings = settings
 

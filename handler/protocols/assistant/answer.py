@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import SSE
 from handler.core.values import Finish, Sampling, Token
-from handler.protocols.assistant.events import CallStart, Event, Parser, PlainText, Trimmed
-from handler.protocols.assistant.reasoning import Thinking, ThinkingParser
+from handler.protocols.assistant.events import AnswerParser, CallStart, Event, PlainText, Trimmed
+from handler.protocols.assistant.reasoning import ReasoningForm, ReasoningParser
 from handler.protocols.assistant.reasoning_families import Family, choose_family
-from handler.protocols.assistant.response_template.parsing import TemplateThinking, family
+from handler.protocols.assistant.response_template.parsing import TemplateReasoning, family
 from handler.protocols.assistant.tools.formats import find
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import write_calls
@@ -102,8 +102,8 @@ class AnswerReader:
 
     def __init__(
         self,
-        parser: Parser,
-        thoughts: ThinkingParser | None,
+        parser: AnswerParser,
+        thoughts: ReasoningParser | None,
         *,
         trims: bool = False,
         allowed: Collection[str] | None = None,
@@ -163,7 +163,7 @@ class AnswerForm(NamedTuple):
     """
 
     tools: Tools = Tools()
-    thinking: Thinking | None = None
+    thinking: ReasoningForm | None = None
     trims: bool = False
 
     @property
@@ -215,14 +215,16 @@ def answer_form(
     is_configured = context.config.reasoning_parser is not None
     if template is not None and (tools.format is HF or context.config.reasoning != NONE):
         shows = family is not None
-        thinking = TemplateThinking(
+        thinking = TemplateReasoning(
             template, kwargs, prefix, context.vocabulary, lacks, named=is_configured, shows=shows
         )
         return AnswerForm(tools, thinking, trims)
     if family is None:
         return AnswerForm(tools, trims=trims)
     family = family.of(context.vocabulary, context.chat_template)
-    return AnswerForm(tools, Thinking(family, kwargs, prefix, context.vocabulary, lacks, named=is_configured), trims)
+    return AnswerForm(
+        tools, ReasoningForm(family, kwargs, prefix, context.vocabulary, lacks, named=is_configured), trims
+    )
 
 
 # -- base class of streams that consist of blocks (Anthropic) or items (OpenAI's Responses) ----------------------------

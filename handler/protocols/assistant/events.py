@@ -60,7 +60,7 @@ Event = str | Reasoning | CallStart | Arguments | CallEnd
 """A piece of an answer. A string is text outside of reasoning and tool calls."""
 
 
-class Parser(Protocol):
+class AnswerParser(Protocol):
     """An incremental parser of one answer's text. Its events form the same answer however the text is split."""
 
     def feed(self, text: str) -> list[Event]:
@@ -70,7 +70,7 @@ class Parser(Protocol):
         """Return the remaining events at the answer's end."""
 
 
-class PlainText(Parser):
+class PlainText(AnswerParser):
     """The parser of an answer that is only text."""
 
     def feed(self, text: str) -> list[Event]:

@@ -11,11 +11,11 @@ from typing import Any
 from handler.core.errors import InvalidParameter
 from handler.core.text import Vocabulary
 from handler.core.values import Request, Sampling, Thoughts
-from handler.protocols.assistant.events import Ends, Event, Parser, Reasoning, pieces
+from handler.protocols.assistant.events import AnswerParser, Ends, Event, Reasoning, pieces
 from handler.protocols.assistant.reasoning_families import HARMONY, MESSAGES, MUSE, Family
 
 
-class ThinkingParser(Parser):
+class ReasoningParser(AnswerParser):
     """Base class of parsers that separate reasoning.
 
     Args:
@@ -29,7 +29,7 @@ class ThinkingParser(Parser):
     thinking = False
     begin: tuple[str, ...] = ()
 
-    def __init__(self, inner: Parser | None = None) -> None:
+    def __init__(self, inner: AnswerParser | None = None) -> None:
         self._inner = inner
 
     def _beside(self, text: str) -> list[Event]:
@@ -41,10 +41,10 @@ class ThinkingParser(Parser):
         return [] if self._inner is None else self._inner.flush()
 
 
-class MarksParser(ThinkingParser):
+class MarksParser(ReasoningParser):
     """Base class of parsers that read from one mark to the next. A partial mark at the end waits for more input."""
 
-    def __init__(self, inner: Parser | None = None) -> None:
+    def __init__(self, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
         self._held = ""
 
@@ -76,7 +76,7 @@ class ThoughtParser(MarksParser):
         thinking: whether the answer begins within reasoning.
     """
 
-    def __init__(self, family: Family, inner: Parser | None = None, *, thinking: bool) -> None:
+    def __init__(self, family: Family, inner: AnswerParser | None = None, *, thinking: bool) -> None:
         super().__init__(inner)
         self.thinking = thinking
         self.begin = family.begin
@@ -153,7 +153,7 @@ class Unframed(MarksParser):
         inner: the parser of the text, or None to leave the text unchanged.
     """
 
-    def __init__(self, family: Family, inner: Parser | None) -> None:
+    def __init__(self, family: Family, inner: AnswerParser | None) -> None:
         super().__init__(inner)
         self._opening = family.opening
         self._closing = family.closing_text
@@ -207,7 +207,7 @@ class MessagesParser(MarksParser):
     headers: tuple[str, ...]
     ends: tuple[str, ...]
 
-    def __init__(self, inner: Parser | None = None) -> None:
+    def __init__(self, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
         self._state = self._between
         self._end = ""  # not empty if the inner parser also gets the message's end mark
@@ -299,10 +299,10 @@ class MuseParser(MessagesParser):
         return _SELF.search(header) is not None
 
 
-class Prefixed(ThinkingParser):
+class Prefixed(ReasoningParser):
     """Parses an answer whose opening mark is part of the prompt."""
 
-    def __init__(self, mark: str, inner: Parser | None = None) -> None:
+    def __init__(self, mark: str, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
         self._mark = mark
 
@@ -311,7 +311,7 @@ class Prefixed(ThinkingParser):
         return self._beside(mark + text)
 
 
-def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bool) -> ThinkingParser:
+def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinking: bool) -> ReasoningParser:
     """Return a new parser for an answer of a model family.
 
     Args:
@@ -360,7 +360,7 @@ _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size"
 """Sampling fields that would ignore reasoning tokens, which the engine sees as part of the prompt."""
 
 
-class Thinking:
+class ReasoningForm:
     """The reasoning in the answers of one request.
 
     Attributes:
@@ -458,7 +458,7 @@ class Thinking:
             )
         return closing
 
-    def parser(self, inner: Parser | None = None) -> ThinkingParser:
+    def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:
         return thinking_parser(self.family, inner, thinking=self._open)
 
 

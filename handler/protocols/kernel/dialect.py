@@ -70,7 +70,7 @@ class AdapterLookup(Protocol):
         """Return the names of the registered adapters."""
 
 
-class NoAdapters:
+class EmptyLookup:
     """The adapter lookup of a server without adapters."""
 
     def find(self, name: str) -> Adapter | None:
@@ -140,7 +140,7 @@ class ServerContext:
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "none is registered"
-    adapters: AdapterLookup = field(default_factory=NoAdapters)
+    adapters: AdapterLookup = field(default_factory=EmptyLookup)
     adapter: Adapter | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS

@@ -269,7 +269,7 @@ class LmiErrors(FrontEndErrors):
         return HttpResponse(status, framing.content_type, framing.encode(self.tail(error)) + framing.end)
 
 
-class BatchErrors(FrontEndErrors):
+class DynamicBatchErrors(FrontEndErrors):
     """Errors of LMI's dynamic batch."""
 
     def body(self, error: ServingError) -> BatchError:

@@ -58,8 +58,8 @@ from handler.protocols.openai.request import (
     COMPLETIONS,
     MODEL,
     REASONS,
-    Head,
     OpenAiDialect,
+    OpenAiHead,
     identity,
     read_model,
 )
@@ -245,7 +245,7 @@ class AsyncPrompt(Dialect):
             reply = DocumentReply(self.format, request, framing=JSON_LINE)
 
         def as_openai() -> Reply:
-            return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
+            return completion_of(request, OpenAiHead(*identity("cmpl"), model, context.fingerprint), streams=streams)
 
         names = [*_ignored(body, params, context), *overridden, *ignored(parameters)]
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)

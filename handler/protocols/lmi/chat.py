@@ -25,9 +25,16 @@ from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.openai import chat as openai
 from handler.protocols.openai.api import OpenAiMessagePart, StopReason, StreamUsage
-from handler.protocols.openai.chat import CHAT_EXAMPLE, ChatFormat, OpenAiChat, ParsedChat, ReadAnswer
+from handler.protocols.openai.chat import (
+    CHAT_EXAMPLE,
+    ChatDocument,
+    ChatFormat,
+    ChatStream,
+    OpenAiChat,
+    ParsedChat,
+    ReadAnswer,
+)
 from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_stream
 
 # -- LMI's parameter names in bodies with `messages` or `prompt` -------------------------------------------------------
@@ -66,7 +73,7 @@ class LmiChatFormat(ChatFormat):
         return {}
 
 
-class ChatStream(openai.ChatStream):
+class LmiChatStream(ChatStream):
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
         head = self._fields
         chunk: LmiChatChunk = {
@@ -82,7 +89,7 @@ class ChatStream(openai.ChatStream):
         return delta if choice.begun else {**delta, "role": "assistant"}
 
 
-class ChatDocument(openai.ChatDocument):
+class LmiChatDocument(ChatDocument):
     def _document(self) -> Mapping[str, object]:
         head = self._head
         value: LmiChatAnswer = {
@@ -176,9 +183,9 @@ class Chat(OpenAiChat):
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
-            document = ChatDocument(chat.head, chat.format, num_sequences)
+            document = LmiChatDocument(chat.head, chat.format, num_sequences)
             return ParsedRequest(requests, document, self.errors, chat.ignored, as_openai=as_openai)
-        stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
+        stream = LmiChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
         return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True, as_openai=as_openai)
 
 

@@ -15,7 +15,7 @@ from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import read_adapters
 from handler.protocols.kernel.schema import TEXT, listing
 from handler.protocols.kernel.texts import NON_EMPTY
-from handler.protocols.lmi.api import BatchError, BatchErrors, BatchFailure, BatchLine, BatchText
+from handler.protocols.lmi.api import BatchError, BatchFailure, BatchLine, BatchText, DynamicBatchErrors
 from handler.protocols.lmi.request import (
     Lmi,
     lmi_request,
@@ -43,7 +43,7 @@ class LmiDynamicBatch(Dialect):
     """
 
     name = "dynamic_batch"
-    errors = BatchErrors()
+    errors = DynamicBatchErrors()
     stream_framing = JSONLINES
     description = Description(
         title="Dynamic batch",

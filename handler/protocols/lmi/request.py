@@ -53,7 +53,7 @@ from handler.protocols.lmi.response import (
     StreamReply,
 )
 from handler.protocols.openai.completions import completion_of
-from handler.protocols.openai.request import Head, identity
+from handler.protocols.openai.request import OpenAiHead, identity
 
 TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
 """All fields of `parameters` that `read_all` reads."""
@@ -306,7 +306,7 @@ class Lmi(Dialect):
 
         def as_openai() -> Reply:
             name = context.model_names[0] if request.adapter is None else request.adapter.name
-            return completion_of(request, Head(*identity("cmpl"), name, context.fingerprint), streams=streams)
+            return completion_of(request, OpenAiHead(*identity("cmpl"), name, context.fingerprint), streams=streams)
 
         if parameters.get("output_formatter") is not None:  # the client's own choice
             return ParsedRequest((request,), reply, errors, names, streams)

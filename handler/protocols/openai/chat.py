@@ -43,8 +43,8 @@ from handler.protocols.openai.request import (
     REASONS,
     STREAM,
     Choice,
-    Head,
     OpenAiDialect,
+    OpenAiHead,
     Stream,
     Usage,
     WholeAnswer,
@@ -152,7 +152,7 @@ class ChatChoice(Choice):
 class ChatStream(Stream[ChatChoice]):
     def __init__(
         self,
-        head: Head,
+        head: OpenAiHead,
         format: ChatFormat,
         num_sequences: int,
         usage: Usage,
@@ -294,7 +294,7 @@ class ReadAnswer(NamedTuple):
 class ChatDocument(WholeAnswer):
     """A whole answer. The choices are in the order of their seeds."""
 
-    def __init__(self, head: Head, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
+    def __init__(self, head: OpenAiHead, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, 1, num_sequences, framing)
         self._format = format
         self._num_thoughts = None if format.form.thinking is None else 0
@@ -369,7 +369,7 @@ class ParsedChat(NamedTuple):
     """
 
     request: Request
-    head: Head
+    head: OpenAiHead
     format: ChatFormat
     framing: Framing
     usage: Usage
@@ -480,7 +480,7 @@ class OpenAiChat(OpenAiDialect):
             every_role=for_tgi,
             thoughts=parameters.others.get("include_reasoning", True),
         )
-        head = Head(*identity("chatcmpl"), name, context.fingerprint)
+        head = OpenAiHead(*identity("chatcmpl"), name, context.fingerprint)
         if for_tgi:
             usage = usage._replace(null=True)
         return ParsedChat(request, head, format, framing, usage, ignored)

@@ -43,8 +43,8 @@ from handler.protocols.openai.request import (
     REASONS,
     STREAM,
     Choice,
-    Head,
     OpenAiDialect,
+    OpenAiHead,
     Stream,
     Usage,
     WholeAnswer,
@@ -120,7 +120,7 @@ class TextChoice(Choice):
 class TextStream(Stream[TextChoice]):
     def __init__(
         self,
-        head: Head,
+        head: OpenAiHead,
         format: TextFormat,
         num_sequences: int,
         usage: Usage,
@@ -168,7 +168,7 @@ class TextStream(Stream[TextChoice]):
 class TextDocument(WholeAnswer):
     """A whole answer with the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
-    def __init__(self, head: Head, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
+    def __init__(self, head: OpenAiHead, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, len(format.prompts), num_sequences, framing)
         self._format = format
         self.num_repeated = sum(map(len, format.prompts)) * format.num_returned
@@ -202,7 +202,7 @@ class TextDocument(WholeAnswer):
         }
 
 
-def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
+def completion_of(request: Request, head: OpenAiHead, *, streams: bool) -> Reply:
     """Return a reply that answers a prompt of any dialect as a text completion.
 
     It has log-probabilities if the request asks for `details`, and the prompt if the request asks for the full text.
@@ -287,7 +287,7 @@ class OpenAiCompletions(OpenAiDialect):
         shown = [request.prompt if echo else "" for request in requests]
         format = TextFormat(logprobs, shown, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
         id, created = identity("cmpl")
-        head = Head(id, created, model, context.fingerprint)
+        head = OpenAiHead(id, created, model, context.fingerprint)
         reply: Reply = (
             TextStream(head, format, sampling.n, usage, self.stream, self.errors)
             if stream

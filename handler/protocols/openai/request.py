@@ -57,7 +57,7 @@ REASONS: Mapping[Finish | None, str | None] = {
 }
 
 
-class Head(NamedTuple):
+class OpenAiHead(NamedTuple):
     """The fields that are the same in all chunks of an answer."""
 
     id: str
@@ -160,7 +160,7 @@ class Stream(TokenStream, Generic[C]):
 
     def __init__(
         self,
-        head: Head,
+        head: OpenAiHead,
         choices: Sequence[C],
         usage: Usage,
         num_requests: int = 1,
@@ -252,7 +252,7 @@ class WholeAnswer(WholeReply):
         num_sequences: the number of sequences of each request.
     """
 
-    def __init__(self, head: Head, num_requests: int, num_sequences: int, framing: Framing = JSON) -> None:
+    def __init__(self, head: OpenAiHead, num_requests: int, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(num_requests * num_sequences, framing=framing)
         self._head = head
         self._each = num_sequences

@@ -64,8 +64,8 @@ from handler.protocols.responses.response import (
     SKIPPED,
     Origin,
     ResponseDocument,
+    ResponseSettings,
     ResponseStream,
-    Settings,
     encode_head,
     new_id,
     read_head,
@@ -703,7 +703,7 @@ class OpenAiResponses(OpenAiDialect):
             "model": chat.head.model,
             **encode_head(repeated),
         }
-        settings, requests = Settings(head, chat.format.form, origins, keeping), (chat.request,)
+        settings, requests = ResponseSettings(head, chat.format.form, origins, keeping), (chat.request,)
         if chat.framing is JSON:
             parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
         else:

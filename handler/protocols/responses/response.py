@@ -280,7 +280,7 @@ NUM_STATES = 3
 """The number of events in a stream that contain the whole response."""
 
 
-class Settings(NamedTuple):
+class ResponseSettings(NamedTuple):
     """The settings for rendering a response.
 
     Attributes:
@@ -357,7 +357,7 @@ def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_t
 class ResponseStream(BlockStream):
     """A response as a stream: `response.created`, `response.in_progress`, the items' events, and the last state."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ResponseSettings) -> None:
         super().__init__(ERRORS, settings.form)
         self._settings = settings
         self._items = settings.items()
@@ -427,7 +427,7 @@ class ResponseStream(BlockStream):
 class ResponseDocument(WholeReply):
     """A whole response."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ResponseSettings) -> None:
         super().__init__(1)
         self._settings = settings
 

@@ -25,7 +25,7 @@ from handler.protocols.tgi.native import (
     TOP_LEVEL,
     Body,
     Document,
-    Kind,
+    SerdeType,
     body_shape,
     check_sampling,
     check_truncate,
@@ -46,12 +46,12 @@ _NOT_LIMITED: Mapping[str, Mapping[str, Any]] = {
 }
 """The schemas of the parameters that MindIE accepts without TGI's limits."""
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, SerdeType] = {
     name: kind._replace(null=True, schema=_NOT_LIMITED.get(name, kind.schema))
     for name, kind in PARAMETERS.items()
     if name not in _LACKING
 }
-MINDIE_TOP_LEVEL: Mapping[str, Kind] = {
+MINDIE_TOP_LEVEL: Mapping[str, SerdeType] = {
     **TOP_LEVEL,
     **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
 }

@@ -50,7 +50,7 @@ MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
 """The default limits of TGI's launcher."""
 
 
-class Kind(NamedTuple):
+class SerdeType(NamedTuple):
     """The JSON type of a field.
 
     Attributes:
@@ -67,34 +67,34 @@ class Kind(NamedTuple):
     schema: Mapping[str, Any]
     null: bool = True
     integral: bool = False
-    items: Kind | None = None
+    items: SerdeType | None = None
 
-    def within(self, **range: Any) -> Kind:
+    def within(self, **range: Any) -> SerdeType:
         """Return a copy of the type whose schema has the range of a parameter."""
         return self._replace(schema={**self.schema, **range})
 
 
-def _integer(name: str, least: int, most: int) -> Kind:
+def _integer(name: str, least: int, most: int) -> SerdeType:
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Kind(name, lambda value: type(value) is int and least <= value <= most, schema, integral=True)
+    return SerdeType(name, lambda value: type(value) is int and least <= value <= most, schema, integral=True)
 
 
-_F32 = Kind("f32", lambda value: type(value) in (int, float), {"type": "number"})
-_BOOL = Kind("a boolean", lambda value: isinstance(value, bool), {"type": "boolean"}, null=False)
-_STRING = Kind("a string", lambda value: isinstance(value, str), {"type": "string"})
+_F32 = SerdeType("f32", lambda value: type(value) in (int, float), {"type": "number"})
+_BOOL = SerdeType("a boolean", lambda value: isinstance(value, bool), {"type": "boolean"}, null=False)
+_STRING = SerdeType("a string", lambda value: isinstance(value, str), {"type": "string"})
 _USIZE, _U64 = (_integer(name, 0, (1 << 64) - 1) for name in ("usize", "u64"))
 _U32, _I32 = _integer("u32", 0, (1 << 32) - 1), _integer("i32", -(1 << 31), (1 << 31) - 1)
-_STRINGS = Kind(
+_STRINGS = SerdeType(
     "a sequence",
     lambda value: isinstance(value, list),
     {"type": "array", "items": _STRING.schema},
     null=False,
     items=_STRING,
 )
-_OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"}, null=False)
+_OBJECT = SerdeType("an object", lambda value: isinstance(value, dict), {"type": "object"}, null=False)
 _POSITIVE, _OPEN = {"exclusiveMinimum": 0}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
-PARAMETERS: Mapping[str, Kind] = {
+PARAMETERS: Mapping[str, SerdeType] = {
     "best_of": _USIZE.within(maximum=MAX_BEST_OF),
     "temperature": _F32.within(**_POSITIVE),
     "repetition_penalty": _F32.within(**_POSITIVE),
@@ -116,7 +116,7 @@ PARAMETERS: Mapping[str, Kind] = {
     "adapter_id": _STRING,
 }
 
-TOP_LEVEL: Mapping[str, Kind] = {"inputs": _STRING._replace(null=False), "parameters": _OBJECT, "stream": _BOOL}
+TOP_LEVEL: Mapping[str, SerdeType] = {"inputs": _STRING._replace(null=False), "parameters": _OBJECT, "stream": _BOOL}
 
 
 class Body(NamedTuple):
@@ -133,7 +133,7 @@ class Body(NamedTuple):
 
 
 def read_body(
-    body: Any, top_level: Mapping[str, Kind] = TOP_LEVEL, parameters: Mapping[str, Kind] = PARAMETERS
+    body: Any, top_level: Mapping[str, SerdeType] = TOP_LEVEL, parameters: Mapping[str, SerdeType] = PARAMETERS
 ) -> Body:
     """Check the types of the body's fields and return the body.
 
@@ -149,7 +149,7 @@ def read_body(
     return Body(fields["inputs"], typed, params is not None, bool(fields.get("stream")))
 
 
-def _read_fields(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
+def _read_fields(values: Mapping[str, Any], kinds: Mapping[str, SerdeType], prefix: str) -> dict[str, Any]:
     fields = {}
     for name, value in values.items():
         kind = kinds.get(name)
@@ -160,7 +160,7 @@ def _read_fields(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: s
     return fields
 
 
-def _check(where: str, value: Any, kind: Kind) -> None:
+def _check(where: str, value: Any, kind: SerdeType) -> None:
     if not kind.fits(value):
         raise WrongType(f"{where}: {_describe(value, kind)}, expected {kind.name}")
     if kind.items is not None:
@@ -168,7 +168,7 @@ def _check(where: str, value: Any, kind: Kind) -> None:
             _check(f"{where}[{index}]", item, kind.items)
 
 
-def _describe(value: Any, kind: Kind) -> str:
+def _describe(value: Any, kind: SerdeType) -> str:
     """Describe an unexpected value as serde does."""
     match value:
         case None:
@@ -186,7 +186,9 @@ def _describe(value: Any, kind: Kind) -> str:
     return "invalid type: map"
 
 
-def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
+def unknown(
+    body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, SerdeType] = PARAMETERS
+) -> list[str]:
     """List the body's unknown fields."""
     names = [name for name in body if name not in TOP_LEVEL]
     names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
@@ -282,7 +284,7 @@ _SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decode
 """Maps TGI's parameter names to fields of Sampling, where the names differ."""
 
 
-def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
+def _shapes(kinds: Mapping[str, SerdeType], context: ServerContext) -> dict[str, Shape]:
     shapes = {}
     for name, kind in kinds.items():
         shape = dict(kind.schema)
@@ -293,7 +295,7 @@ def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shap
 
 
 def body_shape(
-    top_level: Mapping[str, Kind], kinds: Mapping[str, Kind], context: ServerContext, **inputs: int
+    top_level: Mapping[str, SerdeType], kinds: Mapping[str, SerdeType], context: ServerContext, **inputs: int
 ) -> Shape:
     """Return the schema of a body.
 

@@ -49,14 +49,14 @@ from handler.protocols.triton.api import (
     TritonHead,
     TritonResponse,
 )
-from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
+from handler.protocols.triton.response import ResponseOptions, TritonDocument, TritonStream
 
 # The inputs are those of TensorRT-LLM's models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`,
 # `streaming`), and those of vLLM's backend (triton-inference-server/vllm_backend, src/utils) with its sampling
 # parameters.
 
 
-class Input(NamedTuple):
+class InputTensor(NamedTuple):
     """An input of the model, with Triton's datatype."""
 
     datatype: str
@@ -127,13 +127,13 @@ def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     return _GUIDE_READERS[kind](content)
 
 
-def _never(datatype: str, why: str) -> Input:
+def _never(datatype: str, why: str) -> InputTensor:
     """Return an input that is refused unless it is empty, 0 or false."""
-    return Input(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
+    return InputTensor(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
 
 
-def _same(datatype: str, name: str) -> Input:
-    return Input(datatype, plain_or_tensor(name))
+def _same(datatype: str, name: str) -> InputTensor:
+    return InputTensor(datatype, plain_or_tensor(name))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------
@@ -146,65 +146,65 @@ _METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
 
-INPUTS: Mapping[str, Input] = {
+INPUTS: Mapping[str, InputTensor] = {
     "max_tokens": _same("INT32", "max_new_tokens"),
-    "stream": Input("BOOL", Parameter("stream", _FLAG)),
-    "exclude_input_in_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
-    "stop_words": Input("BYTES", Parameter("stop", _words)),
-    "bad_words": Input("BYTES", Parameter("bad_sequences", _words)),
-    "end_id": Input("INT32", TENSORS["end_id"]),
-    "pad_id": Input("INT32", TENSORS["pad_id"]),
+    "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
+    "exclude_input_in_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
+    "stop_words": InputTensor("BYTES", Parameter("stop", _words)),
+    "bad_words": InputTensor("BYTES", Parameter("bad_sequences", _words)),
+    "end_id": InputTensor("INT32", TENSORS["end_id"]),
+    "pad_id": InputTensor("INT32", TENSORS["pad_id"]),
     "temperature": _same("FP32", "temperature"),
-    "top_k": Input("INT32", Parameter("top_k", single(top_k))),
-    "top_p": Input("FP32", Parameter("top_p", _top_p)),
+    "top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
+    "top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
     "min_p": _same("FP32", "min_p"),
     "repetition_penalty": _same("FP32", "repetition_penalty"),
     "presence_penalty": _same("FP32", "presence_penalty"),
     "frequency_penalty": _same("FP32", "frequency_penalty"),
-    "no_repeat_ngram_size": Input("INT32", TENSORS["no_repeat_ngram_size"]),
-    "min_length": Input("INT32", TENSORS["min_length"]),
-    "min_tokens": Input("INT32", TENSORS["min_length"]),
-    "random_seed": Input("UINT64", TENSORS["random_seed"]),
-    "seed": Input("UINT64", TENSORS["random_seed"]),
-    "ignore_eos": Input("BOOL", Parameter("ignore_eos", _FLAG)),
-    "stop": Input("BYTES", Parameter("stop", _stop)),
-    "beam_width": Input("INT32", Parameter("num_beams", single(integer(1)))),
+    "no_repeat_ngram_size": InputTensor("INT32", TENSORS["no_repeat_ngram_size"]),
+    "min_length": InputTensor("INT32", TENSORS["min_length"]),
+    "min_tokens": InputTensor("INT32", TENSORS["min_length"]),
+    "random_seed": InputTensor("UINT64", TENSORS["random_seed"]),
+    "seed": InputTensor("UINT64", TENSORS["random_seed"]),
+    "ignore_eos": InputTensor("BOOL", Parameter("ignore_eos", _FLAG)),
+    "stop": InputTensor("BYTES", Parameter("stop", _stop)),
+    "beam_width": InputTensor("INT32", Parameter("num_beams", single(integer(1)))),
     "length_penalty": _same("FP32", "length_penalty"),
-    "early_stopping": Input("INT32", TENSORS["early_stopping"]),
-    "num_return_sequences": Input("INT32", Parameter("n", single(integer(1)))),
-    "return_log_probs": Input("BOOL", Parameter("return_log_probs", _FLAG)),
-    "return_context_logits": Input("BOOL", Parameter("return_context_logits", _FLAG)),
-    "return_generation_logits": Input("BOOL", Parameter("return_generation_logits", _FLAG)),
-    "return_finish_reason": Input("BOOL", Parameter("finish_reason", _FLAG)),
-    "return_cumulative_logprob": Input("BOOL", Parameter("cumulative_logprob", _FLAG)),
-    "return_num_input_tokens": Input("BOOL", Parameter("num_input_tokens", _FLAG)),
-    "return_num_output_tokens": Input("BOOL", Parameter("num_output_tokens", _FLAG)),
-    "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `join_guide` removes it
-    "guided_decoding_guide": Input("BYTES", Parameter("structured_output", _guide)),
-    "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
-    "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
-    "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
+    "early_stopping": InputTensor("INT32", TENSORS["early_stopping"]),
+    "num_return_sequences": InputTensor("INT32", Parameter("n", single(integer(1)))),
+    "return_log_probs": InputTensor("BOOL", Parameter("return_log_probs", _FLAG)),
+    "return_context_logits": InputTensor("BOOL", Parameter("return_context_logits", _FLAG)),
+    "return_generation_logits": InputTensor("BOOL", Parameter("return_generation_logits", _FLAG)),
+    "return_finish_reason": InputTensor("BOOL", Parameter("finish_reason", _FLAG)),
+    "return_cumulative_logprob": InputTensor("BOOL", Parameter("cumulative_logprob", _FLAG)),
+    "return_num_input_tokens": InputTensor("BOOL", Parameter("num_input_tokens", _FLAG)),
+    "return_num_output_tokens": InputTensor("BOOL", Parameter("num_output_tokens", _FLAG)),
+    "guided_decoding_guide_type": InputTensor("BYTES", Parameter("", _guide)),  # `join_guide` removes it
+    "guided_decoding_guide": InputTensor("BYTES", Parameter("structured_output", _guide)),
+    "lora_task_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
+    "lora_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
+    "lora_name": InputTensor("BYTES", Parameter("adapter", _adapter_name, informed=True)),
     # vLLM's sampling parameters
-    "sampling_parameters": Input("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
+    "sampling_parameters": InputTensor("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
     "n": _same("INT32", "n"),
     "best_of": _same("INT32", "best_of"),
-    "stop_token_ids": Input("INT32", PARAMETERS["stop_token_ids"]),
+    "stop_token_ids": InputTensor("INT32", PARAMETERS["stop_token_ids"]),
     "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
     "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
-    "structured_outputs": Input("BYTES", Parameter("structured_output", _structured_outputs)),
-    "guided_decoding": Input("BYTES", Parameter("structured_output", _structured_outputs)),
+    "structured_outputs": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
+    "guided_decoding": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
     # inputs of the llmapi model
-    "streaming": Input("BOOL", Parameter("stream", _FLAG)),
+    "streaming": InputTensor("BOOL", Parameter("stream", _FLAG)),
     "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
     "sampling_param_temperature": _same("FP32", "temperature"),
-    "sampling_param_top_k": Input("INT32", Parameter("top_k", single(top_k))),
-    "sampling_param_top_p": Input("FP32", Parameter("top_p", _top_p)),
-    "sampling_param_stop": Input("BYTES", Parameter("stop", _words)),
-    "sampling_param_seed": Input("UINT64", TENSORS["random_seed"]),
+    "sampling_param_top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
+    "sampling_param_top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
+    "sampling_param_stop": InputTensor("BYTES", Parameter("stop", _words)),
+    "sampling_param_seed": InputTensor("UINT64", TENSORS["random_seed"]),
     "sampling_param_best_of": _same("INT32", "best_of"),
     "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
     "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
-    "sampling_param_exclude_input_from_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
+    "sampling_param_exclude_input_from_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
     # refused
     "decoder_text_input": _never("BYTES", "encoder-decoder models are not supported"),
     "image_input": _never("FP16", _MEDIA),
@@ -216,8 +216,8 @@ INPUTS: Mapping[str, Input] = {
     "prompt_vocab_size": _never("INT32", _EMBEDDINGS),
     "embedding_bias_words": _never("BYTES", _BIAS),
     "embedding_bias_weights": _never("FP32", _BIAS),
-    "lora_weights": Input("FP16", TENSORS["lora_weights"]),
-    "lora_config": Input("INT32", TENSORS["lora_config"]),
+    "lora_weights": InputTensor("FP16", TENSORS["lora_weights"]),
+    "lora_config": InputTensor("INT32", TENSORS["lora_config"]),
     "lora_path": _never("BYTES", "register the adapter, then send lora_name or lora_task_id"),
     "return_stop_reason": _never(
         "BOOL", "the stop word that ended an answer is not reported; use return_finish_reason"
@@ -427,10 +427,10 @@ class Triton(Dialect):
         errors = TritonErrors(events=True)
         if streams:
             _check_single_sequence(request.sampling, parameters)
-            return ParsedRequest((request,), StreamReply(options, errors), errors, ignored, streams=True)
+            return ParsedRequest((request,), TritonStream(options, errors), errors, ignored, streams=True)
         if self._route is Route.STREAM:
-            return ParsedRequest((request,), ResponseReply(options, EVENTS), errors, ignored, streams=True)
-        return ParsedRequest((request,), ResponseReply(options), self.errors, ignored)
+            return ParsedRequest((request,), TritonDocument(options, EVENTS), errors, ignored, streams=True)
+        return ParsedRequest((request,), TritonDocument(options), self.errors, ignored)
 
     def _streams(self, parameters: ParsedParameters) -> bool:
         """Return whether to send one response per token.

@@ -60,7 +60,7 @@ def _flat(value: Any) -> Any:
     return value[0] if len(value) == 1 else value
 
 
-class ResponseReply(WholeReply):
+class TritonDocument(WholeReply):
     """One response with the text, or with a list of texts if there are several sequences."""
 
     def __init__(self, options: ResponseOptions, framing: Framing = JSON) -> None:
@@ -97,7 +97,7 @@ class ResponseReply(WholeReply):
         return [self._sequences[index] for index in ranked[:count]]
 
 
-class StreamReply(TokenStream):
+class TritonStream(TokenStream):
     """A stream of one event per token."""
 
     def __init__(self, options: ResponseOptions, errors: ErrorFormat) -> None:

@@ -117,7 +117,7 @@ class VllmClassify(VllmNumbers):
         return VectorReply(num_texts, render)
 
 
-class VllmPooling(VllmNumbers):
+class VllmPoolingDialect(VllmNumbers):
     """The dialect of /pooling, which answers with the output of the pooler: vectors or the labels' probabilities."""
 
     name = "vllm_pooling"

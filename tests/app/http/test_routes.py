@@ -22,7 +22,7 @@ from handler.core.framing import Framing
 from handler.http.routes import ASSETS
 from handler.http.server import StartingApp
 from handler.protocols import registry
-from handler.protocols.anthropic.request import AnthropicCount
+from handler.protocols.anthropic.request import AnthropicCountTokens
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers
 from handler.protocols.lmi.api import LmiErrors
@@ -79,7 +79,7 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
         said = {"error": "Model is overloaded", "error_type": "overloaded"}
         assert await ask(service, TOKENIZE, {"inputs": "a"}) == (429, said)
         assert await ask(service, CHAT_TOKENIZE, CHAT) == (429, said)
-        assert (await ask(service, AnthropicCount(), {**CHAT, "model": "model"}))[0] == 529
+        assert (await ask(service, AnthropicCountTokens(), {**CHAT, "model": "model"}))[0] == 529
         free.set()
         assert [status for status, _ in await asyncio.gather(*first)] == [200] * MOST_TOKENIZING
         assert (await ask(service, TOKENIZE, {"inputs": "a"}))[0] == 200, "their places are free again"

@@ -16,7 +16,7 @@ _DEEPEST = 8  # nested value parsers, and nested lists and objects in a transfor
 Arguments = Mapping[str, Any]
 
 
-class Content:
+class ContentParser:
     """Reads the text of one region, which arrives in pieces."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Content:
         return self.text
 
 
-class ParsedContent(Content):
+class ParsedContent(ContentParser):
     """Reads the text of one region, which a function parses when it is complete."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
@@ -50,7 +50,7 @@ class ParsedContent(Content):
         return self._parse(self.text)
 
 
-class Tags(Content):
+class Tags(ContentParser):
     """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at its end."""
 
     def __init__(self, pattern: Pattern, parse: Callable[[str], Any], *, merges: bool) -> None:
@@ -130,7 +130,7 @@ class Tags(Content):
 
 # -- the parsers by name -----------------------------------------------------------------------------------------------
 
-MakeContent = Callable[[], Content]
+MakeContent = Callable[[], ContentParser]
 
 
 def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
@@ -329,7 +329,7 @@ def literals(arguments: Arguments) -> Iterator[str]:
 _PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
-class Place(NamedTuple):
+class Placeholder(NamedTuple):
     """A placeholder in a transform, which consists of a name and of keys into the value with that name."""
 
     root: str
@@ -345,7 +345,7 @@ class Place(NamedTuple):
 
 
 def read_transform(value: Any, depth: int = 0) -> Any:
-    """Return a transform in which each placeholder is replaced by a `Place`.
+    """Return a transform in which each placeholder is replaced by a `Placeholder`.
 
     Raises:
         ValueError: a placeholder has text next to it, or the transform is nested too deeply.
@@ -361,12 +361,12 @@ def read_transform(value: Any, depth: int = 0) -> Any:
     if (match := _PLACE.fullmatch(value)) is None:
         raise ValueError(f"transform: {value[:200]!r} has text next to a placeholder")
     root, *keys = match[1].split(".")
-    return Place(root, tuple(keys))
+    return Placeholder(root, tuple(keys))
 
 
 def roots(transform: Any) -> Iterator[str]:
     """Yield the names to which the placeholders of a transform refer."""
-    if isinstance(transform, Place):
+    if isinstance(transform, Placeholder):
         yield transform.root
     elif isinstance(transform, (dict, list)):
         for item in transform.values() if isinstance(transform, dict) else transform:
@@ -382,7 +382,7 @@ def apply(transform: Any, scope: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: a value is missing.
     """
-    if isinstance(transform, Place):
+    if isinstance(transform, Placeholder):
         return transform.find(scope)
     if isinstance(transform, dict):
         return {key: apply(item, scope) for key, item in transform.items()}

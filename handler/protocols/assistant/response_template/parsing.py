@@ -9,19 +9,19 @@ from typing import Any
 from handler.core.text import Vocabulary
 from handler.core.values import Request, Sampling
 from handler.protocols.assistant.events import (
+    AnswerParser,
     Arguments,
     CallEnd,
     CallStart,
     Ending,
     Ends,
     Event,
-    Parser,
     Reasoning,
     pieces,
 )
-from handler.protocols.assistant.reasoning import Prefixed, Thinking, ThinkingParser
+from handler.protocols.assistant.reasoning import Prefixed, ReasoningForm, ReasoningParser
 from handler.protocols.assistant.reasoning_families import Family
-from handler.protocols.assistant.response_template.contents import Content
+from handler.protocols.assistant.response_template.contents import ContentParser
 from handler.protocols.assistant.response_template.pattern import Attempt, Match, may_try
 from handler.protocols.assistant.response_template.template import (
     CALLS,
@@ -37,7 +37,7 @@ from handler.protocols.assistant.tools.json_text import JsonEnd, as_json, dumps
 from handler.protocols.assistant.tools.parsing import HF, NAME, SPACES, TemplateCalls, Tool
 
 
-class ResponseParser(ThinkingParser):
+class ResponseParser(ReasoningParser):
     """Divides an answer into regions between the marks of fields, as transformers' ResponseParser does.
 
     Text that may be the start of a mark is not shown until this is decided. The work on text that turns out not to be a
@@ -300,7 +300,7 @@ class _Region:
 
     def __init__(self, field: Field, begin: str, groups: Mapping[str, str], calls: _Calls) -> None:
         self.begin = begin
-        self.content: Content = field.make()
+        self.content: ContentParser = field.make()
         self._field = field
         self._groups = groups
         self._calls = calls
@@ -374,7 +374,7 @@ def _texts(marks: Marks | None) -> tuple[str, ...]:
     return () if marks is None else marks.texts
 
 
-class TemplateThinking(Thinking):
+class TemplateReasoning(ReasoningForm):
     """The reasoning of one request whose model has a response template.
 
     Args:
@@ -406,7 +406,7 @@ class TemplateThinking(Thinking):
         """Return the same as the base class, but use the template."""
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
-    def parser(self, inner: Parser | None = None) -> ThinkingParser:
+    def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:
         if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # the text after reasoning has no marks
             return super().parser(inner) if self.shows else Prefixed("", inner)
         tools = None if inner is None else inner.tools

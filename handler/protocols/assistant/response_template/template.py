@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from handler.protocols.assistant.response_template.contents import (
     Arguments,
     MakeContent,
-    Place,
+    Placeholder,
     apply,
     content_parser,
     literals,
@@ -338,9 +338,9 @@ def _name_group(transform: Any) -> str:
     if not isinstance(function, dict):
         return ""
     name = function.get("name")
-    if not isinstance(name, Place) or name.keys or name.root == "content":
+    if not isinstance(name, Placeholder) or name.keys or name.root == "content":
         return ""
-    return name.root if function.get("arguments") == Place("content", ()) else ""
+    return name.root if function.get("arguments") == Placeholder("content", ()) else ""
 
 
 def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:

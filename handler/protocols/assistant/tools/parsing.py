@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.text import Vocabulary
 from handler.core.values import Finish
 from handler.protocols.assistant.events import (
+    AnswerParser,
     Arguments,
     CallEnd,
     CallStart,
     Ending,
     Event,
-    Parser,
     PlainText,
     Reasoning,
     pieces,
@@ -50,7 +50,7 @@ class Format(NamedTuple):
     """
 
     name: str
-    make: Callable[[Sequence[Tool]], Parser]
+    make: Callable[[Sequence[Tool]], AnswerParser]
     marks: tuple[str, ...] = ()
     template: str = ""
     notations: Mapping[str, Notation] = {}
@@ -93,11 +93,11 @@ class CallsOrText:
         calls: the parser of an answer of calls.
     """
 
-    def __init__(self, begin: str, calls: Parser) -> None:
+    def __init__(self, begin: str, calls: AnswerParser) -> None:
         self._begin, self._calls = begin, calls
         self._space: list[str] = []  # white space at the beginning
         self._held = ""
-        self._parser: Parser | None = None  # None until the beginning decides
+        self._parser: AnswerParser | None = None  # None until the beginning decides
 
     def feed(self, text: str) -> list[Event]:
         if self._parser is not None:
@@ -120,14 +120,14 @@ class CallsOrText:
         return [rest] if rest else []
 
 
-class Broken(Exception):
+class BrokenCall(Exception):
     """Raised by the steps of a parser if the text is not, or no longer, a call."""
 
 
 class CallParser:
     """Base class of parsers for text with calls.
 
-    A subclass implements `calls` with the steps below. If `Broken` is raised or the answer ends before a call has
+    A subclass implements `calls` with the steps below. If `BrokenCall` is raised or the answer ends before a call has
     started, the text that the steps have consumed is emitted. A call that has already started is left unfinished.
 
     A model may write anything, so the work must be linear in the length of the answer. A step takes time proportional
@@ -181,7 +181,7 @@ class CallParser:
             begin: the mark, or "" at the start of the answer.
 
         Raises:
-            Broken: the text is not a call.
+            BrokenCall: the text is not a call.
         """
         raise NotImplementedError
 
@@ -280,25 +280,25 @@ class CallParser:
         """Consume and return the mark that follows.
 
         Raises:
-            Broken: none of the marks follows.
+            BrokenCall: none of the marks follows.
         """
         mark = yield from self.take(*marks)
         if not mark:
-            raise Broken
+            raise BrokenCall
         return mark
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Consume and return the text that matches a pattern, up to a character that does not match.
 
         Raises:
-            Broken: no text matches.
+            BrokenCall: no text matches.
         """
         while True:
             match = pattern.match(self.held)
             size = match.end() if match else 0
             if size < len(self.held):
                 if not size:
-                    raise Broken
+                    raise BrokenCall
                 return self.advance(size)
             yield
 
@@ -306,7 +306,7 @@ class CallParser:
         """Consume a short text and the mark at its end, and return both.
 
         Raises:
-            Broken: the text has more than `limit` characters.
+            BrokenCall: the text has more than `limit` characters.
         """
         pattern, most = any_of(ends), limit + max(map(len, ends))
         while True:
@@ -315,7 +315,7 @@ class CallParser:
                 text = self.advance(match.start())
                 return text, self.advance(len(match[0]))
             if match or len(self.held) > most:
-                raise Broken
+                raise BrokenCall
             yield
 
     def stream_until(self, write: Callable[[str], None], *ends: str) -> Steps[str]:
@@ -384,7 +384,7 @@ class CallParser:
         self._taken = [begin]
         try:
             yield from self.calls(begin)
-        except Broken:
+        except BrokenCall:
             self._end_block()
             self.end_call(Ending.BROKEN)
         self.drop()

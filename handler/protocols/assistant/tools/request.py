@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
-from handler.protocols.assistant.events import Parser
+from handler.protocols.assistant.events import AnswerParser
 from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
@@ -277,7 +277,7 @@ class Tools(NamedTuple):
     unknown: Sequence[str] = ()
     unheeded: Sequence[str] = ()
 
-    def parser(self) -> Parser | None:
+    def parser(self) -> AnswerParser | None:
         """Return a new parser for one answer, or None if the answer contains no calls."""
         if self.format is not None:
             return self.format.make(self.shown)

@@ -19,7 +19,7 @@ from handler.core.text import Prompt, SequenceState, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form, describe_parsers
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
-from handler.protocols.assistant.reasoning import Thinking, thinking_parser
+from handler.protocols.assistant.reasoning import ReasoningForm, thinking_parser
 from handler.protocols.assistant.reasoning_families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
@@ -310,7 +310,7 @@ def test_any_cutting_of_anything_gives_the_same_parts(family: str, words: list[s
 def test_the_prompts_end_says_whether_a_thought_is_open(
     name: str, prompt: str, arguments: dict[str, Any], answer: str, thoughts: str
 ) -> None:
-    thinking = Thinking(FAMILIES[name], arguments)
+    thinking = ReasoningForm(FAMILIES[name], arguments)
     thinking.read_prompt(Request(""), prompt)
     parser = thinking.parser()
     assert parts([*parser.feed(answer), *parser.flush()])[0] == thoughts
@@ -320,7 +320,7 @@ def test_the_prompts_end_says_whether_a_thought_is_open(
     ("prefix", "thoughts"), [("<think>Well", " so"), ("<think>Well</think>Then", ""), ("Then", "")]
 )
 def test_an_answer_that_continues_a_message_continues_its_thought(prefix: str, thoughts: str) -> None:
-    thinking = Thinking(FAMILIES["qwen3"], {}, prefix)
+    thinking = ReasoningForm(FAMILIES["qwen3"], {}, prefix)
     thinking.read_prompt(Request(""), f"assistant\n{prefix}")
     assert parts(thinking.parser().feed(" so</think>"))[0] == thoughts
 
@@ -331,13 +331,13 @@ GUIDED = Sampling(structured_output=StructuredOutput("regex", "a"))
 
 def test_structured_output_begins_after_a_thought_or_at_once() -> None:
     for family, prompt, is_open in (("qwen3", "a\n", True), ("mistral", "a\n", False), ("openai_gptoss", "a", True)):
-        thinking = Thinking(FAMILIES[family], {}, vocabulary=BYTES)
+        thinking = ReasoningForm(FAMILIES[family], {}, vocabulary=BYTES)
         thoughts = thinking.read_prompt(Request("", GUIDED), prompt).sampling.thoughts
         assert thoughts is not None
         assert (thoughts.is_open, thoughts.calls) == (is_open, FAMILIES[family].calls)
         assert bytes(thoughts.closing).decode() == FAMILIES[family].closing
     for arguments, prompt in (({"enable_thinking": False}, "assistant\n"), ({}, "<think>\n</think>\n\n")):
-        thinking = Thinking(FAMILIES["qwen3"], arguments, lacks="it cannot")
+        thinking = ReasoningForm(FAMILIES["qwen3"], arguments, lacks="it cannot")
         budgeted = GUIDED._replace(thinking_token_budget=2)
         assert thinking.read_prompt(Request("", budgeted), prompt).sampling == GUIDED
         assert parts(thinking.parser().feed("a")) == ("", "a", [])
@@ -360,7 +360,7 @@ def test_structured_output_begins_after_a_thought_or_at_once() -> None:
 )
 def test_what_cannot_follow_a_thought_is_refused(family: str, lacks: str, sampling: Sampling, message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        Thinking(FAMILIES[family], {}, None, BYTES, lacks).read_prompt(Request("", sampling), "assistant\n")
+        ReasoningForm(FAMILIES[family], {}, None, BYTES, lacks).read_prompt(Request("", sampling), "assistant\n")
 
 
 # -- stop strings -----------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_what_cannot_follow_a_thought_is_refused(family: str, lacks: str, sampli
 def test_stop_strings_do_not_end_a_thought(open_: bool, answer: str, shown: str) -> None:
     vocabulary = Vocabulary([bytes([byte]) for byte in range(128)])
     prompt = "<think>" if open_ else "</think>"
-    request = Thinking(FAMILIES["qwen3"], {}).read_prompt(Request("", Sampling(stop=("STOP",))), prompt)
+    request = ReasoningForm(FAMILIES["qwen3"], {}).read_prompt(Request("", Sampling(stop=("STOP",))), prompt)
     state, text = SequenceState(Prompt("", [], vocabulary), request.sampling), ""
     for id in answer.encode():
         text += state.push(id, None).text
@@ -489,12 +489,14 @@ def test_a_model_whose_template_shows_no_reasoning_is_read_as_ever() -> None:
 
 def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -> None:
     for sampling, lacks in ((GUIDED, "it cannot"), (GUIDED._replace(presence_penalty=0.5), "")):
-        thinking = Thinking(FAMILIES["qwen3"], {}, None, BYTES, lacks, named=False)
+        thinking = ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, lacks, named=False)
         assert thinking.read_prompt(Request("", sampling), "<think>\n").sampling == sampling
         assert parts(thinking.parser().feed("a")) == ("", "a", [])
     budgeted = GUIDED._replace(thinking_token_budget=2)
     with pytest.raises(InvalidParameter, match="it cannot"):
-        Thinking(FAMILIES["qwen3"], {}, None, BYTES, "it cannot", named=False).read_prompt(Request("", budgeted), "")
+        ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, "it cannot", named=False).read_prompt(
+            Request("", budgeted), ""
+        )
 
 
 def test_the_start_says_which_parsers_read_the_answers() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, as_json, dumps
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
 _UNQUOTED = re.compile(r"[^,{}\[\]<>]{1,256}")
@@ -38,7 +38,7 @@ class Gemma4(CallParser):
             return
         name = yield from self.run(NAME)
         if (yield from self.skip()) != "{":
-            raise Broken
+            raise BrokenCall
         self.begin(name)
         schema = self.schema(name)
         yield from self._members("}", schema, schema.root, 0)
@@ -53,7 +53,7 @@ class Gemma4(CallParser):
             end: the closing bracket.
         """
         if depth > _DEPTH:
-            raise Broken
+            raise BrokenCall
         self.write(self.advance(1))
         before = ""
         while (sign := (yield from self.skip(SPACES + ","))) != end:

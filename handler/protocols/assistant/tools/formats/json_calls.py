@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from handler.core.framing import refuse_constant
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps, Tool
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
@@ -63,14 +63,14 @@ class JsonCalls(CallParser):
             elif sign == "]" and listed:
                 self.advance(1)
                 if self.count == count and (self._others or not self.marked):
-                    raise Broken
+                    raise BrokenCall
                 self._show_others()
                 if not self.end:
                     return
                 if self.count:
                     self.drop()
             else:
-                raise Broken
+                raise BrokenCall
 
     def begin(self, name: str) -> None:
         self._show_others()
@@ -90,7 +90,7 @@ class JsonCalls(CallParser):
         call = self.called(text)
         if call is None:  # nested objects are not searched for calls, as each would be read several times
             if not listed:
-                raise Broken
+                raise BrokenCall
             self._others.append(text)
             return
         self.begin(call[0])
@@ -106,7 +106,7 @@ class JsonCalls(CallParser):
                 return head
             if len(self.held) > _LONGEST_HEAD:
                 if self.open.fullmatch(self.held, 0, _LONGEST_HEAD):
-                    raise Broken
+                    raise BrokenCall
                 return None
             if end.feed(self.held[scanned:]) is not None:
                 return None
@@ -122,7 +122,7 @@ class JsonCalls(CallParser):
             name = json.loads(head[1])
             name.encode()
         except ValueError:
-            raise Broken from None
+            raise BrokenCall from None
         self.advance(head.end())
         self.begin(name)
         yield from self.json()
@@ -235,14 +235,14 @@ class CallsInText(JsonCalls):
         while (yield from self.skip(SPACES + ",;")) == "{":
             yield from self._called()
         if self.count == count or not listed or self.held[0] != "]":
-            raise Broken
+            raise BrokenCall
         self.advance(1)
 
     def _called(self) -> Steps[None]:
         """Read a call that begins with the name of a tool.
 
         Raises:
-            Broken: the object is not such a call.
+            BrokenCall: the object is not such a call.
         """
         while (head := _HEAD.match(self.held, 0, _LONGEST_HEAD)) is None:
             if len(self.held) > _LONGEST_HEAD or not _BEGUN.fullmatch(self.held):
@@ -254,7 +254,7 @@ class CallsInText(JsonCalls):
 
     def _break(self) -> None:
         self.advance(1)  # a call may follow the brace
-        raise Broken
+        raise BrokenCall
 
 
 class Llama3(CallsInText):
@@ -499,7 +499,7 @@ class Mistral(JsonCalls):
             yield from self.run(NAME)
         yield from self.take(_ARGUMENTS)
         if (yield from self.skip()) != "{":
-            raise Broken
+            raise BrokenCall
         self.begin(name)
         yield from self.json()
         self.end_call()

@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.protocols.assistant.tools.grammar import ANY, Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 TOOLS = f"{OPEN}tools{SEPARATOR}"
@@ -40,7 +40,7 @@ class KimiK3(CallParser):
     def _call(self) -> Steps[None]:
         name = (yield from self._attributes()).get("tool", "")
         if not NAME.fullmatch(name):
-            raise Broken
+            raise BrokenCall
         self.begin(name)
         before, end = "{", ""
         while end not in (_CALL, _CALL_END, _TOOLS_END):
@@ -54,7 +54,7 @@ class KimiK3(CallParser):
             elif end == _JSON and before == "{":
                 yield from self._attributes()
                 if (yield from self.skip()) != "{":
-                    raise Broken
+                    raise BrokenCall
                 yield from self.json()
                 before = end = ""
             else:

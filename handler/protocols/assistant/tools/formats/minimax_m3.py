@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps, Tool
 
 _MARK = "]<]minimax[>["  # the mark before each tag
 _CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
@@ -72,7 +72,7 @@ class MinimaxM3(CallParser):
             listed: whether to write a list.
         """
         if depth > _DEPTH:
-            raise Broken
+            raise BrokenCall
         self.write("[" if listed else "{")
         nested = not listed and depth > 0
         self._nested += nested
@@ -113,7 +113,7 @@ class MinimaxM3(CallParser):
     def _tag(self) -> Steps[str]:
         name, _ = yield from self.until(">", limit=256)
         if not name.strip():
-            raise Broken
+            raise BrokenCall
         return name
 
     def _value(self, name: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:

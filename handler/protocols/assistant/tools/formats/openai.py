@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -32,7 +32,7 @@ class Harmony(CallParser):
             return
         name = recipient[1].removeprefix("functions.")
         if not NAME.fullmatch(name):
-            raise Broken
+            raise BrokenCall
         self.begin(name)
         end = yield from self.stream_until(self.write, _CALL, _END, _RETURN, _START)
         self.end_call()

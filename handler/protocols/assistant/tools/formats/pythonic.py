@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import PYTHON_ESCAPES, ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
 _UNQUOTED = re.compile(r"[\w.+\-]{1,256}")
@@ -31,7 +31,7 @@ class PythonicCalls(CallParser):
         """Read one call.
 
         Raises:
-            Broken: the text is not a call.
+            BrokenCall: the text is not a call.
         """
         name = yield from self.run(NAME)
         self.check(name)
@@ -39,7 +39,7 @@ class PythonicCalls(CallParser):
         yield from self._arguments(name)
 
     def check(self, name: str) -> None:
-        """Raise Broken if no tool with this name may be called."""
+        """Raise BrokenCall if no tool with this name may be called."""
 
     def list(self) -> Steps[None]:
         """Read the calls of a list, whose opening bracket has been consumed, up to its end."""
@@ -52,7 +52,7 @@ class PythonicCalls(CallParser):
                 self.drop()
                 return
             if sign != ",":
-                raise Broken
+                raise BrokenCall
 
     def _arguments(self, name: str) -> Steps[None]:
         begun = False
@@ -85,7 +85,7 @@ class PythonicCalls(CallParser):
         else:
             bare = _ZEROS.sub(r"\1", (yield from self.run(_UNQUOTED)))
             if bare not in _WORDS and not _NUMBER.fullmatch(bare):
-                raise Broken
+                raise BrokenCall
             self.write(_WORDS.get(bare) or bare)
 
     def _members(self, end: str, depth: int) -> Steps[None]:
@@ -109,7 +109,7 @@ class PythonicCalls(CallParser):
             if (yield from self.skip()) == ",":
                 self.advance(1)
             elif self.held[0] != end:
-                raise Broken
+                raise BrokenCall
         self.advance(1)
         self.write("}" if end == "}" else "]")
 
@@ -143,13 +143,13 @@ class Pythonic(PythonicCalls):
             yield from self.skip()
             yield from self.expect("[")
         elif not self.tools:
-            raise Broken
+            raise BrokenCall
         yield from self.list()
         yield from self.after()
 
     def check(self, name: str) -> None:
         if self.tools and name not in self.tools:
-            raise Broken
+            raise BrokenCall
 
     def after(self) -> Steps[None]:
         """Consume the text that may follow the list."""
@@ -160,7 +160,7 @@ def _character(code: str) -> str:
     try:
         return chr(int(code, 16))
     except (ValueError, OverflowError):
-        raise Broken from None
+        raise BrokenCall from None
 
 
 class Llama4Pythonic(Pythonic):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
 
 class SectionedCalls(CallParser):
@@ -21,7 +21,7 @@ class SectionedCalls(CallParser):
 
     def calls(self, begin: str) -> Steps[None]:
         if begin == self.section_end and not self.count:
-            raise Broken
+            raise BrokenCall
         mark = begin
         while mark != self.section_end:
             if mark == self.call:
@@ -33,7 +33,7 @@ class SectionedCalls(CallParser):
         """Consume the text before a call's arguments, and return the call's name.
 
         Raises:
-            Broken: the text is not a call.
+            BrokenCall: the text is not a call.
         """
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class SectionedCalls(CallParser):
     def _call(self) -> Steps[None]:
         name = yield from self.head()
         if (yield from self.skip()) != "{":
-            raise Broken
+            raise BrokenCall
         self.begin(name)
         yield from self.json()
         self.end_call()
@@ -115,7 +115,7 @@ class KimiK2(SectionedCalls):
         id, _ = yield from self.until(_KIMI_ARGUMENTS)
         name = id.strip(SPACES).rpartition(":")[0].removeprefix("functions.")
         if not NAME.fullmatch(name):
-            raise Broken
+            raise BrokenCall
         return name
 
     def tail(self) -> Steps[None]:
