@@ -23,8 +23,8 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
-from handler.serving.call import Preprocessor
 from handler.serving.model import ServedModel
+from handler.serving.preprocessor import Preprocessor
 from handler.serving.request_log import RequestLog
 from handler.serving.sessions import Sessions
 from handler.serving.stored_responses import ResponseStore

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from handler.core.errors import GenerationFailed, InternalError, ServingError, serving_error
 from handler.djl.worker_loop import WorkerLoop
-from handler.serving.call import TARGET_MODEL
 from handler.serving.model import ServedModel
+from handler.serving.preprocessor import TARGET_MODEL
 from handler.serving.task import RequestTask
 
 log = logging.getLogger("handler.rolling")

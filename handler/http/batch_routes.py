@@ -29,7 +29,7 @@ from handler.protocols.kernel.body import decode
 from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.openai.batches import read_batch, read_file
 from handler.serving.batches.store import BatchStore
-from handler.serving.call import FormReader
+from handler.serving.forms import FormReader
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
 

@@ -51,7 +51,7 @@ from handler.serving.admission import INVOKE
 from handler.serving.custom_handle import CustomHandle, close_parts
 from handler.serving.head import ATTRIBUTES
 from handler.serving.model import ServedModel
-from handler.serving.turns import Share
+from handler.serving.quota import Share
 from handler.serving.user_code import users_files
 
 log = logging.getLogger("handler.server")

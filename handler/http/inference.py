@@ -24,8 +24,8 @@ from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, r
 from handler.scheduler.batcher import ClientChannel
 from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
+from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.task import RequestTask, ignored_header
-from handler.serving.turns import BODY_MEMORY, Share
 
 log = logging.getLogger("handler.server")
 

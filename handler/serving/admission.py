@@ -18,10 +18,13 @@ from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
-from handler.serving.call import Decoded, Preprocessor, check_structured_output
+from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.head import Head
+from handler.serving.large_bodies import LARGE
 from handler.serving.media.loader import MediaLoader, MediaRules, Reservation
-from handler.serving.turns import LARGE, Share, TurnThreads, is_long
+from handler.serving.preprocessor import Decoded, Preprocessor
+from handler.serving.quota import Share
+from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")
 
@@ -162,10 +165,10 @@ class Admission:
                 structured output.
         """
         media, reservation = await self._load_media(request, head)
-        encoded = await self._tokenizing(self.preprocessor.encode, request, size, media)
+        encoded = await self._tokenizing(self.preprocessor.encoder.encode, request, size, media)
         if reservation is not None and (placed := encoded[1].media) is not None:
             weakref.finalize(placed, reservation.give_back)  # the prompt has its own copies of the media
-        if (trial := self.preprocessor.try_structured_output(request)) is not None:
+        if (trial := self.preprocessor.encoder.try_structured_output(request)) is not None:
             check_structured_output(request, await self._end(trial))
         return encoded
 
@@ -190,7 +193,7 @@ class Admission:
             self._num_tokenizing -= 1
 
     def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
-        take(self.preprocessor.tokenize(request, media))
+        take(self.preprocessor.encoder.tokenize(request, media))
 
     async def _load_media(self, request: Request, head: Head) -> tuple[Sequence[Medium], Reservation | None]:
         """Load a request's media. If the caller is cancelled, the downloads are cancelled too."""

@@ -26,16 +26,16 @@ from handler.scheduler.engine import ReasoningEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.batches.store import BatchStore
-from handler.serving.call import Preprocessor
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
 from handler.serving.head import Head, Headers, request_id
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
+from handler.serving.preprocessor import Preprocessor
+from handler.serving.quota import Quota
 from handler.serving.request_log import RequestLog
 from handler.serving.task import CapturedTask, RequestTask
-from handler.serving.turns import Quota
 
 _SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
 
@@ -90,7 +90,7 @@ class ServedModel:
         self._opening: asyncio.Task[None] | None = None
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._num_receiving = 0
-        self._engine, self._validator = engine, preprocessor.validator
+        self._engine, self._validator = engine, preprocessor.encoder.validator
         handle = preprocessor.formatters.handle
         self.handle = None if handle is None else CustomHandle(handle, config)
         self._batches: DynamicBatcher | None = None

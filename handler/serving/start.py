@@ -35,13 +35,13 @@ from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora import AdapterRegistry
 from handler.serving.batches.runner import batches_run
 from handler.serving.batches.store import configured_batches
-from handler.serving.call import Preprocessor
 from handler.serving.check import generation_defaults, response_template
 from handler.serving.engine import engine_spec, start_engine
 from handler.serving.media.loader import missing_packages
 from handler.serving.metrics import cloudwatch
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.preprocessor import Preprocessor
 from handler.serving.request_log import configured_log
 from handler.serving.sessions import configured_sessions
 from handler.serving.stored_responses import configured_store

@@ -21,8 +21,8 @@ from handler.serving.admission import Admission
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
 from handler.serving.head import Head
 from handler.serving.metrics.prometheus import RequestStats
+from handler.serving.quota import Quota, Share
 from handler.serving.request_log import Answer, Captured, RequestLog
-from handler.serving.turns import Quota, Share
 
 
 class RequestMemory(Share):

@@ -138,7 +138,7 @@ def test_it_requires_no_package_but_these(wheel: Path) -> None:
 def test_it_reads_files_without_an_extra(python: Path, bare: Path, tmp_path: Path) -> None:
     """Those of batches, which any engine answers."""
     form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
-    call = f"from handler.serving.call import read_form; print(read_form({form!r}, 'multipart/form-data; boundary=b'))"
+    call = f"from handler.serving.forms import read_form; print(read_form({form!r}, 'multipart/form-data; boundary=b'))"
     done = _call_bare(python, bare, call, tmp_path)
     assert (done.stdout, done.stderr) == ("{'purpose': 'batch'}\n", "")
 

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from handler.serving import model
-from handler.serving.turns import Quota
+from handler.serving.quota import Quota
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
 

@@ -214,7 +214,7 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 def _known(ids: Sequence[int], context: ServerContext) -> None:
     """Raise ValueError if an id is not in the vocabulary.
 
-    Without a common vocabulary for all prompts, `serving/call.py` checks the ids later.
+    Without a common vocabulary for all prompts, `serving/encoder.py` checks the ids later.
     """
     if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
         raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")

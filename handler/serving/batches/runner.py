@@ -43,9 +43,10 @@ from handler.protocols.openai.api import BatchError
 from handler.protocols.openai.batches import Line, LineError, batch_error
 from handler.serving.batches.store import OPEN_STATUSES, BatchStore, OpenBatch, output_ids
 from handler.serving.head import OWNER
+from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
+from handler.serving.quota import BODY_MEMORY
 from handler.serving.task import RequestTask
-from handler.serving.turns import BODY_MEMORY, LARGE
 
 log = logging.getLogger("handler")
 

@@ -24,7 +24,8 @@ from handler.engines.huggingface.media import expand
 from handler.engines.process.sandbox import Job, LimitExceeded, Limits, NotRun, Purpose, Sandbox
 from handler.serving.media import audio, image
 from handler.serving.media.decoder import Decoder, FileRules, LargerThanRead, Size
-from handler.serving.turns import Flow, Quota, Share, Turns, TurnThreads
+from handler.serving.quota import Quota, Share
+from handler.serving.turns import Flow, Turns, TurnThreads
 
 if TYPE_CHECKING:
     from handler.serving.media.fetch import Fetcher

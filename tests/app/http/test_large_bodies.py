@@ -20,8 +20,8 @@ from handler.engines.base import EngineInfo
 from handler.engines.process.sandbox import Sandbox, Work
 from handler.protocols.kernel.body import decode, value_size
 from handler.protocols.kernel.readers import show
-from handler.serving import turns
-from handler.serving.turns import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
+from handler.serving import large_bodies
+from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
 from tests.servers import PATIENCE, LiveServer, http
 from tests.stepped import Bench, ask, benches, item
 
@@ -154,12 +154,12 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
     read(bodies, body)
     pid = bodies.pid
     with monkeypatch.context() as patch:
-        patch.setattr(turns, "_MEMORY", 0)
-        patch.setattr(turns, "_MEMORY_FACTOR", 2)
+        patch.setattr(large_bodies, "_MEMORY", 0)
+        patch.setattr(large_bodies, "_MEMORY_FACTOR", 2)
         found = refusal(bodies, body)
         assert (found.status, found.message) == (413, "the body needs more than 2 MiB to be read")
     with monkeypatch.context() as patch:
-        patch.setattr(turns, "SECONDS", 0.05)
+        patch.setattr(large_bodies, "SECONDS", 0.05)
         found = refusal(bodies, b"[{}" + b",{}" * (2 * MIB) + b"]")
         assert (found.status, found.message) == (
             413,
@@ -172,18 +172,18 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
 def deadly() -> Work:
     """What reads bodies, and ends with its process over one that says so."""
 
-    def work(form: turns._Form, data: memoryview) -> Iterator[Any]:
+    def work(form: large_bodies._Form, data: memoryview) -> Iterator[Any]:
         if bytes(data[:4]) == b"die ":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(1)
-        yield from turns._read(form, data)
+        yield from large_bodies._read(form, data)
 
     return work
 
 
 def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBodies) -> None:
     fragile = LargeBodies()
-    fragile._process = Sandbox(deadly, turns._PURPOSE)
+    fragile._process = Sandbox(deadly, large_bodies._PURPOSE)
     try:
         body = b'{"inputs":"' + b"a" * MIB + b'"}'
         read(fragile, body)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from handler.config.loader import read_config
-from handler.serving.turns import MAX_VALUES
+from handler.serving.large_bodies import MAX_VALUES
 from tests.app.http.test_large_bodies import MIB, send
 from tests.process_tree import descendants
 from tests.servers import LiveServer, ServerProcess, http, post_bytes, raw, serve, wait_for

@@ -24,8 +24,8 @@ from handler.engines.openvino.pooling import OpenVinoPooling
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.scheduler.batcher import Batcher
-from handler.serving.call import check_task
 from handler.serving.check import check
+from handler.serving.preprocessor import check_task
 from tests.one_test import in_one_test
 from tests.unit.engines.pooling_models import GOLDEN, MODES, TEXTS, second, write_model
 

@@ -12,7 +12,7 @@ import pytest
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.registry import INVOCATIONS
-from handler.serving.call import check_structured_output
+from handler.serving.encoder import check_structured_output
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
 

@@ -41,10 +41,10 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
-from handler.serving.call import MAX_LOGITS, Preprocessor
+from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
+from handler.serving.preprocessor import Preprocessor
 from handler.serving.task import RequestTask
-from handler.serving.turns import LONG, is_long
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 from tests.unit.protocols.answers import with_adapters
@@ -183,7 +183,7 @@ def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read
 
 
 def encode(request: Request, vocabulary: Vocabulary = BIG) -> Prompt:
-    return intake(vocabulary=vocabulary).encode(request)[1]
+    return intake(vocabulary=vocabulary).encoder.encode(request)[1]
 
 
 def refusal(request: Request, vocabulary: Vocabulary = BIG) -> str:
@@ -202,7 +202,7 @@ def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
     made = intake()
     (request,) = parse(made, b'{"parameters": {"input_ids": [[0, 1, 0]]}}').requests
     assert request.prompt == "aba"
-    assert made.encode(request)[1].ids == [0, 1, 0]
+    assert made.encoder.encode(request)[1].ids == [0, 1, 0]
 
 
 def test_ids_that_are_none_are_refused() -> None:
@@ -211,7 +211,7 @@ def test_ids_that_are_none_are_refused() -> None:
     assert "inputs: -1 is not in the vocabulary" in refusal(Request("", prompt_ids=(-1,)))
     bare = Preprocessor(INVOCATIONS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
     with pytest.raises(InvalidPayload, match="no vocabulary of its own; send text"):
-        bare.encode(Request("", prompt_ids=(1,)))
+        bare.encoder.encode(Request("", prompt_ids=(1,)))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
     """The engine of `intake` has 1000 tokens."""
 
     def new_tokens(num_prompt: int, wanted: int, **request: Any) -> int:
-        found, _ = intake().encode(Request("a" * num_prompt, Sampling(max_new_tokens=wanted), **request))
+        found, _ = intake().encoder.encode(Request("a" * num_prompt, Sampling(max_new_tokens=wanted), **request))
         return found.sampling.max_new_tokens
 
     assert new_tokens(990, 10) == 10
@@ -248,9 +248,9 @@ def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
 
 def test_a_prompt_may_have_a_limit_of_its_own() -> None:
     limited = intake(config=Config(max_input_len=10))
-    assert limited.encode(Request("a" * 10, Sampling(max_new_tokens=500)))
+    assert limited.encoder.encode(Request("a" * 10, Sampling(max_new_tokens=500)))
     with pytest.raises(PromptTooLong, match="at most 10"):
-        limited.encode(Request("a" * 11, Sampling(max_new_tokens=1)))
+        limited.encoder.encode(Request("a" * 11, Sampling(max_new_tokens=1)))
 
 
 def test_more_logits_than_an_answer_can_hold_are_refused() -> None:

@@ -257,7 +257,7 @@ def test_a_request_that_is_dropped_while_it_is_tokenized_is_freed_at_once(monkey
         assert go_on.wait(10)
         return EchoTokenizer().encode(text)
 
-    monkeypatch.setattr(bench.model.preprocessor._tokenizer, "encode", encode)
+    monkeypatch.setattr(bench.model.preprocessor.encoder._tokenizer, "encode", encode)
     gc.disable()
     try:
         (piece,) = bench.silent_step(ask("word " * 2000, 2, stream=True))

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Overloaded
-from handler.serving.turns import Flow, LargeBodies, Quota, Share, Turns, TurnThreads
+from handler.serving.large_bodies import LargeBodies
+from handler.serving.quota import Quota, Share
+from handler.serving.turns import Flow, Turns, TurnThreads
 from tests.doubles.steps import steps
 from tests.servers import PATIENCE
 

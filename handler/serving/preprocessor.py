@@ -1,4 +1,4 @@
-"""The preprocessing of requests: check the head, decode and parse the body, and tokenize the prompts."""
+"""The preprocessing of requests: check the head, decode and parse the body."""
 
 from __future__ import annotations
 
@@ -6,40 +6,30 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from handler.core.errors import (
-    AnswerTooLong,
-    InvalidParameter,
     InvalidPayload,
     NotJson,
-    PromptTooLong,
     ServingError,
     UnsupportedMedia,
 )
-from handler.core.media import Medium, Upload
-from handler.core.text import Prompt, check_ids, given_prompt
 from handler.core.values import Adapter, Request, Task
 from handler.engines.base import EngineInfo, Tokenizer
-from handler.engines.huggingface.pooling import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Recalled, ServerContext
 from handler.protocols.kernel.readers import merge_adapters
+from handler.serving.encoder import Encoder
+from handler.serving.forms import read_form
 from handler.serving.head import NO_FORMATTERS, Head, adapter_of, media_type
-from handler.serving.media.loader import place_media
+from handler.serving.large_bodies import LARGE, MOST_DECODED, LargeBodies
 from handler.serving.sessions import HEADER, Sessions, answer_call, session_call, session_of
 from handler.serving.stored_responses import ResponseStore
-from handler.serving.turns import LARGE, MOST_DECODED, LargeBodies
-
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
-
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 """Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
@@ -50,8 +40,6 @@ _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urle
 _FORM = "multipart/form-data"
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
-
-MAX_LOGITS = 1 << 20  # maximum numbers in a response: about 20 MB of JSON; SageMaker's limit is 25 MB
 
 
 class Decoded(NamedTuple):
@@ -71,7 +59,7 @@ class Decoded(NamedTuple):
 
 
 class Preprocessor:
-    """The reader of requests, which decodes, parses, checks and tokenizes them. Thread-safe.
+    """The reader of requests, which decodes, parses and checks them. Thread-safe.
 
     Args:
         dialect: dialect of routes that have none of their own.
@@ -85,6 +73,7 @@ class Preprocessor:
         whole: whether the host cannot stream. A dynamic batch of DJL has one content type for all its responses.
 
     Attributes:
+        encoder: tokenizes parsed requests and checks their limits.
         of_adapters: formatters in the model.py files of adapters.
     """
 
@@ -108,15 +97,13 @@ class Preprocessor:
         self.formatters = formatters
         self.of_adapters = AdapterFormatters()
         self._keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
+        self.encoder = Encoder(tokenizer, engine_info, context.config.max_input_len, validator)
         self.context = replace(
             context,
             vocabulary=tokenizer.vocabulary,
             chat_template=tokenizer.chat_template,
-            most_tokens=self._most_tokens,
+            most_tokens=self.encoder.max_tokens,
         )
-        self._tokenizer = tokenizer
-        self._engine_info = engine_info
-        self.validator = validator
         self._whole = whole
 
     def read_head(self, head: Head) -> Head:
@@ -278,118 +265,6 @@ class Preprocessor:
         compat = self.dialect.name == "tgi_compat"
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
 
-    def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
-        """Tokenize a request and check its limits.
-
-        Returns:
-            The request without its prompt, with its final maximum number of new tokens, and the prompt, truncated if
-            the request asks for it.
-
-        Raises:
-            InvalidPayload: the prompt exceeds a limit. Engines would truncate it silently, or fail later.
-            InvalidParameter: a parameter exceeds a limit.
-        """
-        if request.pooling is not None:
-            return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.config.max_input_len)
-        prompt = self.tokenize(request, media)
-        if request.read_prompt is not None:
-            request = request.read_prompt(request, prompt.text)
-        self._check(request, prompt)
-        return self._filled(request, prompt), prompt
-
-    def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
-        """Return the prompt with its token ids and media, truncated if the request asks for it.
-
-        Raises:
-            InvalidPayload: a field is wrong; the message names it.
-            InvalidParameter: a parameter is wrong; the message names it.
-            PromptTooLong: the prompt is too long to be tokenized.
-        """
-        if request.pooling is not None:
-            return encode_pooled(request, self._tokenizer)[1]
-        if request.prompt_ids is not None:
-            prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
-        else:
-            try:
-                if request.messages:
-                    prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
-                else:
-                    prompt = self._tokenizer.encode(request.prompt)
-            except PromptTooLong as error:
-                raise error.named(request.names.prompt, self._most_tokens()) from None
-            if media:
-                return place_media(request, prompt, media, self._tokenizer.media_tokens)
-        if request.truncation is None:
-            return prompt
-        most = request.truncation.most or self._room(request)
-        return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
-
-    def _room(self, request: Request) -> int | None:
-        """Return the number of prompt tokens that leave room for the answer, or None if no engine was ever loaded."""
-        limit = self._most_tokens()
-        if limit is None:
-            return None
-        free = 1 if request.fill_context else _needed(request)
-        return max(1, min(limit - free, self.context.config.max_input_len or limit))
-
-    def try_structured_output(self, request: Request) -> Future[str] | None:
-        """Start a check of the request's structured output, or return None if no check is needed.
-
-        The result must be passed to `check_structured_output`.
-        """
-        output = request.sampling.structured_output
-        return None if output is None or self.validator is None else self.validator.check(output)
-
-    def _check(self, request: Request, prompt: Prompt) -> None:
-        num_prompt, names = len(prompt.ids), request.names
-        if not num_prompt:
-            raise InvalidPayload(f"'{names.prompt}' has no tokens")
-        sampling, vocabulary = request.sampling, prompt.vocabulary
-        check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
-        check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
-        check_ids(names.allowed_token_ids, sampling.allowed_token_ids, vocabulary)
-        check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
-        rows = num_prompt * sampling.return_context_logits
-        rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits
-        if rows * len(vocabulary) > MAX_LOGITS:
-            raise InvalidParameter(
-                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for one response; at most "
-                f"{MAX_LOGITS // len(vocabulary)} rows are allowed: shorten the prompt or reduce {names.max_new_tokens}"
-            )
-        info = self._engine_info()
-        if info is None:  # no engine was ever loaded: the host refuses requests
-            return
-        limit = info.max_total_tokens
-        most = min(limit - 1, self.context.config.max_input_len or limit)
-        if num_prompt > most:
-            raise PromptTooLong(names.prompt, num_prompt, most, limit=limit)
-        needed = _needed(request)
-        if num_prompt + needed > limit and not request.fill_context:
-            raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
-
-    def _filled(self, request: Request, prompt: Prompt) -> Request:
-        request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
-        limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
-        if limit is None or wanted <= (left := limit - len(prompt.ids)):
-            return request
-        return request._replace(sampling=request.sampling._replace(max_new_tokens=left))
-
-    def _most_tokens(self) -> int | None:
-        info = self._engine_info()
-        return None if info is None else info.max_total_tokens
-
-
-def _needed(request: Request) -> int:
-    """Return the number of tokens that must be left for the answer."""
-    wanted = request.sampling.max_new_tokens
-    return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
-
-
-def check_structured_output(request: Request, why: str) -> None:
-    """Raise InvalidParameter if `why`, the result of the check of structured output, is not empty."""
-    if why:
-        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {why}")
-
 
 _ROUTES = {
     Task.GENERATION: "/v1/chat/completions, /generate and similar routes",
@@ -413,140 +288,3 @@ def check_task(request: Request, task: Task) -> None:
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
     return request._replace(adapter=merge_adapters(adapter, request.adapter, "the body"))
-
-
-# -- forms (multipart/form-data) of small texts and files, which are kept in memory ------------------------------------
-
-
-_MOST_PARTS = 64  # maximum number of parts; OpenAI's routes have about ten
-_MOST_TEXT = 1 << 20  # maximum size of a part that is not a file, in bytes
-_MOST_BOUNDARY = 70  # maximum characters (RFC 2046, section 5.1.1)
-
-
-Parts = dict[str, str | Upload | list[str]]
-
-
-def read_form(body: bytes, content_type: str) -> Parts:
-    """Return the parts of a form by name. If a name is repeated, its last part counts, as in JSON. The parts of a name
-    that ends with `[]` form a list.
-
-    Raises:
-        InvalidPayload: the body is not a valid form, or has too many parts.
-    """
-    form = FormReader(content_type)
-    form.feed(body)
-    return form.end()
-
-
-class FormReader:
-    """An incremental parser of forms, which collects their parts.
-
-    Args:
-        write: called with the pieces of the form's only file. If it is None, files are collected like other parts.
-
-    Raises:
-        InvalidPayload: the content type has no valid boundary.
-    """
-
-    def __init__(self, content_type: str, write: Callable[[memoryview], None] | None = None) -> None:
-        from python_multipart.multipart import MultipartParser, parse_options_header
-
-        boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
-        if not 0 < len(boundary) <= _MOST_BOUNDARY:
-            raise InvalidPayload(f"multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters")
-        self._parser = MultipartParser(boundary, self._callbacks)
-        self._parts: Parts = {}
-        self._ended = False
-        self._write = write
-        self._number = self._num_written = 0
-        self._options: dict[bytes, bytes] = {}
-        self._field, self._value = bytearray(), bytearray()
-        self._headers: dict[bytes, bytes] = {}
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Parse the next piece of the body.
-
-        Raises:
-            InvalidPayload: the body is not a valid form, or has too many parts.
-        """
-        from python_multipart.exceptions import FormParserError
-
-        try:
-            self._parser.write(data)
-        except (FormParserError, ValueError):
-            raise _no_form() from None
-
-    def end(self) -> Parts:
-        """Return the parts by name, like `read_form`.
-
-        Raises:
-            InvalidPayload: the form is incomplete.
-        """
-        if not self._ended:
-            raise _no_form()
-        return self._parts
-
-    @property
-    def _callbacks(self) -> MultipartCallbacks:
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": lambda data, start, end: self._field.extend(data[start:end]),
-            "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
-            "on_header_end": self._header,
-            "on_headers_finished": self._open,
-            "on_part_data": lambda data, start, end: self._take(memoryview(data)[start:end]),
-            "on_part_end": self._part,
-            "on_end": self._end,
-        }
-
-    def _begin(self) -> None:
-        self._number += 1
-        if self._number > _MOST_PARTS:
-            raise InvalidPayload(f"the form has more than {_MOST_PARTS} parts")
-        self._headers, self._data = {}, bytearray()
-
-    def _header(self) -> None:
-        self._headers[bytes(self._field).lower()] = bytes(self._value)
-        self._field, self._value = bytearray(), bytearray()
-
-    def _open(self) -> None:
-        """Choose the function that receives the part's data."""
-        from python_multipart.multipart import parse_options_header
-
-        self._options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
-        self._take: Callable[[memoryview], None] = self._data.extend
-        if self._write is not None and b"filename" in self._options:
-            self._num_written += 1
-            if self._num_written > 1:
-                raise InvalidPayload("the form has more than one file")
-            self._take = self._write
-
-    def _part(self) -> None:
-        options = self._options
-        name = options.get(b"name", b"").decode(errors="replace")
-        if not name:
-            raise InvalidPayload("a part of the form has no name")
-        if b"filename" in options:
-            self._parts[name] = Upload(bytes(self._data), options[b"filename"].decode(errors="replace"))
-            return
-        if len(self._data) > _MOST_TEXT:
-            raise InvalidPayload(
-                f"{name[:64]!r} is longer than {_MOST_TEXT} bytes, the limit for text fields of a form; send it as a "
-                "file, with a filename"
-            )
-        try:
-            text = self._data.decode()
-        except UnicodeDecodeError:
-            raise InvalidPayload(f"{name[:64]!r} must be UTF-8 text") from None
-        if not name.endswith("[]"):
-            self._parts[name] = text
-        elif isinstance(texts := self._parts.setdefault(name, []), list):
-            texts.append(text)
-
-    def _end(self) -> None:
-        self._ended = True
-
-
-def _no_form() -> InvalidPayload:
-    return InvalidPayload("the body is not valid multipart/form-data, or is incomplete")

@@ -1,0 +1,166 @@
+"""The tokenization of parsed requests, and the check of their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong
+from handler.core.media import Medium
+from handler.core.text import Prompt, check_ids, given_prompt
+from handler.core.values import Request
+from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.huggingface.pooling import encode_pooled
+from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.serving.media.loader import place_media
+
+MAX_LOGITS = 1 << 20  # maximum numbers in a response: about 20 MB of JSON; SageMaker's limit is 25 MB
+LONG = 1 << 18  # minimum characters or ids of a long prompt
+
+
+class Encoder:
+    """The encoder of parsed requests for the engine. Thread-safe.
+
+    Args:
+        tokenizer: the tokenizer of the engine's model.
+        engine_info: returns the description of the engine, or None while the engine is loading.
+        max_input_len: the maximum number of tokens in a prompt, or None if only the engine limits it.
+        validator: the checker of structured output, or None if none is needed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        engine_info: Callable[[], EngineInfo | None],
+        max_input_len: int | None,
+        validator: StructuredOutputValidator | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._engine_info = engine_info
+        self._max_input_len = max_input_len
+        self.validator = validator
+
+    def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
+        """Tokenize a request and check its limits.
+
+        Returns:
+            The request without its prompt, with its final maximum number of new tokens, and the prompt, truncated if
+            the request asks for it.
+
+        Raises:
+            InvalidPayload: the prompt exceeds a limit. Engines would truncate it silently, or fail later.
+            InvalidParameter: a parameter exceeds a limit.
+        """
+        if request.pooling is not None:
+            return encode_pooled(request, self._tokenizer, self._engine_info(), self._max_input_len)
+        prompt = self.tokenize(request, media)
+        if request.read_prompt is not None:
+            request = request.read_prompt(request, prompt.text)
+        self._check(request, prompt)
+        return self._filled(request, prompt), prompt
+
+    def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
+        """Return the prompt with its token ids and media, truncated if the request asks for it.
+
+        Raises:
+            InvalidPayload: a field is wrong; the message names it.
+            InvalidParameter: a parameter is wrong; the message names it.
+            PromptTooLong: the prompt is too long to be tokenized.
+        """
+        if request.pooling is not None:
+            return encode_pooled(request, self._tokenizer)[1]
+        if request.prompt_ids is not None:
+            prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
+        else:
+            try:
+                if request.messages:
+                    prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
+                else:
+                    prompt = self._tokenizer.encode(request.prompt)
+            except PromptTooLong as error:
+                raise error.named(request.names.prompt, self.max_tokens()) from None
+            if media:
+                return place_media(request, prompt, media, self._tokenizer.media_tokens)
+        if request.truncation is None:
+            return prompt
+        most = request.truncation.most or self._room(request)
+        return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
+
+    def _room(self, request: Request) -> int | None:
+        """Return the number of prompt tokens that leave room for the answer, or None if no engine was ever loaded."""
+        limit = self.max_tokens()
+        if limit is None:
+            return None
+        free = 1 if request.fill_context else _needed(request)
+        return max(1, min(limit - free, self._max_input_len or limit))
+
+    def try_structured_output(self, request: Request) -> Future[str] | None:
+        """Start a check of the request's structured output, or return None if no check is needed.
+
+        The result must be passed to `check_structured_output`.
+        """
+        output = request.sampling.structured_output
+        return None if output is None or self.validator is None else self.validator.check(output)
+
+    def _check(self, request: Request, prompt: Prompt) -> None:
+        num_prompt, names = len(prompt.ids), request.names
+        if not num_prompt:
+            raise InvalidPayload(f"'{names.prompt}' has no tokens")
+        sampling, vocabulary = request.sampling, prompt.vocabulary
+        check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
+        check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
+        check_ids(names.allowed_token_ids, sampling.allowed_token_ids, vocabulary)
+        check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
+        rows = num_prompt * sampling.return_context_logits
+        rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits
+        if rows * len(vocabulary) > MAX_LOGITS:
+            raise InvalidParameter(
+                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for one response; at most "
+                f"{MAX_LOGITS // len(vocabulary)} rows are allowed: shorten the prompt or reduce {names.max_new_tokens}"
+            )
+        info = self._engine_info()
+        if info is None:  # no engine was ever loaded: the host refuses requests
+            return
+        limit = info.max_total_tokens
+        most = min(limit - 1, self._max_input_len or limit)
+        if num_prompt > most:
+            raise PromptTooLong(names.prompt, num_prompt, most, limit=limit)
+        needed = _needed(request)
+        if num_prompt + needed > limit and not request.fill_context:
+            raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
+
+    def _filled(self, request: Request, prompt: Prompt) -> Request:
+        request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
+        limit, wanted = self.max_tokens(), request.sampling.max_new_tokens
+        if limit is None or wanted <= (left := limit - len(prompt.ids)):
+            return request
+        return request._replace(sampling=request.sampling._replace(max_new_tokens=left))
+
+    def max_tokens(self) -> int | None:
+        """Return the maximum number of tokens of a request, or None if no engine was ever loaded."""
+        info = self._engine_info()
+        return None if info is None else info.max_total_tokens
+
+
+def _needed(request: Request) -> int:
+    """Return the number of tokens that must be left for the answer."""
+    wanted = request.sampling.max_new_tokens
+    return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
+
+
+def check_structured_output(request: Request, why: str) -> None:
+    """Raise InvalidParameter if `why`, the result of the check of structured output, is not empty."""
+    if why:
+        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {why}")
+
+
+def is_long(request: Request) -> bool:
+    """Return whether a prompt is so long that other requests must not wait until it is tokenized."""
+    contents = (message["content"] for message in request.messages)
+    return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= LONG
+
+
+def _length(content: Sequence[Any]) -> int:
+    """Return the length of a string, of a sequence of ids, or of a message's text parts."""
+    return len(content) if not isinstance(content, list) else sum(len(part.get("text", "")) for part in content)

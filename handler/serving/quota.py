@@ -1,0 +1,95 @@
+"""Quotas, for example of memory, that all requests share, and the share of a request."""
+
+from __future__ import annotations
+
+import threading
+
+from handler.core.errors import Overloaded
+
+
+class Quota:
+    """An amount, for example of memory, that all requests share. Thread-safe.
+
+    Args:
+        most: total amount.
+        spare: additional amount for requests that take at most `small`, so that large requests cannot block them.
+        small: maximum amount of a small request.
+        words: error message for a request that cannot get its amount.
+        beside: a request may take any amount while all others together have taken no more than this. By default, it may
+            not. The spare amount is left to small requests even then.
+    """
+
+    def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
+        self.most, self._beside = most, beside
+        self._spare, self._small, self._words = spare, small, words
+        self.lock = threading.RLock()  # the collector may give something back while a thread takes some
+        self.taken = 0
+        self._taken_by_large = 0
+
+    def change(self, before: int, after: int, *, large: bool | None = None) -> None:
+        """Change the amount that a request has taken.
+
+        Args:
+            before: amount that the request has taken so far.
+            after: amount that it takes from now on.
+            large: whether the request is large. By default, its amount decides.
+
+        Raises:
+            Overloaded: too little is left.
+        """
+        with self.lock:
+            taken = self.taken + after - before
+            by_large = self._taken_by_large
+            by_large += after * self._is_large(after, large) - before * self._is_large(before, large)
+            if after > before and taken > self.most:
+                reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
+                has_room = not self._is_large(after, large) and reserved <= self.most + self._spare
+                if not has_room and self.taken - before > self._beside:
+                    raise Overloaded(self._words)
+            self.taken, self._taken_by_large = taken, by_large
+
+    def _is_large(self, amount: int, large: bool | None) -> bool:
+        return amount > self._small if large is None else large
+
+
+BODY_MEMORY = 3
+"""Bytes of memory to reserve per byte of a body while it is received, which is enough to decode most bodies too."""
+
+
+class Share:
+    """A request's share of a quota, which is given back at the latest when this object is deleted. Thread-safe."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota, self.size = quota, 0
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.give_back()
+
+    def take(self, amount: int) -> None:
+        """Increase the share by an amount.
+
+        Raises:
+            Overloaded: too little is left.
+        """
+        with self._quota.lock:
+            self.set(self.size + amount)
+
+    def set(self, size: int) -> None:
+        """Set the size of the share.
+
+        Raises:
+            Overloaded: too little is left.
+        """
+        with self._quota.lock:
+            self._quota.change(self.size, size)
+            self.size = size
+
+    def give_back(self, amount: int | None = None) -> None:
+        """Give back an amount, by default the complete share."""
+        with self._quota.lock:
+            self.set(0 if amount is None else self.size - amount)
+
+    __del__ = give_back
