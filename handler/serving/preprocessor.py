@@ -261,7 +261,7 @@ class Preprocessor:
         if (session := head.session) is not None:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
         if head.dialect is not None or (formatter := formatters.output) is None:
-            return call
+            return call if call.reply.shows_logprobs else _without_logprobs(call)
         compat = self.dialect.name == "tgi_compat"
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
 
@@ -288,3 +288,8 @@ def check_task(request: Request, task: Task) -> None:
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
     return request._replace(adapter=merge_adapters(adapter, request.adapter, "the body"))
+
+
+def _without_logprobs(call: ParsedRequest) -> ParsedRequest:
+    requests = [request._replace(sampling=request.sampling._replace(logprobs=False)) for request in call.requests]
+    return call._replace(requests=requests)

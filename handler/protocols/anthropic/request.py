@@ -622,7 +622,7 @@ class AnthropicMessages(OpenAiDialect):
         streams = chat.framing is not JSON
         reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
         if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
-            alone = Sampling(max_new_tokens=1, cache_salt=sampling.cache_salt)
+            alone = Sampling(max_new_tokens=1, logprobs=False, cache_salt=sampling.cache_salt)
             request = request._replace(sampling=alone, read_prompt=None)
             reply = PromptOnly(reply)
         keep_alive, keeps = PING if streams else b"", keeping is not None

@@ -218,6 +218,11 @@ class Reply(ABC):
     def feed(self, index: int, delta: Delta) -> bytes:
         """Return the bytes for the next delta of request number `index`. Only a stream's delta may contain an error."""
 
+    @property
+    def shows_logprobs(self) -> bool:
+        """Return whether the response depends on its tokens' log-probabilities. Engines compute them only then."""
+        return True
+
     def takes_long(self, delta: Delta) -> bool:
         """Return whether `feed` takes so long with this delta that it should run on a thread."""
         return False

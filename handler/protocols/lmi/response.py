@@ -170,6 +170,10 @@ class DocumentReply(WholeReply):
         self._outputs = outputs
         self.num_repeated = len(request.text_before)
 
+    @property
+    def shows_logprobs(self) -> bool:
+        return self._request.details or self._outputs is not None or self._request.sampling.num_sequences > 1
+
     def _finish(self, delta: Delta) -> Finish | None:
         return finish_of(self._request, delta)
 
@@ -294,6 +298,8 @@ class LmiFormat:
 class BatchDocument(WholeReply):
     """The whole answer to a dynamic batch, with one text per prompt."""
 
+    shows_logprobs = False
+
     def __init__(self, requests: list[Request]) -> None:
         super().__init__(len(requests))
         self._requests = requests
@@ -318,6 +324,8 @@ class BatchStream(TokenStream):
 
     Prompts may advance at different speeds, so a token waits until its line has a token of every other prompt.
     """
+
+    shows_logprobs = False
 
     def __init__(self, requests: list[Request], errors: ErrorFormat) -> None:
         super().__init__(errors, JSONLINES, len(requests))

@@ -348,6 +348,7 @@ class Transcriptions(OpenAiDialect):
             max_new_tokens=windows * _TOKENS,
             do_sample=temperature > 0,
             temperature=temperature or 1.0,
+            logprobs=form == "verbose_json",
             skip_special_tokens=not timed,  # timestamps are special tokens
         )
         request = Request(

@@ -185,7 +185,7 @@ def _request(read: Body, context: ServerContext) -> Request:
         sampling = sampling._replace(seed=random.randrange(1, 1 << 53))  # MindIE's details always have a seed
     return Request(
         prompt=read.inputs,
-        sampling=sampling,
+        sampling=sampling._replace(logprobs=False),  # MindIE's are always null
         truncation=keep_last(params.get("truncate")),
         details=details,
         full_text=params.get("return_full_text", False),

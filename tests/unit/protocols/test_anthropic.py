@@ -176,7 +176,7 @@ def test_without_tokens_the_prompt_is_read_and_the_answer_is_empty(more: dict[st
     asked = body(max_tokens=0, stream=stream, **more)
     (request,), (usual,) = (parse(one, context=context).requests for one in (asked, {**asked, "max_tokens": 2048}))
     assert (request.messages, request.tools, request.template) == (usual.messages, usual.tools, usual.template)
-    assert (request.sampling, request.read_prompt) == (Sampling(max_new_tokens=1), None)
+    assert (request.sampling, request.read_prompt) == (Sampling(max_new_tokens=1, logprobs=False), None)
     deltas = [
         Delta(1, 0, (Token(1, "No", -1.0, False),), extras=Extras(num_cached_tokens=1)),
         Delta(1, 0, (), Finish.STOP),
