@@ -413,9 +413,8 @@ class RequestTask:
             errors = self.parsed.errors
         else:
             errors = self._dialect.errors_of(body, self._admission.preprocessor.context)
-            if self._dialect.computes and isinstance(
-                error, InvalidParameter | Unavailable
-            ):  # as TGI: the body was read
+            # TGI counts requests that it refuses for a parameter, or because too many others are waiting
+            if self._dialect.computes and isinstance(error, InvalidParameter | Unavailable):
                 self._stats.count_opened()
         answer = errors.whole(error)
         self.status, self._content_type, self._error_headers = answer.status, answer.content_type, answer.headers

@@ -438,7 +438,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that TGI would count: once its body is read, before its outcome is known."""
+        """Count a request that TGI would count: its body has the right form, or it is refused as overloaded."""
         if self._tgi is not None:
             self._tgi.count_opened()
 
