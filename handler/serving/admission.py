@@ -23,7 +23,7 @@ from handler.serving.head import Head
 from handler.serving.large_bodies import LARGE
 from handler.serving.media.loader import MediaLoader, MediaRules, Reservation
 from handler.serving.preprocessor import Decoded, Preprocessor
-from handler.serving.quota import Share
+from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")
@@ -132,11 +132,14 @@ class Admission:
             return decoded
         return await self.run(len(body), decode)
 
-    async def recall(self, body: Decoded, size: int, head: Head) -> Recalled | None:
+    async def recall(self, body: Decoded, size: int, head: Head, memory: Share) -> Recalled | None:
         """Load the stored responses that a body of `size` bytes refers to, or return None if it uses none.
 
+        Args:
+            memory: share of the memory quota, which grows before a stored response is read.
+
         Raises:
-            ServingError: too many requests are waiting for stored responses, or there is no room to store the new one.
+            ServingError: there is not enough memory, too many requests are waiting for stored responses, or there is no room to store the new one.
         """
         store, dialect = self.preprocessor.store, self.preprocessor.dialect_of(head)
         if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:
@@ -152,7 +155,7 @@ class Admission:
             await self._end(store.check_room(owner, size))
         if not wanted.previous and not wanted.items:
             return NOTHING
-        return await self._end(store.recall(owner, wanted))
+        return await self._end(store.recall(owner, wanted, lambda num_bytes: memory.take(BODY_MEMORY * num_bytes)))
 
     async def encode(self, request: Request, size: int, head: Head) -> tuple[Request, Prompt]:
         """Load the media of a request, tokenize its prompt, and check its structured output.

@@ -200,18 +200,22 @@ class ResponseDatabase:
         told = f"the stored responses of all API keys have reached {self._total_bytes} bytes"
         return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
 
-    def recall(self, owner: str, wanted: Wanted) -> Recalled:
-        """Return the stored responses and items that a request refers to."""
+    def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:
+        """Return the stored responses and items that a request refers to.
+
+        Args:
+            reserve: called with the number of bytes of JSON that are read next. It may raise an error.
+        """
         with self._writing():
-            read = self._conversation(owner, wanted) if wanted.previous else _Read()
+            read = self._conversation(owner, wanted, reserve) if wanted.previous else _Read()
             if read.state == "found" and wanted.items:
-                read = self._with_items(read, owner, wanted)
+                read = self._with_items(read, owner, wanted, reserve)
         if read.state != "found":
             return Recalled(read.state)
         items = {id: loads(item) for id, item in read.items.items()}
         return Recalled(head=loads(read.head), history=[*map(loads, read.history)], items=items, size=read.size)
 
-    def _with_items(self, read: _Read, owner: str, wanted: Wanted) -> _Read:
+    def _with_items(self, read: _Read, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
         items, answers, size = dict[str, bytes](), list[str](), read.size
         for id in dict.fromkeys(wanted.items):
             query = (
@@ -223,12 +227,13 @@ class ResponseDatabase:
                 size += len(found[0])
                 if size > self._most_recalled:
                     return _Read("too_long")
+                reserve(len(found[0]))
                 items[id] = found[0]
                 answers.append(found[1])
         self._use(answers)
         return read._replace(items=items, size=size)
 
-    def _conversation(self, owner: str, wanted: Wanted) -> _Read:
+    def _conversation(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
         names = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock(), "most": self._most}
         chain = self._database.execute(_CHAIN, names).fetchall()
         if not chain:
@@ -240,6 +245,7 @@ class ResponseDatabase:
         size = sum(one[3] for one in chain)
         if size > self._most_recalled:
             return _Read("too_long")
+        reserve(size)
         ids = [one[0] for one in chain]
         history = [item for id in ids for item in self._items(id)]
         (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()
@@ -351,15 +357,18 @@ class ResponseStore:
         """
         return self._submit(lambda: self._database.check_room(owner, size))
 
-    def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
+    def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Future[Recalled]:
         """Return the stored responses and items that a request refers to.
+
+        Args:
+            reserve: called on the store's thread with the bytes that are read next. Its error becomes the future's.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
         if self._begun(owner, wanted.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(lambda: self._database.recall(owner, wanted))
+        return self._submit(lambda: self._database.recall(owner, wanted, reserve))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""

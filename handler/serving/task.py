@@ -206,7 +206,7 @@ class RequestTask:
             value, decoded_size = decoded.value, decoded.size
             recalled = None
             if admission.preprocessor.store is not None:
-                recalled = await admission.recall(decoded, self._size, self._head)
+                recalled = await admission.recall(decoded, self._size, self._head, self.memory)
             if recalled is not None:
                 self._size += recalled.size
                 decoded_size += recalled.size

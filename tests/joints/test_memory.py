@@ -13,6 +13,7 @@ import pytest
 
 from handler.serving import model
 from handler.serving.quota import Quota
+from handler.serving.stored_responses import ResponseDatabase
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
 
@@ -155,6 +156,17 @@ def test_stored_responses_that_a_request_continues_take_memory(slow_server: AppS
     body = {"input": "a", "stream": True, "max_output_tokens": 100_000, "previous_response_id": id}
     with answering(slow_server, json.dumps(body).encode(), "/v1/responses") as taken:
         assert LARGE <= taken < MOST
+
+
+def test_stored_responses_are_not_read_without_memory_for_them(slow_server: AppServer) -> None:
+    stored = {"input": "a" * LARGE, "max_output_tokens": 1}
+    id = slow_server.post(stored, "/v1/responses").json()["id"]
+    body = {"input": "a", "max_output_tokens": 1, "previous_response_id": id}
+    with half_sent(slow_server, LARGE // 2), mock.patch.object(ResponseDatabase, "_items") as read:
+        assert slow_server.post(body, "/v1/responses").status_code == 429
+        assert not read.called
+    assert slow_server.post(body, "/v1/responses").status_code == 200
+    wait_until_taken(0, 0)
 
 
 def test_a_stored_response_that_nobody_reads_takes_memory(server: AppServer) -> None:

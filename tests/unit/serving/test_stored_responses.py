@@ -71,7 +71,7 @@ def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> list[b
 
 
 def recall(store: ResponseStore, previous: str = "", *items: str, owner: str = ANN, kind: Any = "response") -> Recalled:
-    return store.recall(owner, Wanted(kind, True, previous, items)).result(10)
+    return store.recall(owner, Wanted(kind, True, previous, items), lambda num_bytes: None).result(10)
 
 
 def ids(items: Sequence[Any]) -> list[str]:
