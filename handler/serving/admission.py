@@ -139,7 +139,8 @@ class Admission:
             memory: share of the memory quota, which grows before a stored response is read.
 
         Raises:
-            ServingError: there is not enough memory, too many requests are waiting for stored responses, or there is no room to store the new one.
+            ServingError: there is not enough memory, too many requests are waiting for stored responses, or there is no
+                room to store the new one.
         """
         store, dialect = self.preprocessor.store, self.preprocessor.dialect_of(head)
         if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:

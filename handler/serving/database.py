@@ -1,7 +1,9 @@
-"""SQLite databases for data that later requests need."""
+"""SQLite databases for data that later requests need, and locks of files that several servers share."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sqlite3
 from pathlib import Path
@@ -49,3 +51,13 @@ def _run(database: sqlite3.Connection, statements: str) -> None:
     """Run statements within the current transaction, which `executescript` would end."""
     for statement in statements.split(";"):
         database.execute(statement)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a server has locked a file."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

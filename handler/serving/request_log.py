@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import logging
 import os
 import queue
@@ -22,12 +23,13 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import dumps
 from handler.core.secrets import known_headers, path_without_credentials
+from handler.serving.database import is_locked
 
 log = logging.getLogger("handler")
 
 MIB = 1 << 20
 
-_MOST_WAITING = 64 * MIB  # maximum size of bodies and responses that wait to be written, in bytes
+_MOST_WAITING = 64 * MIB  # maximum bytes of requests that wait to be written, and of responses in progress
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
 _PERIOD = 60.0  # minimum seconds between two warnings about dropped requests
 _NAME = "requests-*.jsonl"
@@ -85,7 +87,7 @@ class RequestLog:
         self._told_at = -_PERIOD
         self._waiting: queue.SimpleQueue[Captured | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._bytes = 0  # bytes of the waiting requests
+        self._bytes = 0  # bytes of the waiting requests, and of responses in progress
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
@@ -94,17 +96,23 @@ class RequestLog:
         """Return whether the next request should be written, chosen at random."""
         return self._share >= 1 or random.random() < self._share
 
-    def put(self, request: Captured) -> None:
-        """Queue a request for writing, or drop it if too many bytes are already waiting."""
-        size = request.size
+    def take(self, size: int) -> bool:
+        """Count bytes of a request in memory, and return whether they fit. If not, the request must be dropped."""
         with self._lock:
             fits = not self._closed and self._bytes + size <= _MOST_WAITING
-            if fits:
-                self._bytes += size
-        if fits:
+            self._bytes += size * fits
+        return fits
+
+    def put(self, request: Captured, taken: int = 0) -> None:
+        """Queue a request for writing, or drop it if there are too many bytes in memory.
+
+        Args:
+            taken: bytes of the request for which `take` was called.
+        """
+        if self.take(request.size - taken):
             self._waiting.put(request)
         else:
-            self._drop("the disk is too slow, or the server is stopping")
+            self.drop("the disk is too slow, or the server is stopping", taken)
 
     def close(self) -> None:
         """Finish pending writes, within a time limit, and stop the thread. Further calls have no effect."""
@@ -122,18 +130,20 @@ class RequestLog:
                 if self._files.write(_line(request)):
                     self.num_written += 1
                 else:
-                    self._drop("a request is larger than the maximum size of a file (option.capture_file_mb)")
+                    self.drop("a request is larger than the maximum size of a file (option.capture_file_mb)")
             except OSError as error:
-                self._drop(error.strerror or str(error))
+                self.drop(error.strerror or str(error))
             except Exception:  # one request must not end the thread
                 log.exception("a bug in the server: a request could not be captured")
-                self._drop("a bug in the server")
+                self.drop("a bug in the server")
             with self._lock:
                 self._bytes -= request.size
         self._files.close()
 
-    def _drop(self, why: str) -> None:
+    def drop(self, why: str, taken: int = 0) -> None:
+        """Count a dropped request, and give back the bytes for which `take` was called."""
         with self._lock:
+            self._bytes -= taken
             self.num_dropped += 1
             told, now = self._told_at, time.monotonic()
             if now - told < _PERIOD:
@@ -143,7 +153,10 @@ class RequestLog:
 
 
 class _Files:
-    """The files of the request log: the current one and older ones."""
+    """The files of the request log: the current one, older ones, and those of other servers in the same directory.
+
+    A server locks its current file, which counts as full.
+    """
 
     def __init__(self, directory: Path, file_bytes: int, total_bytes: int) -> None:
         self._directory, self._file_bytes, self._total_bytes = directory, file_bytes, total_bytes
@@ -161,7 +174,7 @@ class _Files:
         """
         if len(line) > self._file_bytes:
             return False
-        if self._descriptor < 0 or self._size + len(line) > self._file_bytes:
+        if self._descriptor < 0 or self._size + len(line) > self._file_bytes or not self._exists():
             self._open()
         try:
             written = os.write(self._descriptor, line)
@@ -174,6 +187,10 @@ class _Files:
             raise
         self._size += len(line)
         return True
+
+    def _exists(self) -> bool:
+        """Return whether the current file has not been deleted, for example by another server."""
+        return os.fstat(self._descriptor).st_nlink > 0
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -188,13 +205,14 @@ class _Files:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = self._directory / f"requests-{now}-{os.getpid()}-{self._number:06}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self._size = os.fstat(self._descriptor).st_size
 
     def _make_room(self) -> None:
-        files = sorted(self._directory.glob(_NAME))
-        sizes = [path.stat().st_size if path.exists() else 0 for path in files]
+        files = sorted((is_locked(path), path) for path in self._directory.glob(_NAME))
+        sizes = [self._file_bytes if locked else path.stat().st_size if path.exists() else 0 for locked, path in files]
         total = sum(sizes) + self._file_bytes
-        for path, size in zip(files, sizes, strict=True):
+        for (_, path), size in zip(files, sizes, strict=True):
             if total <= self._total_bytes:
                 break
             path.unlink(missing_ok=True)

@@ -468,7 +468,7 @@ class CapturedTask(RequestTask):
 
     keeps_body = True
 
-    __slots__ = ("_at", "_body", "_id", "_log", "_path", "_pieces")
+    __slots__ = ("_at", "_body", "_id", "_log", "_path", "_pieces", "_taken")
 
     def __init__(self, log: RequestLog, id: str, path: str, *more: Any) -> None:
         super().__init__(*more)
@@ -477,6 +477,7 @@ class CapturedTask(RequestTask):
         self._id = f"{id}@{self._at:.6f}"
         self._body: bytes | None = None
         self._pieces: list[bytes] = []
+        self._taken = 0  # bytes of the pieces
 
     async def parse(self, body: bytes) -> None:
         self._body = body
@@ -486,25 +487,38 @@ class CapturedTask(RequestTask):
         """Do nothing. The fast path would bypass the capture, which needs all tokens."""
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
-        if data:
-            self._pieces.append(data)
+        self._capture(data)
         super()._put(reply, data, finish)
 
     def _keep(self, line: bytes) -> None:
-        self._pieces.append(line)
+        self._capture(line)
         super()._keep(line)
 
     def _put_failure(self, data: bytes) -> None:
-        self._pieces.append(data)
+        self._capture(data)
         super()._put_failure(data)
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         super()._refuse(error, body)
-        self._pieces[:] = self.unsent
+        self._pieces.clear()
+        self._capture(b"".join(self.unsent))
+
+    def _capture(self, data: bytes) -> None:
+        """Keep a piece of the response. If there is no room for it, the request is not captured."""
+        if self._body is None or not data:
+            return
+        if self._log.take(len(data)):
+            self._pieces.append(data)
+            self._taken += len(data)
+        else:
+            self._log.drop("the responses in progress need too much memory", self._taken)
+            self._pieces.clear()
+            self._body = None
 
     def close(self) -> None:
         if not self.closed and self._body is not None:
             answer = Answer(self.status, self.content_type, self._pieces) if self.finished else None
-            self._log.put(Captured(self._id, self._at, self._path, self._head.headers, self._body, answer))
+            captured = Captured(self._id, self._at, self._path, self._head.headers, self._body, answer)
+            self._log.put(captured, self._taken)
             self._body = None
         super().close()

@@ -6,14 +6,16 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from handler.serving import model
+from handler.serving import model, request_log
 from handler.serving.quota import Quota
 from handler.serving.stored_responses import ResponseDatabase
+from handler.serving.task import CapturedTask
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
 
@@ -186,3 +188,27 @@ def test_a_stored_response_that_nobody_reads_takes_memory(server: AppServer) -> 
         assert {b"HTTP/1.1 200", b"HTTP/1.1 429"} == {*statuses}
     wait_until_taken(0, 0)
     assert http.get(path).status_code == 200
+
+
+def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> None:
+    kept, capture = list[int](), CapturedTask._capture
+
+    def noted(task: CapturedTask, data: bytes) -> None:
+        capture(task, data)
+        kept.append(sum(map(len, task._pieces)))
+
+    def counts() -> list[float]:
+        return [server.metric(f'lmi_captured_requests_total{{outcome="{name}"}}') for name in ("written", "dropped")]
+
+    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 1_000}}
+    with (
+        mock.patch.object(request_log, "_MOST_WAITING", 20_000),
+        mock.patch.object(CapturedTask, "_capture", noted),
+        serve("--engine", "echo", *options(f"option.capture_requests={tmp_path}")) as server,
+    ):
+        assert len(server.post(body).content) > 40_000
+        wait_for(lambda: counts() == [0, 1], PATIENCE, "the stream was captured")
+        assert 10_000 < max(kept) <= 20_000
+        for number in range(3):
+            assert server.post({**body, "parameters": {"max_new_tokens": 100}}).status_code == 200
+            wait_for(lambda: counts() == [number + 1, 1], PATIENCE, "the room was not given back")  # noqa: B023

@@ -37,7 +37,7 @@ from handler.protocols.openai.batches import (
     no_batch,
     no_file,
 )
-from handler.serving.database import open_database
+from handler.serving.database import is_locked, open_database
 
 log = logging.getLogger("handler")
 
@@ -171,7 +171,7 @@ class BatchStore:
         file = self.file(owner, id)
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
             contents = opened.enter_context(self.path(id).open("rb"))
-            fcntl.flock(contents, fcntl.LOCK_SH)  # for `_is_read`
+            fcntl.flock(contents, fcntl.LOCK_SH)  # for `is_locked`
             if os.fstat(contents.fileno()).st_nlink:
                 opened.pop_all()
                 return file, contents
@@ -386,7 +386,7 @@ class BatchStore:
 
     def _remove(self, ids: Sequence[str]) -> None:
         """Remove files. One that is being read is only hidden, and counts until `remove_expired` can remove it."""
-        busy = [id for id in ids if _is_read(self.path(id))]
+        busy = [id for id in ids if is_locked(self.path(id))]
         for id in busy:
             self._update(id, document=None, expires=self.clock())
         ids = [id for id in ids if id not in busy]
@@ -411,16 +411,6 @@ class BatchStore:
 def _shown(kinds: Sequence[str]) -> str:
     """Return the SQL condition that selects an owner's visible objects of these kinds."""
     return f"owner = ? AND document IS NOT NULL AND expires > ? AND kind IN ({', '.join('?' * len(kinds))})"
-
-
-def _is_read(path: Path) -> bool:
-    """Return whether a server is reading a file."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def output_ids(batch: str) -> tuple[str, str]:

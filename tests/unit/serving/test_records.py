@@ -20,6 +20,7 @@ from handler.serving.metrics.prometheus import Histogram
 from handler.serving.request_log import Answer, Captured, RequestLog, configured_log
 from proof.replay.exchange import Recorded, Request
 from proof.replay.sources import open_requests
+from tests.servers import wait_for
 from tests.stepped import Bench, ask, benches, item
 
 __all__ = ["benches"]
@@ -86,6 +87,30 @@ def test_the_oldest_files_go_and_nobody_elses(tmp_path: Path) -> None:
     assert 10_000 < sum(sizes) <= 20_000
     assert [request.id for request in read(tmp_path)] == [f"r{n}" for n in range(100 - len(read(tmp_path)), 100)]
     assert (log.num_written, log.num_dropped) == (100, 0)
+
+
+def test_servers_that_share_a_directory_keep_its_limit_and_lose_no_file_that_is_open(tmp_path: Path) -> None:
+    idle, busy, late = logs = [make(tmp_path, file_bytes=5_000, total_bytes=20_000) for _ in range(3)]
+
+    def write(log: RequestLog, name: str, count: int) -> None:
+        due = log.num_written + count
+        for number in range(count):
+            log.put(captured(id=f"{name}{number}", size=900))
+        wait_for(lambda: log.num_written == due, 20, "it is not written")
+
+    for name, log in zip(("idle", "busy", "late"), logs, strict=True):
+        write(log, name, 1)
+    write(busy, "more", 60)
+    for name, log in (("idle", idle), ("late", late)):
+        write(log, f"{name} again", 2)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000
+    assert {"idle0", "late0", "idle again1", "late again1", "more59"} <= {request.id for request in read(tmp_path)}
+    for path in tmp_path.iterdir():
+        path.unlink()
+    write(idle, "after", 1)
+    assert [request.id for request in read(tmp_path)] == ["after0"]
+    for log in logs:
+        log.close()
 
 
 def test_what_is_larger_than_a_file_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
