@@ -317,7 +317,7 @@ class AdapterRegistry:
         if name in self._by_name:
             raise Conflict(f"The adapter {name} already exists")
         num_coming = sum(other not in self._by_name for other in self._loading)
-        if self._limit is not None and len(self._by_name) + num_coming >= self._limit:
+        if self._limit is not None and len(self._by_name) + num_coming + len(self._leaving) >= self._limit:
             raise NoRoom(f"the limit of {self._limit} adapters is reached (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)")
         self._load(name, path, preload, then)
 

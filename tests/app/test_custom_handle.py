@@ -17,7 +17,7 @@ import pytest
 
 from handler.engines import s3
 from tests.app.server import AppServer, refused_start, serve
-from tests.servers import PATIENCE, http, wait_for
+from tests.servers import PATIENCE, http, post_bytes, wait_for
 from tests.user_files import write_model
 
 VLLM = "engine=Python\noption.async_mode=true\noption.entryPoint=djl_python.lmi_vllm.vllm_async_service\n"
@@ -381,6 +381,11 @@ async def chunks(breaks):
     yield create_stream_chunk_output({"text": "two"}, True)
 
 
+async def endless():
+    yield create_stream_chunk_output({"text": "one"}, False)
+    await wait()
+
+
 async def handle(inputs: Input):
     calls.append(inputs.is_empty())
     if inputs.is_empty():
@@ -401,6 +406,8 @@ async def handle(inputs: Input):
             return chunks(False)
         case "break":
             return chunks(True)
+        case "endless":
+            return endless()
         case "stream":
             return handle_streaming_response(words(), lambda chunk: (chunk, chunk == "two"))
         case "raise":
@@ -466,6 +473,19 @@ def test_calls_run_side_by_side_and_end_with_their_clients(first: AppServer) -> 
         assert first.post({"do": "answer"}).status_code == 200
     wait_for(lambda: first.post({"do": "left"}).json()["left"] == ["wait"], 20, "the call was not cancelled")
     assert first.post({"do": "wait"}).status_code == 503
+
+
+def test_a_stream_takes_room_until_its_end(tmp_path: Path) -> None:
+    file = properties(tmp_path, FIRST, VLLM + "job_queue_size=1\n")
+    with serve("--engine", "echo", "--properties", str(file)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(post_bytes({"do": "endless"}))
+            found = b""
+            while b"one" not in found:
+                found += client.recv(4096)
+            assert server.post({"do": "answer"}).status_code == 503
+            assert "the queue is full (job_queue_size=1)" in server.log
+        wait_for(lambda: server.post({"do": "answer"}).status_code == 200, 20, "the room was not given back")
 
 
 def test_a_blocking_coroutine_stops_no_ping_and_a_hung_one_is_replaced(first: AppServer) -> None:

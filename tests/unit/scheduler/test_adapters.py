@@ -186,6 +186,18 @@ def test_room_counts_those_that_are_loading() -> None:
     assert len(adapters) == 2
 
 
+def test_room_counts_those_that_requests_still_use() -> None:
+    adapters = Registry(limit=1)
+    adapter = adapters.add("a")
+    id = adapters.batcher.submit(Request("xyz", adapter=adapter), prompt("xyz"))
+    adapters.unregister("a")
+    with pytest.raises(NoRoom, match="the limit of 1 adapters is reached"):
+        adapters.begin("b")
+    adapters.batcher.cancel(id)
+    adapters.batcher.step()
+    adapters.add("b")
+
+
 def test_an_update_under_way_takes_no_room() -> None:
     adapters = Registry(limit=2)
     adapters.add("a")
