@@ -198,17 +198,17 @@ def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> Non
         kept.append(sum(map(len, task._pieces)))
 
     def counts() -> list[float]:
-        return [server.metric(f'lmi_captured_requests_total{{outcome="{name}"}}') for name in ("written", "dropped")]
+        return [capturing.metric(f'lmi_captured_requests_total{{outcome="{name}"}}') for name in ("written", "dropped")]
 
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 1_000}}
     with (
         mock.patch.object(request_log, "_MOST_WAITING", 20_000),
         mock.patch.object(CapturedTask, "_capture", noted),
-        serve("--engine", "echo", *options(f"option.capture_requests={tmp_path}")) as server,
+        serve("--engine", "echo", *options(f"option.capture_requests={tmp_path}")) as capturing,
     ):
-        assert len(server.post(body).content) > 40_000
+        assert len(capturing.post(body).content) > 40_000
         wait_for(lambda: counts() == [0, 1], PATIENCE, "the stream was captured")
         assert 10_000 < max(kept) <= 20_000
         for number in range(3):
-            assert server.post({**body, "parameters": {"max_new_tokens": 100}}).status_code == 200
+            assert capturing.post({**body, "parameters": {"max_new_tokens": 100}}).status_code == 200
             wait_for(lambda: counts() == [number + 1, 1], PATIENCE, "the room was not given back")  # noqa: B023

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -121,11 +122,12 @@ class Fetcher:
             timeout=aiohttp.ClientTimeout(total=None),
         )
 
-    async def fetch(self, url: str, kind: str) -> bytes:
+    async def fetch(self, url: str, kind: str, take: Callable[[int], object]) -> bytes:
         """Return the file at an http or https URL.
 
         Args:
             kind: kind of the medium.
+            take: called with the size of each received part, to reserve memory. Its errors are raised.
 
         Raises:
             InvalidPayload: the rules do not allow the URL, or it could not be fetched. The message is meant to follow
@@ -133,7 +135,7 @@ class Fetcher:
         """
         seconds = self._rules.files[kind].seconds
         try:
-            return await asyncio.wait_for(self._follow(_read_url(url), kind), seconds)
+            return await asyncio.wait_for(self._follow(_read_url(url), kind, take), seconds)
         except asyncio.TimeoutError:
             limit = f"{seconds:g} s (option.{kind}_fetch_timeout)"
             raise InvalidPayload(f"it could not be fetched within {limit}") from None
@@ -151,14 +153,14 @@ class Fetcher:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _follow(self, url: URL, kind: str) -> bytes:
+    async def _follow(self, url: URL, kind: str, take: Callable[[int], object]) -> bytes:
         """Fetch a URL, following redirects on the same host."""
         for _ in range(_MAX_REDIRECTS + 1):
             self._check(url, kind)
             headers = {"Accept": f"{kind}/*"}
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status not in _REDIRECTS:
-                    return await self._read(response, kind)
+                    return await self._read(response, kind, take)
                 target = url.join(_read_url(response.headers.get("Location", "")))
             if target.raw_host != url.raw_host or (url.scheme == "https" and target.scheme != "https"):
                 raise InvalidPayload("its server redirects to another host, or away from HTTPS")
@@ -185,7 +187,7 @@ class Fetcher:
             except ValueError:  # for example 127.1, which the system resolves for older versions of aiohttp
                 raise InvalidPayload(_INVALID) from None
 
-    async def _read(self, response: aiohttp.ClientResponse, kind: str) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse, kind: str, take: Callable[[int], object]) -> bytes:
         if response.status != 200:
             raise InvalidPayload(f"its server answers {response.status}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -195,6 +197,7 @@ class Fetcher:
         async for chunk in response.content.iter_chunked(_CHUNK):
             size += len(chunk)
             _check_size(size, self._rules, kind)
+            take(len(chunk))
             chunks.append(chunk)
         return b"".join(chunks)
 

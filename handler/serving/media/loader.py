@@ -252,20 +252,21 @@ class MediaLoader:
         else:
             host = _host(source.url)
             async with self._fetches.turn(flow, 1.0, host):
-                file = await self._fetch(source)
-            reservation.take(len(file))
+                file = await self._fetch(source, reservation.take)
         if not file:
             raise InvalidPayload(f"the {source.kind} is empty")
         return file
 
-    async def _fetch(self, source: MediaSource) -> bytes:
+    async def _fetch(self, source: MediaSource, take: Callable[[int], object]) -> bytes:
         from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is imported only for the first URL
 
         if _host(source.url) == _FILES:
-            return await run_in_daemon_thread(read_file, source.url, source.kind, self._rules)
+            file = await run_in_daemon_thread(read_file, source.url, source.kind, self._rules)
+            take(len(file))
+            return file
         if self._fetcher is None:
             self._fetcher = Fetcher(self._rules, FETCHES)
-        return await self._fetcher.fetch(source.url, source.kind)
+        return await self._fetcher.fetch(source.url, source.kind, take)
 
     def _measured(self, source: MediaSource, file: bytes) -> Load:
         """Read the size of a medium from its header."""

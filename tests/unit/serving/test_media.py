@@ -25,6 +25,7 @@ from handler.core.framing import dumps
 from handler.core.media import MediaSource, Medium
 from handler.core.package import install
 from handler.engines.process.sandbox import Job, LimitExceeded
+from handler.serving.media import fetch
 from handler.serving.media import loader as media
 from handler.serving.media.fetch import is_public
 from handler.serving.media.image import read_size
@@ -33,7 +34,7 @@ from handler.serving.media.loader import Load, MediaLoader, media_rules, missing
 from handler.serving.quota import Quota
 from handler.serving.task import RequestTask
 from handler.serving.turns import TurnThreads
-from tests.app.media.files import data_url, image_file, png
+from tests.app.media.files import data_url, file_server, image_file, png
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
@@ -281,6 +282,17 @@ def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images
     outcomes = [each.exception(timeout=PATIENCE) for each in attack]
     assert outcomes.count(None) >= 1
     assert all(isinstance(outcome, Overloaded) for outcome in outcomes if outcome is not None)
+
+
+def test_a_file_takes_memory_while_it_arrives() -> None:
+    config = read_config(overrides=["option.llm_engine=echo"], environ={}).checked()
+    with file_server() as files, mock.patch.object(fetch, "is_public", return_value=True):
+        loader = MediaLoader(media_rules(replace(config, allowed_media_domains=(files.domain,))))
+        loading = loader.load([MediaSource("image", None, files.url("/slow"), "image")])
+        wait_for(lambda: loader.memory.taken == 20, PATIENCE, "what has arrived does not count")
+        loading.cancel()
+        wait_for(lambda: loader.memory.taken == 0, PATIENCE, "the memory was not given back")
+        loader.close()
 
 
 def test_pixels_are_reserved_before_any_is_decoded(images: MediaLoader) -> None:
