@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 from typing import Any
 from unittest import mock
@@ -94,8 +93,7 @@ def sent(dialect: Dialect, value: dict[str, Any]) -> tuple[list[bool], bytes]:
 def test_log_probabilities_that_no_response_shows_are_not_computed(name: str) -> None:
     asked, response = sent(*UNSHOWN[name])
     assert asked == [False]
-    computing = functools.partial(mock.patch.object, preprocessor, "_without_logprobs", side_effect=lambda parsed: parsed)
-    with computing():
+    with mock.patch.object(preprocessor, "_without_logprobs", side_effect=lambda parsed: parsed):
         assert sent(*UNSHOWN[name])[1] == response
 
 
