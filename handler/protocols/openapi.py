@@ -115,9 +115,7 @@ def document(
                 if route.takes_calls:
                     add_session_calls(operation)
             paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
-    used = {
-        tag for item in paths.values() for name, value in item.items() if name != "parameters" for tag in value["tags"]
-    }
+    used = {tag for item in paths.values() for name, op in item.items() if name != "parameters" for tag in op["tags"]}
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
@@ -138,15 +136,11 @@ def document(
 def components(context: ServerContext) -> dict[str, Shape]:
     """Return the schemas of all requests and answers by name."""
     types = [
-        *(
-            kind
-            for description in DESCRIPTIONS.values()
-            for kind in (description.answer, description.chunk, description.error, description.failure)
-        ),
+        *(kind for entry in DESCRIPTIONS.values() for kind in (entry.answer, entry.chunk, entry.error, entry.failure)),
         *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
         FrontEndError,
     ]
-    requests = {description.request: description.request_shape(context) for description in DESCRIPTIONS.values()}
+    requests = {entry.request: entry.request_shape(context) for entry in DESCRIPTIONS.values()}
     return dict(sorted({**requests, **components_of(types)}.items()))
 
 
@@ -187,12 +181,8 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
 def _streams(descriptions: Sequence[Description]) -> dict[str, Any]:
     """Map each content type of a stream to the schema of one value of the stream."""
     content = {}
-    for kind in dict.fromkeys(kind for description in descriptions for kind in description.streams):
-        values = [
-            (description.chunk, description.failure or description.error)
-            for description in descriptions
-            if kind in description.streams
-        ]
+    for kind in dict.fromkeys(kind for entry in descriptions for kind in entry.streams):
+        values = [(entry.chunk, entry.failure or entry.error) for entry in descriptions if kind in entry.streams]
         content[kind] = {"schema": _any_of(_shapes(chain(*values)))}
     return content
 
@@ -206,9 +196,9 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             "schema": _any_of(_shapes(dialect.description.answer for dialect in whole)),
             "examples": {dialect.description.title: {"value": answer_to(dialect)} for dialect in whole},
         }
-    if any(description.texts for description in described):
+    if any(entry.texts for entry in described):
         content["text/plain"] = {"schema": {"type": "string"}}
-    titles = ", ".join(description.title for description in described)
+    titles = ", ".join(entry.title for entry in described)
     group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate an answer"))
     return {
         "tags": [group],
@@ -218,8 +208,8 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": _any_of([ref(description.request) for description in described]),
-                    "examples": {description.title: {"value": description.example} for description in described},
+                    "schema": _any_of([ref(entry.request) for entry in described]),
+                    "examples": {entry.title: {"value": entry.example} for entry in described},
                 },
                 **_forms(dialects),
             },
@@ -233,8 +223,8 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             "default": {
                 "description": "The request was refused, or failed before the first token",
                 "content": {
-                    "application/json": {"schema": _any_of(_shapes(description.error for description in described))},
-                    **_streams([description for description in described if description.refuses_in_frame]),
+                    "application/json": {"schema": _any_of(_shapes(entry.error for entry in described))},
+                    **_streams([entry for entry in described if entry.refuses_in_frame]),
                 },
             },
         },

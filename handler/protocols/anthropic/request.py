@@ -36,7 +36,6 @@ from handler.protocols.anthropic.response import (
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS
-from handler.protocols.assistant.tools.request import read_tools as chat_tools
 from handler.protocols.kernel.dialect import (
     Description,
     ParsedRequest,
@@ -48,7 +47,6 @@ from handler.protocols.kernel.dialect import (
 from handler.protocols.kernel.messages import (
     TurnsReader,
     add_to_turn,
-    check_number,
     check_taken,
     join_turns,
     only_in,
@@ -602,9 +600,7 @@ class AnthropicMessages(OpenAiDialect):
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded)
         keeping = self._keeping(own, context)
-        model, conversation = _CHAT.read_model(body, context), reader.conversation()
-        check_number(conversation.media, context)
-        chat = _CHAT.build(fields, model, conversation, chat_tools({**choice, "tools": tools}, context), context)
+        chat = _CHAT.translate(body, fields, reader.conversation(), {**choice, "tools": tools}, context)
         ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
         return self._answer(chat._replace(ignored=ignored), thinking, keeping)
 

@@ -212,19 +212,17 @@ def answer_form(
     trims = context.config.trim_answers
     family, template = reasoning_family(context), context.response_template
     lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}
-    is_configured = context.config.reasoning_parser is not None
+    explicit = context.config.reasoning_parser is not None
     if template is not None and (tools.format is HF or context.config.reasoning != NONE):
         shows = family is not None
         thinking = TemplateReasoning(
-            template, kwargs, prefix, context.vocabulary, lacks, named=is_configured, shows=shows
+            template, kwargs, prefix, context.vocabulary, lacks, explicit=explicit, shows=shows
         )
         return AnswerForm(tools, thinking, trims)
     if family is None:
         return AnswerForm(tools, trims=trims)
     family = family.of(context.vocabulary, context.chat_template)
-    return AnswerForm(
-        tools, ReasoningForm(family, kwargs, prefix, context.vocabulary, lacks, named=is_configured), trims
-    )
+    return AnswerForm(tools, ReasoningForm(family, kwargs, prefix, context.vocabulary, lacks, explicit=explicit), trims)
 
 
 # -- base class of streams that consist of blocks (Anthropic) or items (OpenAI's Responses) ----------------------------

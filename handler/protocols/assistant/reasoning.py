@@ -84,7 +84,7 @@ class ThoughtParser(MarksParser):
         self._inside = (*family.begin, *family.end, *family.calls)  # the marks that are recognized within reasoning
         self._ends = Ends(begun=True)
         self._over = False  # reasoning cannot begin any more
-        self._in_calls = False
+        self._read_beside = self._outside  # how the answer is read outside of reasoning
 
     def feed(self, text: str) -> list[Event]:
         return self._beside(text) if self._over else super().feed(text)
@@ -96,7 +96,7 @@ class ThoughtParser(MarksParser):
             rest, self._held = self._held, ""
             events += self._beside(rest)
             return False
-        return self._calls(events, final=final) if self._in_calls else self._outside(events, final=final)
+        return self._read_beside(events, final=final)
 
     def _in_thought(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
@@ -134,13 +134,13 @@ class ThoughtParser(MarksParser):
         """Pass calls to the inner parser, up to the mark after which reasoning may begin again."""
         text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
         events += self._beside(text + mark)
-        self._in_calls = not mark
+        self._read_beside = self._outside if mark else self._calls
         return bool(mark)
 
     def _leave(self, mark: str, events: list[Event]) -> None:
         """Pass the rest of the answer to the inner parser, or only the calls if reasoning may follow them."""
         if mark and self._family.calls_end:
-            self._in_calls = True
+            self._read_beside = self._calls
             events += self._beside(mark)
         else:
             self._held, self._over = mark + self._held, True
@@ -373,8 +373,8 @@ class ReasoningForm:
         vocabulary: the vocabulary of the answers, or None if it depends on the prompt.
         lacks: the reason why the engine can neither end reasoning nor start structured output after it, or "" if it
             can.
-        named: whether an option names the family. Otherwise structured output that cannot start after reasoning starts
-            with the answer.
+        explicit: whether an option names the family. Otherwise structured output that cannot start after reasoning
+            starts with the answer.
     """
 
     shows = True
@@ -387,7 +387,7 @@ class ReasoningForm:
         vocabulary: Vocabulary | None = None,
         lacks: str = "",
         *,
-        named: bool = True,
+        explicit: bool = True,
     ) -> None:
         self.family = family
         self._is_on = family.is_on(kwargs)
@@ -395,7 +395,7 @@ class ReasoningForm:
         self._open = family.thinks and self._is_on
         self._vocabulary = vocabulary
         self._lacks = lacks
-        self._named = named
+        self._explicit = explicit
 
     def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
         """Return the special tokens that the parser of the answers looks for."""
@@ -429,7 +429,7 @@ class ReasoningForm:
                 name = request.names.structured_output if guided else "thinking_token_budget"
                 closing = self._closing(sampling, name)
         except InvalidParameter:
-            if self._named or budget is not None:
+            if self._explicit or budget is not None:
                 raise
             self._open = self._is_on = False
             return _without_thoughts(request)

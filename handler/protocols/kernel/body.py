@@ -208,7 +208,7 @@ _NEVER_IGNORED: Mapping[str, str] = {
 know."""
 
 
-_NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
+_NEUTRALS: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), (1,)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), (0,)),
     **dict.fromkeys(("n", "best_of", "num_beams", "beam_width", "num_return_sequences"), (1,)),
@@ -270,8 +270,7 @@ def report_unknown(
 
 def _is_neutral(key: str, value: Any) -> bool:
     return any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-        for neutral in _NEUTRAL_VALUES.get(key, ())
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in _NEUTRALS.get(key, ())
     )
 
 
@@ -405,8 +404,8 @@ def _of_shape(rule: Rule, shape: Shape) -> Convert | None:
         return lambda value: _convert_list(value, item) if isinstance(value, list) else value
     fields = {
         name: convert
-        for name, field_shape in shape.get("properties", {}).items()
-        if (convert := _of_scalar(rule, field_shape))
+        for name, item_shape in shape.get("properties", {}).items()
+        if (convert := _of_scalar(rule, item_shape))
     }
     if fields:
         return lambda value: _convert_items(value, fields) if isinstance(value, dict) else value

@@ -40,6 +40,10 @@ class NamedValue(NamedTuple):
         except ValueError as error:
             raise self.refused(str(error)) from None
 
+    def optional(self, reader: Callable[[Any], T]) -> T | None:
+        """Convert the value with a reader, or return None if it is absent. Raises are the same as in `read`."""
+        return None if self.value is None else self.read(reader)
+
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
@@ -347,9 +351,7 @@ def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> St
 @accepts(type="boolean", description="Any JSON object")
 def json_object(value: Any) -> StructuredOutput | None:
     """Read a boolean. True requires the answer to be a JSON object."""
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return StructuredOutput("json_object", "") if value else None
+    return StructuredOutput("json_object", "") if boolean(value) else None
 
 
 @accepts(type="string", description="A regular expression")

@@ -252,13 +252,8 @@ def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str
     id = line_id(batch, line.number)
     body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())
     head = dumps({"id": id, "custom_id": line.custom_id})[:-1]
-    ignored_member = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
-    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (
-        answer.status,
-        dumps(id),
-        body,
-        ignored_member,
-    )
+    extra = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
+    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (answer.status, dumps(id), body, extra)
     return b'%b,%b,"error":null}\n' % (head, response)
 
 

@@ -14,9 +14,10 @@ from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by
 from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.messages import MESSAGES, Conversation, read_messages
+from handler.protocols.kernel.messages import MESSAGES, Conversation, check_number, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
 from handler.protocols.kernel.schema import Shape
@@ -394,6 +395,8 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 """The OpenAPI document's example body for all dialects of chats, without `model`."""
 
 
+_relax_tools = relaxed_by(PYDANTIC, TOOL_FIELDS)  # some are only reached after a translation
+
 _ANSWER_RULES = ("response_format", "text", "output_config")
 """The fields for structured output in the APIs that allow it together with a required tool call."""
 
@@ -434,6 +437,24 @@ class OpenAiChat(OpenAiDialect):
         model = self.read_model(body, context)
         conversation = read_messages(body.get("messages"), context)
         return self.answer(self.build(body, model, conversation, read_tools(body, context), context))
+
+    def translate(
+        self,
+        body: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        conversation: Conversation,
+        tool_fields: Mapping[str, Any],
+        context: ServerContext,
+    ) -> ParsedChat:
+        """Build the chat of a body of another API, whose `model` is read as in a chat.
+
+        Args:
+            fields: the other fields, under the names of `table`.
+            tool_fields: the fields of `TOOL_FIELDS`.
+        """
+        model = self.read_model(body, context)
+        check_number(conversation.media, context)
+        return self.build(fields, model, conversation, read_tools(_relax_tools(tool_fields), context), context)
 
     def build(
         self,

@@ -503,10 +503,7 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
     """Read `stream` and `stream_options`. Return whether to stream, and when to report token counts."""
-    stream, options = body.get("stream"), body.get("stream_options")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidParameter(f"stream={show(stream)}: must be true or false")
-    stream = bool(stream)
+    stream, options = bool(NamedValue("stream", body.get("stream")).optional(boolean)), body.get("stream_options")
     read = functools.partial(read_usage, force=context.config.enable_force_include_usage)
     if options is None:
         return stream, read({})

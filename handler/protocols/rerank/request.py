@@ -163,9 +163,7 @@ class Rerank(OpenAiDialect):
             return value if shown is None else {**value, "document": shown[index]}
 
         def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
-            scores = (
-                [cosine(vectors[0], vector) for vector in vectors[1:]] if embeds else [value for (value,) in vectors]
-            )
+            scores = [cosine(vectors[0], other) for other in vectors[1:]] if embeds else [item[0] for item in vectors]
             best_first = sorted(enumerate(scores), key=lambda item: -item[1])
             return {
                 "id": f"rerank-{new_uuid()}",

@@ -15,8 +15,7 @@ from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_tools
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by
+from handler.protocols.assistant.tools.request import TOOL_FIELDS
 from handler.protocols.kernel.dialect import (
     Description,
     Keeper,
@@ -32,7 +31,6 @@ from handler.protocols.kernel.messages import (
     PartReader,
     TurnsReader,
     add_to_turn,
-    check_number,
     check_role,
     join_turns,
     read_arguments,
@@ -41,6 +39,7 @@ from handler.protocols.kernel.messages import (
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import (
     NamedValue,
+    boolean,
     integer,
     metadata,
     response_format,
@@ -563,9 +562,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     """
     if context.keeper is None:
         return False
-    store = NamedValue("store", body.get("store"))
-    if store.value is not None and not isinstance(store.value, bool):
-        raise store.refused("must be true or false")
+    store = NamedValue("store", body.get("store")).optional(boolean)
     previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
@@ -581,7 +578,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     if state == "too_long":
         field = previous if previous.value else "input"
         raise too_long(field, "the stored items that it refers to", context.config.max_request_size)
-    return store.value is not False
+    return store is not False
 
 
 def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Keeping:
@@ -673,9 +670,7 @@ class OpenAiResponses(OpenAiDialect):
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
-            model, conversation = _CHAT.read_model(body, context), reader.conversation()
-            check_number(conversation.media, context)
-            chat = _CHAT.build(fields, model, conversation, read_tools(_relax_tools(tool_fields), context), context)
+            chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context)
             if _UNHEEDED in chat.ignored:
                 head["tools"] = without_strict(head["tools"])
                 ignored += ["tools[].format"] if tools.formats else []
@@ -749,7 +744,6 @@ class _Chat(OpenAiChat):
 
 
 _CHAT = _Chat()
-_relax_tools = relaxed_by(PYDANTIC, TOOL_FIELDS)  # tools in a namespace are only reached here
 
 
 def _effort(body: Mapping[str, Any]) -> Any:

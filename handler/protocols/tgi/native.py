@@ -186,12 +186,10 @@ def _describe(value: Any, kind: SerdeType) -> str:
     return "invalid type: map"
 
 
-def unknown(
-    body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, SerdeType] = PARAMETERS
-) -> list[str]:
+def unknown(body: Mapping[str, Any], context: ServerContext, kinds: Mapping[str, SerdeType] = PARAMETERS) -> list[str]:
     """List the body's unknown fields."""
     names = [name for name in body if name not in TOP_LEVEL]
-    names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
+    names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in kinds]
     return report_unknown(names, body, context)
 
 
@@ -505,9 +503,7 @@ class _TgiChatTokenize(_TgiTokenize):
             raise WrongType("missing field `messages`")
         if body.get("tools"):
             raise OutOfRange("`tools` are not rendered by this route")  # ignoring them would change the prompt
-        params = {
-            name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")
-        }
+        params = {name: item for name, item in body.items() if item is not None and name not in ("messages", "tools")}
         options = {name: _read(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params}
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
         messages, _, ignored = read_messages(body["messages"], text_only)

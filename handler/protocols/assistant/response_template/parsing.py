@@ -65,25 +65,19 @@ class ResponseParser(ReasoningParser):
         self._field = template.implicit
         self._region: _Region | None = None  # of the calls that are being read
         self._watch = template.outside
-        self._held = ""  # text that may be the start of a mark
-        self._hidden = 0  # characters of `_held` that are in the prompt
-        self._candidates: Sequence[tuple[Field | None, Attempt | Texts]] | None = None  # at the start of `_held`
-        self._seen = 0  # characters of `_held` that the candidates have read
-        self._size = 0  # characters read before `_held`
-        self._before = ""
-        self._empty = 0  # empty marks found at this position
-        self._in_vain = 0
+        self._search = _MarkSearch()
+        self._hidden = 0  # characters of `_search.held` that are in the prompt
         self._update()
         if begun:
             self.feed(begun)
-            self._hidden = len(self._held)
+            self._hidden = len(self._search.held)
             for text in self._texts.values():
                 text.forget()
 
     def feed(self, text: str) -> list[Event]:
         for piece in pieces(text):
-            self._held += piece
-            while self._held and self._step(final=False):
+            self._search.held += piece
+            while self._search.held and self._step(final=False):
                 pass
         return self._pop()
 
@@ -98,80 +92,38 @@ class ResponseParser(ReasoningParser):
         events, self._events = self._events, []
         return events
 
-    # -- marks -------------------------------------------------------------------------------------------------------
-
     def _step(self, *, final: bool) -> bool:
         """Read up to the next mark, and return whether there is more to parse."""
-        if self._candidates is None:
-            start = self._next(self._watch, final=final)
+        search = self._search
+        if search.candidates is None:
+            start = search.start(self._watch, final=final)
             if start is None:
-                self._take(len(self._held))
-                return final and self._watch.at_end and not self._empty
+                self._take(len(search.held))
+                return final and self._watch.at_end and not search.num_empty
             self._take(start)
-            tries = may_try(self._in_vain, self._size)
-            self._candidates = [
-                (field, marks.begin(self._before))
-                for field, marks in self._watch.marks
-                if tries or marks.pattern is None
-            ]
-            self._seen = 0
-        for _, candidate in self._candidates:
-            if candidate.is_open:
-                candidate.feed(self._held[self._seen :], final=final)
-        self._seen = len(self._held)
-        if any(candidate.is_open for _, candidate in self._candidates):
+            search.begin(self._watch)
+        if not search.is_decided(final=final):
             return False
-        return self._decide()
-
-    def _next(self, watch: Watch, *, final: bool) -> int | None:
-        """Return the next position of a possible mark, or None if there is none."""
-        if watch.at_start and not self._size and not self._empty:
-            return 0
-        first = watch.firsts.search(self._held)
-        if first is not None:
-            return first.start()
-        return 0 if final and not self._held and watch.at_end and not self._empty else None
-
-    def _decide(self) -> bool:
-        """Choose the mark at this position, which is the longest match, and return whether there is more to parse.
-
-        Of several matches with the same length, the first one is chosen.
-        """
-        candidates, self._candidates = self._candidates or (), None
-        chosen: tuple[Field | None, Match] | None = None
-        for field, candidate in candidates:
-            match = candidate.match(self._held)
-            if match is None:
-                self._in_vain += candidate.work
-            elif (match.size or not self._empty) and (chosen is None or match.size > chosen[1].size):
-                chosen = field, match
+        chosen = search.longest()
         if chosen is None or (chosen[0] is None and self._region is not None and self._region.is_quoted):
-            if not self._held:
+            if not search.held:
                 return False
             self._take(1)
             return True
         field, match = chosen
-        mark, self._held = self._held[: match.size], self._held[match.size :]
-        self._pass(mark)
-        self._empty += not mark
+        mark = search.consume_mark(match.size)
         self._hidden = max(self._hidden - len(mark), 0)
         if field is None:
             self._close(mark)
         else:
             self._open(field, mark, match.groups)
-        return bool(self._held) or bool(mark) or self._watch.at_end
-
-    def _pass(self, text: str) -> None:
-        if text:
-            self._size += len(text)
-            self._before, self._empty = text[-1], 0
+        return bool(search.held) or bool(mark) or self._watch.at_end
 
     # -- regions -----------------------------------------------------------------------------------------------------
 
     def _take(self, size: int) -> None:
         """Consume the next `size` characters as text of the current region."""
-        text, self._held = self._held[:size], self._held[size:]
-        self._pass(text)
+        text = self._search.consume(size)
         if self._hidden:
             hidden, self._hidden = self._hidden, max(self._hidden - len(text), 0)
             text = text[hidden:]
@@ -229,6 +181,76 @@ class ResponseParser(ReasoningParser):
         """Look up the marks that apply in the current region."""
         self.thinking = self._thoughts and self._field is not None and self._field.is_reasoning
         self._watch = self._template.outside if self._field is None else self._template.inside(self._field)
+
+
+class _MarkSearch:
+    """The search for marks in the text of an answer that is not parsed yet.
+
+    Attributes:
+        held: the text that may be the start of a mark.
+        candidates: the attempts to match the marks at the start of `held`, or None if no mark may start there.
+        num_empty: the number of empty marks at this position.
+    """
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.candidates: Sequence[tuple[Field | None, Attempt | Texts]] | None = None
+        self.num_empty = 0
+        self._num_seen = 0  # characters of `held` that the candidates have read
+        self._size = 0  # characters before `held`
+        self._before = ""
+        self._in_vain = 0
+
+    def start(self, watch: Watch, *, final: bool) -> int | None:
+        """Return the next position of a possible mark, or None if there is none."""
+        if watch.at_start and not self._size and not self.num_empty:
+            return 0
+        first = watch.firsts.search(self.held)
+        if first is not None:
+            return first.start()
+        return 0 if final and not self.held and watch.at_end and not self.num_empty else None
+
+    def begin(self, watch: Watch) -> None:
+        """Begin to match marks at the start of the held text."""
+        tries = may_try(self._in_vain, self._size)
+        self.candidates = [
+            (field, marks.begin(self._before)) for field, marks in watch.marks if tries or marks.pattern is None
+        ]
+        self._num_seen = 0
+
+    def is_decided(self, *, final: bool) -> bool:
+        """Let the candidates read the held text, and return whether more text cannot change their matches."""
+        candidates = [candidate for _, candidate in self.candidates or ()]
+        for candidate in candidates:
+            if candidate.is_open:
+                candidate.feed(self.held[self._num_seen :], final=final)
+        self._num_seen = len(self.held)
+        return not any(candidate.is_open for candidate in candidates)
+
+    def longest(self) -> tuple[Field | None, Match] | None:
+        """End the matching, and return the longest match. Of several with the same length, it is the first one."""
+        candidates, self.candidates = self.candidates or (), None
+        chosen: tuple[Field | None, Match] | None = None
+        for field, candidate in candidates:
+            match = candidate.match(self.held)
+            if match is None:
+                self._in_vain += candidate.work
+            elif (match.size or not self.num_empty) and (chosen is None or match.size > chosen[1].size):
+                chosen = field, match
+        return chosen
+
+    def consume(self, size: int) -> str:
+        """Consume and return the next `size` characters."""
+        text, self.held = self.held[:size], self.held[size:]
+        if text:
+            self._size += len(text)
+            self._before, self.num_empty = text[-1], 0
+        return text
+
+    def consume_mark(self, size: int) -> str:
+        mark = self.consume(size)
+        self.num_empty += not mark
+        return mark
 
 
 class _Text:

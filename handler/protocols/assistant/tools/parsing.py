@@ -124,6 +124,62 @@ class BrokenCall(Exception):
     """Raised by the steps of a parser if the text is not, or no longer, a call."""
 
 
+class CallOutput:
+    """The events of an answer with calls.
+
+    Attributes:
+        count: the number of calls so far.
+        after_call: whether no text has followed a call.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.after_call = False
+        self._in_call = False
+        self._space: list[str] = []  # white space after a call, before any text
+        self._events: list[Event] = []
+        self._written: list[str] = []  # arguments after the last event
+
+    def begin(self, name: str) -> None:
+        self._add(CallStart(self.count, name))
+        self.count += 1
+        self._space, self.after_call, self._in_call = [], True, True
+
+    def write(self, text: str) -> None:
+        if text:
+            self._written.append(text)
+
+    def end(self, ending: Ending) -> None:
+        if self._in_call:
+            self._add(CallEnd(self.count - 1, ending))
+        self._in_call = False
+
+    def show(self, text: str) -> None:
+        if self.after_call and not text.strip():
+            self._space.append(text)
+        elif text:
+            if self.after_call:
+                text = "".join([*self._space, text])
+                self._space, self.after_call = [], False
+            self._add(text)
+
+    def pop(self) -> list[Event]:
+        """Return the events since the last call of this method."""
+        if self._written:
+            self._end_arguments()
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, event: Event) -> None:
+        if self._written:
+            self._end_arguments()
+        self._events.append(event)
+
+    def _end_arguments(self) -> None:
+        self._events.append(Arguments(self.count - 1, "".join(self._written)))
+        self._written = []
+
+
 class CallParser:
     """Base class of parsers for text with calls.
 
@@ -146,14 +202,9 @@ class CallParser:
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.held = ""  # text that no step has consumed yet
         self._taken: list[str] = []  # text that steps have consumed since the mark or the last call
-        self._space: list[str] = []  # white space after a call, before any text
-        self._after_call = False  # whether no text has followed a call
-        self.count = 0  # of calls
-        self._in_call = False
         self._committed = False
         self._closable = False  # whether only closing brackets and quotes are missing in the arguments
-        self._events: list[Event] = []
-        self._written: list[str] = []  # arguments after the last event
+        self._output = CallOutput()
         self._schemas: dict[str, ToolSchema] = {}
         self._steps: Steps[None] | None = None  # None until text arrives, so that a new parser can be copied
 
@@ -163,16 +214,16 @@ class CallParser:
             if self._steps is None:
                 self._steps = self._run()
             next(self._steps)
-        return self._pop()
+        return self._output.pop()
 
     def flush(self) -> list[Event]:
         if self._steps is not None:
             self._steps.close()
-            if not (self._after_call and self._begins_call(self.taken + self.held)):
+            if not (self._output.after_call and self._begins_call(self.taken + self.held)):
                 self._end_block(self.held)
             self.end_call(Ending.OPEN if self._closable and not self.held.strip() else Ending.BROKEN)
             self.held = ""
-        return self._pop()
+        return self._output.pop()
 
     def calls(self, begin: str) -> Steps[None]:
         """Read the calls after a mark, up to the text that follows them.
@@ -198,22 +249,23 @@ class CallParser:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
+    @property
+    def count(self) -> int:
+        """The number of calls so far."""
+        return self._output.count
+
     def begin(self, name: str) -> None:
         """Start a call. Its text cannot be emitted as text any more."""
-        self._add(CallStart(self.count, name))
-        self.count += 1
-        self._space, self._after_call, self._in_call = [], True, True
+        self._output.begin(name)
         self.commit()
 
     def write(self, text: str) -> None:
         """Append text to the JSON of the call's arguments."""
-        if text:
-            self._written.append(text)
+        self._output.write(text)
 
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
-        if self._in_call:
-            self._add(CallEnd(self.count - 1, ending))
-        self._in_call = self._committed = False
+        self._output.end(ending)
+        self._committed = False
 
     def drop(self) -> None:
         """Discard the consumed text, which is markup of the previous calls."""
@@ -225,22 +277,7 @@ class CallParser:
 
     def show(self, text: str) -> None:
         """Emit text. White space after a call is emitted only if other text follows it."""
-        if self._after_call and not text.strip():
-            self._space.append(text)
-        elif text:
-            if self._after_call:
-                text = "".join([*self._space, text])
-                self._space, self._after_call = [], False
-            self._add(text)
-
-    def _add(self, event: Event) -> None:
-        if self._written:
-            self._end_arguments()
-        self._events.append(event)
-
-    def _end_arguments(self) -> None:
-        self._events.append(Arguments(self.count - 1, "".join(self._written)))
-        self._written = []
+        self._output.show(text)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -398,12 +435,6 @@ class CallParser:
         """Return whether a text at an answer's end is an incomplete mark of another call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
-
-    def _pop(self) -> list[Event]:
-        if self._written:
-            self._end_arguments()
-        events, self._events = self._events, []
-        return events
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.readers import NamedValue, json_schema, structural_tag
+from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 
 Message = Mapping[str, Any]
@@ -323,9 +323,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return Tools()
     tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")))
     choice = NamedValue("tool_choice", body.get("tool_choice"))
-    single = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls"))
-    if single.value is not None and not isinstance(single.value, bool):
-        raise single.refused("must be true or false")
+    parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
     choice, tools, allowed = _allowed(choice, tools)
     mode, name = _choice(choice, [tool["function"]["name"] for tool in tools])
     if not tools:
@@ -334,7 +332,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return Tools()
     if mode == "none":  # tools that the prompt does not show are not called
         return Tools(unknown=unknown)
-    result = Tools(tools, mode or "auto", name, single.value is False, allowed, unknown=unknown)
+    result = Tools(tools, mode or "auto", name, parallel is False, allowed, unknown=unknown)
     format = choose_format(context)
     notation = _ruled_notation(format, context)
     if result.choice == "auto":

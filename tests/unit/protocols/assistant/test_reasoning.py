@@ -489,12 +489,12 @@ def test_a_model_whose_template_shows_no_reasoning_is_read_as_ever() -> None:
 
 def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -> None:
     for sampling, lacks in ((GUIDED, "it cannot"), (GUIDED._replace(presence_penalty=0.5), "")):
-        thinking = ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, lacks, named=False)
+        thinking = ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, lacks, explicit=False)
         assert thinking.read_prompt(Request("", sampling), "<think>\n").sampling == sampling
         assert parts(thinking.parser().feed("a")) == ("", "a", [])
     budgeted = GUIDED._replace(thinking_token_budget=2)
     with pytest.raises(InvalidParameter, match="it cannot"):
-        ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, "it cannot", named=False).read_prompt(
+        ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, "it cannot", explicit=False).read_prompt(
             Request("", budgeted), ""
         )
 
