@@ -381,7 +381,7 @@ class Inference:
                 if not task.parsed.streams:
                     exchange.send_whole()
                 task.start()
-                await _send(scope, send, task, exchange)
+                await _ResponseSender(scope, send, task, exchange).send()
                 await exchange.read()  # the response needs memory until then
             elif task.error is not None:  # otherwise the client has disconnected
                 await send_answer(scope, send, task.take_whole())
@@ -427,40 +427,60 @@ def path_of(scope: Scope) -> str:
     return f"{scope['path']}?{query.decode('latin-1')}" if query else str(scope["path"])
 
 
-async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
-    """Send a request's response as it is generated, until it is complete or the client has disconnected."""
-    ignored, sign = encoded(ignored_header(task.ignored).items()), task.keep_alive
-    started = False
-    written_at = time.monotonic()
-    while not (task.unsent or task.finished):
-        if exchange.is_over:
+class _ResponseSender:
+    """The sender of a request's response as it is generated, until it is complete or the client has disconnected."""
+
+    def __init__(self, scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
+        self._scope, self._send, self._task, self._exchange = scope, send, task, exchange
+        self._ignored = encoded(ignored_header(task.ignored).items())
+        self._started = False  # whether keep-alives have begun a stream
+
+    async def send(self) -> None:
+        if not await self._has_begun():
             return
-        silent = time.monotonic() - written_at
-        if sign and silent >= KEEP_ALIVE:
-            if not started:
-                await _start_stream(scope, send, task, ignored)
-                started = True
-            await send({"type": "http.response.body", "body": sign, "more_body": True})
-            written_at, silent = time.monotonic(), 0.0
-        await exchange.wait(KEEP_ALIVE - silent if sign else None)
-    if not task.streams:
-        answer = task.take_whole()
-        if started:  # the error must end the stream
-            await send({"type": "http.response.body", "body": task.stream_end()})
+        if self._task.streams:
+            await self._send_stream()
+        elif self._started:  # the error must end the stream
+            self._task.take_whole()
+            await self._send({"type": "http.response.body", "body": self._task.stream_end()})
         else:
-            await send_answer(scope, send, answer, ignored)
-    else:
-        if not started:
-            await _start_stream(scope, send, task, ignored)
-        writer = BodyWriter(send, exchange, task.memory.hold)
+            await send_answer(self._scope, self._send, self._task.take_whole(), self._ignored)
+
+    async def _has_begun(self) -> bool:
+        """Wait for the first bytes, and send keep-alives until then. Return false if the client has disconnected."""
+        task, exchange, keep_alive = self._task, self._exchange, self._task.keep_alive
+        written_at = time.monotonic()
+        while not (task.unsent or task.finished):
+            if exchange.is_over:
+                return False
+            silent = time.monotonic() - written_at
+            if keep_alive and silent >= KEEP_ALIVE:
+                await self._start_stream()
+                await self._send({"type": "http.response.body", "body": keep_alive, "more_body": True})
+                written_at, silent = time.monotonic(), 0.0
+            await exchange.wait(KEEP_ALIVE - silent if keep_alive else None)
+        return True
+
+    async def _start_stream(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        task = self._task
+        extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *encoded(task.dialect_headers()), *self._ignored]
+        await send_start(self._scope, self._send, 200, task.content_type, extra)
+
+    async def _send_stream(self) -> None:
+        await self._start_stream()
+        task, exchange = self._task, self._exchange
+        writer = BodyWriter(self._send, exchange, task.memory.hold)
         stream_to(task, writer)
         task.write_tokens_to(exchange)
-        await _end_of(writer, exchange, sign)
+        await _end_of(writer, exchange, task.keep_alive)
         if not exchange.is_over:  # the connection cannot be written to any more
             if writer.overflowed:
-                id = scope["request_id"]
-                told = "request %s: the connection is closed because the client reads too slowly"
-                log.info(told, id, extra=of_request(id))
+                id = self._scope["request_id"]
+                message = "request %s: the connection is closed because the client reads too slowly"
+                log.info(message, id, extra=of_request(id))
             exchange.drop()
 
 
@@ -470,18 +490,13 @@ def stream_to(task: RequestTask, writer: BodyWriter) -> None:
     writer.pull(task)
 
 
-async def _start_stream(scope: Scope, send: Send, task: RequestTask, ignored: Headers) -> None:
-    extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *encoded(task.dialect_headers()), *ignored]
-    await send_start(scope, send, 200, task.content_type, extra)
-
-
-async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> None:
+async def _end_of(writer: BodyWriter, exchange: AnyExchange, keep_alive: bytes) -> None:
     """Wait until a stream has ended or its client has disconnected, and send keep-alives during long pauses."""
     while not (exchange.is_over or writer.broken):
         patience = None
-        if sign and not writer.ended:
+        if keep_alive and not writer.ended:
             patience = KEEP_ALIVE - (time.monotonic() - exchange.written_at)
             if patience <= 0:
-                writer.write(sign)
+                writer.write(keep_alive)
                 patience = KEEP_ALIVE
         await exchange.wait(patience)
