@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -77,6 +78,21 @@ def test_java_forgets_an_adapter_that_the_worker_never_had(modes: Any, monkeypat
     answer = bench.loop.run(mode.change_adapter(Input(), "unregister"))
     assert (b"Adapter a unregistered" in answer.data, b"not found" in answer.data) == (True, False), answer.data
     assert b"not found" in bench.loop.run(mode.change_adapter(Input({"name": "a"}), "update")).data
+
+
+def test_an_adapters_alias_is_its_name_in_the_response(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java passes the alias as a property and as a field, which is no unknown parameter."""
+    bench = Bench()
+    bench.model.config = replace(bench.model.config, unknown_parameters="refuse")
+    monkeypatch.setattr(AdapterRegistry, "check", lambda self: None)
+    mode = modes.Async(bench.model, modes.installed_version())
+    for properties, content, message in (
+        ({"name": "a", "alias": "mine"}, {}, b"Adapter mine unregistered"),
+        ({"name": "a"}, {"alias": b"mine"}, b"Adapter a unregistered"),
+        ({"name": "a"}, {"other": b"x"}, b"'other'"),
+    ):
+        call = djl_python.Input(properties, content)
+        assert message in bench.loop.run(mode.change_adapter(call, "unregister")).data
 
 
 def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
