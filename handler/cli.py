@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:
-        said = str(error)
-        print(said if said.startswith("lmi ") else f"lmi: {said}", file=sys.stderr)
+        message = str(error)
+        print(message if message.startswith("lmi ") else f"lmi: {message}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `lmi options | head`
         if arguments.run is _serve:
@@ -230,7 +230,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)")
     if reading.engine and (note := hub_note(config, reading.engine)):
         print(note)
-    if (file := requirements_file(model_py_directory(config), wanted=config.install_requirements)) is not None:
+    if (file := requirements_file(model_py_directory(config), is_enabled=config.install_requirements)) is not None:
         print(f"{file}: not checked; its packages are installed at startup (option.install_requirements)")
     if path is not None:
         print(describe_model_py(path, config))
@@ -252,9 +252,9 @@ def _options(arguments: argparse.Namespace) -> int:
 def _flags_of_serve() -> dict[str, str]:
     """Return the flags of `lmi serve` that do not set an option, with their help texts."""
     parser = make_parser(flags=False, tools=False)
-    (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    actions = (one for one in commands.choices["serve"]._actions if one.option_strings)
-    return {one.option_strings[-1]: (one.help or "") % {"default": one.default} for one in actions}
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    actions = (action for action in commands.choices["serve"]._actions if action.option_strings)
+    return {action.option_strings[-1]: (action.help or "") % {"default": action.default} for action in actions}
 
 
 def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.ArgumentParser) -> int:

@@ -373,8 +373,8 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     log = cache_directory() / "launch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     _say(f"starting a server; it logs to {log}")
-    descriptor, made = tempfile.mkstemp(dir=log.parent)
-    os.replace(made, log)  # a server of an earlier launch goes on writing to the replaced file
+    descriptor, file = tempfile.mkstemp(dir=log.parent)
+    os.replace(file, log)  # a server of an earlier launch goes on writing to the replaced file
     with open(descriptor, "r+b") as output:
         server = subprocess.Popen(
             python("handler.cli:run", json.dumps(["serve", *words])),
@@ -400,9 +400,9 @@ def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
         log: the log's file descriptor, not its path, because another launch may have replaced the file.
     """
     while server.poll() is None:
-        found = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)
-        if found and _ready(found[1], key):
-            return found[1]
+        response = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)
+        if response and _ready(response[1], key):
+            return response[1]
         time.sleep(0.1)
     tail = "\n".join(beginning(line) for line in _read(log).splitlines()[-_LOG_TAIL:])
     raise ConfigError(f"lmi launch: the server exited with status {server.returncode}:\n{tail}")

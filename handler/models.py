@@ -72,11 +72,11 @@ def add_parser(commands: Any) -> None:
 
 def cached_models() -> list[CachedModel]:
     """List the models in the caches of the Hugging Face hub, of S3 and of conversions, sorted by name."""
-    found = [*_of_hub(), *_of_s3(), *_converted()]
+    models = [*_of_hub(), *_of_s3(), *_converted()]
     demo = model_files.cache_directory() / Path(model_files.DEMO_MEMBER).name
     if demo.is_file():
-        found.append(_model(model_files.DEMO, "GGUF", demo))
-    return sorted(found)
+        models.append(_model(model_files.DEMO, "GGUF", demo))
+    return sorted(models)
 
 
 def _of_hub() -> Iterator[CachedModel]:
@@ -122,10 +122,10 @@ _FORMATS = {
 
 
 def _format(names: Sequence[str], path: Path) -> str:
-    found = [form for form, pattern in _FORMATS.items() if any(re.fullmatch(pattern, name) for name in names)]
+    formats = [form for form, pattern in _FORMATS.items() if any(re.fullmatch(pattern, name) for name in names)]
     if path.suffix == ".part" or any(path.glob("blobs/*.incomplete")):
         return "incomplete"
-    return ", ".join(found) or "no weights"
+    return ", ".join(formats) or "no weights"
 
 
 def _model(name: str, form: str, path: Path) -> CachedModel:
@@ -138,18 +138,18 @@ def _model(name: str, form: str, path: Path) -> CachedModel:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    found = cached_models()
-    if not found:
+    models = cached_models()
+    if not models:
         print("no models; fetch one with `lmi models get MODEL`")
         return 0
     rows = [("MODEL", "FORMAT", "SIZE", "LAST READ")]
-    for model in found:
+    for model in models:
         used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
         rows.append((model.name, model.format, format_size(model.size), used))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, form, size, used in rows:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
-    print(f"{format_size(sum(model.size for model in found))} in total")
+    print(f"{format_size(sum(model.size for model in models))} in total")
     return 0
 
 
@@ -164,28 +164,28 @@ def _get(arguments: argparse.Namespace) -> int:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    found, chosen = cached_models(), list[CachedModel]()
-    names = {model.name for model in found}
+    models, chosen = cached_models(), list[CachedModel]()
+    names = {model.name for model in models}
     for name in arguments.models:
         if name not in names:
             near = nearest(name, names)
             hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(f"lmi models rm: no model {name!r} in the caches{hint}")
-        chosen += [model for model in found if model.name == name]
+        chosen += [model for model in models if model.name == name]
     if used := _in_use([model.path for model in chosen]):
         raise ConfigError(
             f"lmi models rm: nothing was removed, because process {used[0]} is using files in {used[1]}; stop it first"
         )
     for model in chosen:
-        told = f"removed {model.name} ({model.format}, {format_size(model.size)})"
+        message = f"removed {model.name} ({model.format}, {format_size(model.size)})"
         if model.path.is_symlink():
-            told = f"removed the link to {model.name}; its files stay in {model.path.resolve()}"
+            message = f"removed the link to {model.name}; its files stay in {model.path.resolve()}"
             model.path.unlink()
         elif model.path.is_dir():
             shutil.rmtree(model.path)
         else:
             model.path.unlink()
-        print(told)
+        print(message)
     return 0
 
 
@@ -194,7 +194,7 @@ def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
 
     Only processes that this user may inspect are considered.
     """
-    places = [str(path.resolve()) for path in paths]
+    folders = [str(path.resolve()) for path in paths]
     for process in Path("/proc").glob("[0-9]*"):
         opened = list[str]()
         with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
             for link in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):  # closed meanwhile
                     opened.append(os.readlink(link))
-        for path, place in zip(paths, places, strict=True):
-            if any(one == place or one.startswith(f"{place}/") for one in opened):
+        for path, folder in zip(paths, folders, strict=True):
+            if any(file == folder or file.startswith(f"{folder}/") for file in opened):
                 return int(process.name), path
     return None

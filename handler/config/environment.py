@@ -55,8 +55,8 @@ def mpi_world() -> tuple[str, str]:
 
 def download_directory() -> Path | None:
     """Return the directory for models downloaded from S3, or None if DJL Serving's variable for it is not set."""
-    given = os.environ.get("SERVING_DOWNLOAD_DIR")
-    return Path(given) if given else None
+    directory = os.environ.get("SERVING_DOWNLOAD_DIR")
+    return Path(directory) if directory else None
 
 
 def runtime_lora_updating() -> bool:
@@ -183,9 +183,9 @@ def spread(degree: str, options: Mapping[str, Any]) -> Spread:
         options: the options of the engine. Arguments in vLLM's `engine_args` override them.
     """
     own = options.get("engine_args")
-    given = {**options, **own} if isinstance(own, Mapping) else options
-    tensor = _number(given, ("tensor_parallel_size",), None if degree == "max" else int(degree))
-    return Spread(tensor, _number(given, STAGES, 1) or 1, _number(given, CONTEXTS, 1) or 1)
+    values = {**options, **own} if isinstance(own, Mapping) else options
+    tensor = _number(values, ("tensor_parallel_size",), None if degree == "max" else int(degree))
+    return Spread(tensor, _number(values, STAGES, 1) or 1, _number(values, CONTEXTS, 1) or 1)
 
 
 def _number(options: Mapping[str, Any], names: tuple[str, ...], default: int | None) -> int | None:

@@ -38,8 +38,8 @@ def read_lmi_version(text: str) -> LmiVersion:
     Raises:
         ValueError: if the release is not supported.
     """
-    found = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", "0.30" if text == "0.3" else text)
-    version = LmiVersion(int(found[1]), int(found[2])) if found and len(text) < 20 else None
+    match = re.fullmatch(r"([0-9]+)\.([0-9]+)(\.[0-9]+)?", "0.30" if text == "0.3" else text)
+    version = LmiVersion(int(match[1]), int(match[2])) if match and len(text) < 20 else None
     if version not in VERSIONS:
         raise ValueError(f"must be one of {', '.join(map(str, VERSIONS))}")
     return version
@@ -54,10 +54,10 @@ def release_of(text: str) -> LmiVersion | None:
     Returns:
         The release, or None if the text does not begin with a version.
     """
-    found = _RELEASE.match(text)
-    if found is None or len(text) > 200:
+    match = _RELEASE.match(text)
+    if match is None or len(text) > 200:
         return None
-    version = LmiVersion(int(found[1]), int(found[2]))
-    if version == (0, 36) and int(found[3] or 0) >= _NEW_STREAMS:
+    version = LmiVersion(int(match[1]), int(match[2]))
+    if version == (0, 36) and int(match[3] or 0) >= _NEW_STREAMS:
         version = LmiVersion(0, 37)
     return min(max(version, OLDEST), NEWEST)

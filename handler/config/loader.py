@@ -311,8 +311,8 @@ def as_lmi_reads(
         replaced.add(_FORMER_MODEL_ID)
     if mode is None and batch is not None:
         strong.append(Setting("option.rolling_batch", "disable", batch.origin))
-        if (named := rolling.value.strip()) in BY_ROLLING_BATCH:
-            weak.append(Setting("option.llm_engine", BY_ROLLING_BATCH[named], batch.origin))
+        if (rolling_batch := rolling.value.strip()) in BY_ROLLING_BATCH:
+            weak.append(Setting("option.llm_engine", BY_ROLLING_BATCH[rolling_batch], batch.origin))
     if not java:
         if (own := java_engine(last)) is not None:
             strong.append(Setting("option.task", "pooling", own.origin))  # the model's files determine the exact task
@@ -324,20 +324,20 @@ def as_lmi_reads(
             replaced.add("option.entryPoint")
         if mode is not None and last.get("option.async_mode", mode) is mode:
             weak.append(Setting("option.async_mode", "true", mode.origin))
-            settings = [one for one in settings if one.key != rolling.key or one.value.strip() != "disable"]
+            settings = [item for item in settings if item.key != rolling.key or item.value.strip() != "disable"]
         elif not strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
             weak.append(Setting("option.async_mode", "false", rolling.origin))
-    return [*weak, *(one for one in settings if one.key not in replaced), *strong]
+    return [*weak, *(item for item in settings if item.key not in replaced), *strong]
 
 
 def java_engine(last: Mapping[str, Setting]) -> Setting | None:
     """Return the setting that selects DJL's own engine for an embedding or reranking model, or None."""
-    named, task = last.get("engine"), last.get("option.task")
-    if named is None or named.value.strip().lower() not in _OF_JAVA:
+    engine, task = last.get("engine"), last.get("option.task")
+    if engine is None or engine.value.strip().lower() not in _OF_JAVA:
         return None
     translator = last.get("translatorFactory")
-    other = translator is not None and translator.value.strip() not in _TRANSLATORS
-    return None if other or (task is not None and task.value.strip() not in _POOLS) else named
+    is_other = translator is not None and translator.value.strip() not in _TRANSLATORS
+    return None if is_other or (task is not None and task.value.strip() not in _POOLS) else engine
 
 
 def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
@@ -658,14 +658,14 @@ def read_server_config(
         properties: the path of a serving.properties, or None.
         overrides: arguments of `-o`, in the form `key=value`.
     """
-    given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
-    named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
-    reading = read_config(properties=properties, overrides=overrides, settings=given + named)
+    engine_settings = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
+    model_settings = [Setting("option.model_id", model, "the MODEL argument")] if model else []
+    reading = read_config(properties=properties, overrides=overrides, settings=engine_settings + model_settings)
     model_id = reading.config.model_id
     own = Path(model_id or "", "serving.properties")
     if properties is None and model_id and own.is_file():
         properties = own
-        reading = read_config(properties=own, overrides=overrides, settings=given)
+        reading = read_config(properties=own, overrides=overrides, settings=engine_settings)
         reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
     config = reading.config
     directory = config.directory or (Path(config.model_id) if config.model_id else None)
@@ -674,7 +674,7 @@ def read_server_config(
         return _without_model_py(reading)
     role = role_of(config, path)
     if role is Role.ALONE:
-        without = read_config(properties=properties, overrides=overrides, settings=[*named, _NO_ENGINE])
+        without = read_config(properties=properties, overrides=overrides, settings=[*model_settings, _NO_ENGINE])
         return _of_handle_alone(without, directory, config.settings)
     return reading._replace(config=replace(config, handle_role=role)) if role is not Role.NONE else reading
 
@@ -709,15 +709,17 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
         handle_role=Role.ALONE,
         warnings=("no engine is loaded: the function handle of model.py answers requests (documents: custom-code)",),
     )
-    own = [one for one in reading.problems if not one.name.startswith("option.") or one.name in _OF_HANDLES]
-    return Reading(config, tuple(own), reading.engine)
+    problems = [
+        problem for problem in reading.problems if not problem.name.startswith("option.") or problem.name in _OF_HANDLES
+    ]
+    return Reading(config, tuple(problems), reading.engine)
 
 
-def _is_same(option: Option, one: str, other: str) -> bool:
+def _is_same(option: Option, value: str, other: str) -> bool:
     try:
-        return bool(option.parse(one.strip()) == option.parse(other.strip()))
+        return bool(option.parse(value.strip()) == option.parse(other.strip()))
     except ValueError:
-        return one.strip() == other.strip()
+        return value.strip() == other.strip()
 
 
 def _idle(
@@ -753,7 +755,7 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
         return None, ""
     why = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
     options = [option] if option.argument else KNOWN[option.key]
-    refusals = [_refusal(one, setting) for one in options]
+    refusals = [_refusal(candidate, setting) for candidate in options]
     if all(refusals):  # an invalid value is refused with any engine
         return _wrong_value(option, setting, refusals[0]), why
     if not engine or why:

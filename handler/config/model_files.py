@@ -63,10 +63,10 @@ def find_task(task: str, model: Path | None) -> Task:
     """
     if model is None or not model.is_dir():
         return {"auto": Task.GENERATION, "pooling": Task.EMBEDDING}.get(task) or Task(task)
-    named: Any = None
+    architectures: Any = None
     with contextlib.suppress(ConfigError):
-        named = read_json(model / "config.json").get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else ""
+        architectures = read_json(model / "config.json").get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     transcribes = architecture == "WhisperForConditionalGeneration"
     if task == "auto" and transcribes:
         return Task.TRANSCRIPTION
@@ -104,9 +104,9 @@ def tokenizer_config(model: Path | None) -> dict[str, Any]:
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
         return {}
-    given = read_json(model / "tokenizer_config.json")
-    found = {name: value if name == "response_template" else _texts_of_tokens(value) for name, value in given.items()}
-    return {name: value for name, value in found.items() if name not in ("vocab_file", "merges_file")}
+    raw = read_json(model / "tokenizer_config.json")
+    values = {name: value if name == "response_template" else _texts_of_tokens(value) for name, value in raw.items()}
+    return {name: value for name, value in values.items() if name not in ("vocab_file", "merges_file")}
 
 
 def _texts_of_tokens(value: Any) -> Any:
@@ -187,13 +187,13 @@ def _gguf_of(directory: Path) -> Path | None:
     files = visible(directory, "*.gguf")
     if len(files) < 2:
         return files[0] if files else None
-    found: dict[Path, gguf.Contents] = {}
+    headers: dict[Path, gguf.Contents] = {}
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ignore an empty file or a Git LFS pointer
-            found[file] = gguf.contents(file)
-    parts = {file: contents.parts for file, contents in found.items() if contents.kind == "model"}
+            headers[file] = gguf.contents(file)
+    parts = {file: contents.parts for file, contents in headers.items() if contents.kind == "model"}
     if len(parts) < 2 and max(parts.values(), default=1) == 1:
-        return next(iter(parts), next((file for file in files if file not in found), files[0]))  # a later check fails
+        return next(iter(parts), next((file for file in files if file not in headers), files[0]))  # refused later
     first, number = next(iter(parts.items()))
     if {*parts.values()} == {number} and number >= len(parts):
         raise ConfigError(f"{directory} contains {gguf.in_parts(number, first.name)}")
@@ -288,15 +288,17 @@ def tokenizer_template(own: Any, model: Path) -> Any:
         return {name: text.removeprefix("\ufeff") for name, text in own.items()}
     if own or not model.is_dir():
         return own and own.removeprefix("\ufeff")
-    found = (read_json(model / name).get("chat_template") for name in ("chat_template.json", "processor_config.json"))
-    return next((_default_template(given) for given in found if given), None)
+    templates = (
+        read_json(model / name).get("chat_template") for name in ("chat_template.json", "processor_config.json")
+    )
+    return next((_default_template(template) for template in templates if template), None)
 
 
-def _default_template(given: Any) -> str:
-    if isinstance(given, list):  # several templates, each with a name
-        named = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
-        given = named.get("default")
-    return given if isinstance(given, str) else ""
+def _default_template(template: Any) -> str:
+    if isinstance(template, list):  # several templates, each with a name
+        by_name = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else ""
 
 
 def chat_template(config: Config) -> str | None:
@@ -305,18 +307,19 @@ def chat_template(config: Config) -> str | None:
     Raises:
         ConfigError: if the option names a file that cannot be read.
     """
-    key, given = "option.chat_template", config.chat_template
-    if given is None or "{%" in given or "{{" in given:
-        return given
-    paths = [home / given for home in (config.directory, Path()) if home is not None]
+    key, template = "option.chat_template", config.chat_template
+    if template is None or "{%" in template or "{{" in template:
+        return template
+    paths = [home / template for home in (config.directory, Path()) if home is not None]
     path = next((path for path in paths if path.is_file()), None)
     try:
         text = "" if path is None else text_files.read_text(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{config.where(key)}: {key}={given}: {error}") from None
+        raise ConfigError(f"{config.where(key)}: {key}={template}: {error}") from None
     if not text:
         raise ConfigError(
-            f"{config.where(key)}: {key}={given[:200]}: must be a chat template or the path of a file that contains one"
+            f"{config.where(key)}: {key}={template[:200]}: must be a chat template or the path of a file "
+            "that contains one"
         )
     return text
 
@@ -341,10 +344,10 @@ def directory(config: Config) -> Path | None:
     if given in _MODELS_OWN:
         return None
     homes = [home / given for home in (config.directory, Path()) if home is not None]
-    found = next((home for home in homes if (home / FILE).is_file()), None)
-    if found is None:
+    source = next((home for home in homes if (home / FILE).is_file()), None)
+    if source is None:
         raise ConfigError(config.problem(KEY, given, f"must be auto, vllm, or a directory with a {FILE}"))
-    return found
+    return source
 
 
 def file_values(config: Config, model: Path | None) -> dict[str, Any]:
@@ -391,10 +394,10 @@ def origin(config: Config, model: Path | None) -> str:
 
 def wrong_value(config: Config, model: Path | None, name: str, value: Any, why: str) -> Problem:
     """Return a problem with a default sampling parameter, which names the file or option that sets the parameter."""
-    said = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
+    message = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
     if name in (config.override_generation_config or {}):
-        return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {said}")
-    return Problem(str(_file(config, model)), "", f"{said}; correct it, or write {KEY}=vllm")
+        return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {message}")
+    return Problem(str(_file(config, model)), "", f"{message}; correct it, or write {KEY}=vllm")
 
 
 def _has_sampling(config: Config) -> bool:

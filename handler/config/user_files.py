@@ -86,13 +86,13 @@ def describe_model_py(path: Path, config: Config) -> str:
         return unused
     tree = _parsed(path)
     body = [] if tree is None else tree.body
-    found = [] if config.handle_role is Role.NONE else [f"handle {config.handle_role.value}"]
+    parts = [] if config.handle_role is Role.NONE else [f"handle {config.handle_role.value}"]
     for kind in ("input_formatter", "output_formatter"):
         names = [node.name for node in body if isinstance(node, _FUNCTION) and _is_decorated(node, kind)]
         if names:
             what = f"{kind} {', '.join(names)}"
-            found.append(f"{what} (not called, because handle is)" if config.handle_role is Role.ALONE else what)
-    return f"{path}: {'; '.join(found) or 'no handle and no formatters'}"
+            parts.append(f"{what} (not called, because handle is)" if config.handle_role is Role.ALONE else what)
+    return f"{path}: {'; '.join(parts) or 'no handle and no formatters'}"
 
 
 def missing_formatters(path: Path | None, config: Config) -> Iterator[Problem]:
@@ -114,22 +114,22 @@ def missing_formatters(path: Path | None, config: Config) -> Iterator[Problem]:
 
 def _bound(tree: ast.Module) -> set[str]:
     """Return all names that a file binds in any scope."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name)
+            names.add(node.asname or node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _is_decorated(node: ast.FunctionDef | ast.AsyncFunctionDef, kind: str) -> bool:
-    return any(ast.unparse(one).rpartition(".")[2] == kind for one in node.decorator_list)
+    return any(ast.unparse(decorator).rpartition(".")[2] == kind for decorator in node.decorator_list)
 
 
 def _parsed(path: Path) -> ast.Module | None:
@@ -198,15 +198,15 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def requirements_file(directory: Path | None, *, wanted: bool) -> Path | None:
-    """Return the requirements.txt to install at startup, or None if there is none or it is not wanted.
+def requirements_file(directory: Path | None, *, is_enabled: bool) -> Path | None:
+    """Return the requirements.txt to install at startup, or None if there is none or the option is false.
 
     Args:
         directory: the model directory, or None.
-        wanted: whether option.install_requirements asks for the installation.
+        is_enabled: whether option.install_requirements asks for the installation.
     """
     file = directory and directory / "requirements.txt"
-    return file if file and wanted and file.is_file() else None
+    return file if file and is_enabled and file.is_file() else None
 
 
 def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -258,14 +258,14 @@ def _failed(file: Path, why: str) -> None:
 
 def _reason(output: str, status: int) -> str:
     """Return the reason of a failure on one line: pip's last error, which is the most specific."""
-    found = _FAILURE.findall(output)
-    said = log_words(found[-1]) if found else f"pip ended with status {status}"
-    if said == "Exception:":  # a traceback of pip's follows, whose last line names the exception
-        said = log_words(output.rstrip().rpartition("\n")[2])
+    failures = _FAILURE.findall(output)
+    reason = log_words(failures[-1]) if failures else f"pip ended with status {status}"
+    if reason == "Exception:":  # a traceback of pip's follows, whose last line names the exception
+        reason = log_words(output.rstrip().rpartition("\n")[2])
     if not _UNREACHABLE.search(output):
-        return said
+        return reason
     cure = "build the packages into the image, or put wheels into requirements/"
-    return f"no package index can be reached ({said}): {cure}"
+    return f"no package index can be reached ({reason}): {cure}"
 
 
 def _see_new_packages() -> None:

@@ -102,16 +102,16 @@ def make_model(
     file = target / "serving.properties"
     own = _text(source.properties) if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
-    given = _given(source.properties, environ)
-    named = given["option.entryPoint"].value.strip() if "option.entryPoint" in given else ""
+    written = _given(source.properties, environ)
+    entry_point = written["option.entryPoint"].value.strip() if "option.entryPoint" in written else ""
     if "model.py" not in files or not has_own_handle(files["model.py"]):
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
-    if named.lower() in ENTRY_POINTS:  # otherwise LMI's own handler, which its image also has, would serve
+    if entry_point.lower() in ENTRY_POINTS:  # otherwise LMI's own handler, which its image also has, would serve
         own = f"{own}\n{_ENTRY}"
-    if (engine := java_engine(given)) is not None:  # this image may not have that engine
-        own = "\n".join([own, *_IN_ITS_PLACE, *([] if given.keys() & _MODES else _ROLLING)])
+    if (engine := java_engine(written)) is not None:  # this image may not have that engine
+        own = "\n".join([own, *_IN_ITS_PLACE, *([] if written.keys() & _MODES else _ROLLING)])
         log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
     _write(file, [*lines, own, *arguments.options])
     config = read_config(properties=file, environ=environ, java=True).checked()
@@ -120,7 +120,7 @@ def make_model(
         mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
     _write(file, [*lines, *mode, own, *arguments.options, *_rolling_batch(config)])
     name = _check(file, environ, asynchronous=mode == _ASYNC)
-    if (packages := user_files.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
+    if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(packages, environ)
     return name
 
@@ -138,8 +138,8 @@ def _text(properties: Path) -> str:
 
 def _given(file: Path | None, environ: Mapping[str, str]) -> dict[str, Setting]:
     """Return the user's settings in the environment and serving.properties, by key."""
-    found = [*from_environment(environ), *(from_file(file) if file else ())]
-    return {item.key: item for item in found if isinstance(item, Setting)}
+    settings = [*from_environment(environ), *(from_file(file) if file else ())]
+    return {item.key: item for item in settings if isinstance(item, Setting)}
 
 
 def _rolling_batch(config: Config) -> list[str]:
@@ -221,8 +221,8 @@ def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
     Raises:
         ConfigError: if an option names a model on S3, and neither s5cmd nor aws is installed.
     """
-    named = {"option.model_id": config.model_id, _DRAFT: config.engine_options.get(_DRAFT.removeprefix("option."))}
-    for key, url in named.items():
+    urls = {"option.model_id": config.model_id, _DRAFT: config.engine_options.get(_DRAFT.removeprefix("option."))}
+    for key, url in urls.items():
         if url is None or not url.startswith("s3://"):
             continue
         if not S5CMD.is_file() and shutil.which("aws", path=environ.get("PATH")) is None:

@@ -100,8 +100,8 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
         value, attributes = attributes[4:length], attributes[(length + 3) & ~3 :]
         if kind == _INFO and len(value) >= _BYTES + 8:
             sent, received, num_bytes = (
-                struct.unpack_from(form, value, place)[0]
-                for form, place in (("=I", _SENT), ("=I", _RECEIVED), ("=Q", _BYTES))
+                struct.unpack_from(form, value, offset)[0]
+                for form, offset in (("=I", _SENT), ("=I", _RECEIVED), ("=Q", _BYTES))
             )
             yield Connection(sent, received, num_bytes)
 

@@ -70,8 +70,8 @@ def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
     rest = bytearray()
     with _shown(doing) as show, child.stderr as lines:
         for line in lines:
-            if found := _DONE.fullmatch(line):
-                show(int(found[1]))
+            if match := _DONE.fullmatch(line):
+                show(int(match[1]))
             else:
                 rest += line
         child.wait()

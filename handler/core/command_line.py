@@ -129,6 +129,6 @@ def _hint(word: str, known: Collection[str]) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that begins with `word`, else the one with the fewest different letters, or None."""
     known = [*known]
-    begun = sorted((one for one in known if len(word.strip("-")) > 1 and one.startswith(word)), key=len)
+    begun = sorted((name for name in known if len(word.strip("-")) > 1 and name.startswith(word)), key=len)
     near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return near[0] if near else None

@@ -62,7 +62,7 @@ def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]
     if text is None:
         return [str(number) for number in range(driver.num_gpus)]
     names = [name.strip() for name in text.split(",")]
-    stop = next((place for place, name in enumerate(names) if not name or name.startswith("-")), len(names))
+    stop = next((index for index, name in enumerate(names) if not name or name.startswith("-")), len(names))
     names = names[:stop]
     return names[: driver.num_gpus] if all(is_digits(name) for name in names) else names
 

@@ -78,8 +78,8 @@ class ConfigError(Exception):
     @property
     def problems(self) -> tuple[Problem, ...]:
         """All problems, without duplicates."""
-        found = (one if isinstance(one, Problem) else Problem("", "", one) for one in self.args)
-        return tuple(dict.fromkeys(found))
+        items = (item if isinstance(item, Problem) else Problem("", "", item) for item in self.args)
+        return tuple(dict.fromkeys(items))
 
     def __str__(self) -> str:
         texts = [str(problem) for problem in self.problems]
@@ -101,8 +101,8 @@ class Problems(list[Problem]):
         if not isinstance(error, ConfigError):
             return False
         wrong = "|".join(re.escape(problem.name) for problem in self if problem.name)
-        named = re.compile(rf"(?<![\w.])({wrong})\b") if wrong else None
-        self.extend(problem for problem in error.problems if not (named and named.search(problem.message)))
+        mentioned = re.compile(rf"(?<![\w.])({wrong})\b") if wrong else None
+        self.extend(problem for problem in error.problems if not (mentioned and mentioned.search(problem.message)))
         return True
 
     def check(self) -> None:

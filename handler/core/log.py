@@ -159,10 +159,10 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
     log.critical("uncaught exception: %s", kind.__name__, exc_info=(kind, error, trace))
 
 
-def _log_uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
-    name = found.thread.name if found.thread else "a thread"
-    trace = (found.exc_type, found.exc_value or found.exc_type(), found.exc_traceback)
-    log.critical("uncaught exception in %s: %s", name, found.exc_type.__name__, exc_info=trace)
+def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
+    name = failure.thread.name if failure.thread else "a thread"
+    trace = (failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
+    log.critical("uncaught exception in %s: %s", name, failure.exc_type.__name__, exc_info=trace)
 
 
 class _Relay:
@@ -203,8 +203,8 @@ class _Relay:
         if _is_object(bare):
             self._handler.handle(logging.makeLogRecord({"msg": bare, "is_object": True}))
         elif line.strip():
-            found = _LEVEL.match(line)
-            level = _STANDARD.get(found[1], found[1]) if found else "INFO"
+            match = _LEVEL.match(line)
+            level = _STANDARD.get(match[1], match[1]) if match else "INFO"
             self._handler.handle(logging.makeLogRecord({"name": "output", "levelname": level, "msg": line}))
 
 

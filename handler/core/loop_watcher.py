@@ -54,14 +54,14 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
         unheard += passed if stops else 0.0
         if silent < seconds and unheard < _UNHEARD and stops < 2:
             continue
-        found = _stacks(pid, stacks, dump)
-        if any(name in found for name in _DEBUGGERS):
+        stack = _stacks(pid, stacks, dump)
+        if any(name in stack for name in _DEBUGGERS):
             silent = unheard = 0.0
         elif _waiting(receiving):
-            asked = " and a stop signal is pending" if stops else ""
+            note = " and a stop signal is pending" if stops else ""
             print(
-                f"the event loop has been blocked for {silent:.0f} s (option.event_loop_timeout={seconds:g}){asked}: "
-                f"the server is aborted. Its threads:\n{found}",
+                f"the event loop has been blocked for {silent:.0f} s (option.event_loop_timeout={seconds:g}){note}: "
+                f"the server is aborted. Its threads:\n{stack}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -48,8 +48,8 @@ def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     Credentials and headers that belong to the connection are left out.
     """
     kept = {}
-    for given, value in headers:
-        name = given.strip().lower()
+    for header, value in headers:
+        name = header.strip().lower()
         if not (is_credential(name) or name in _OF_THE_CONNECTION or name.startswith(_PREFIXES_OF_THE_CONNECTION)):
             kept[name] = value
     return kept
@@ -71,8 +71,8 @@ def path_without_credentials(path: str) -> str:
     path, mark, query = path.partition("?")
     if not mark:
         return path
-    given = parse_qsl(query, keep_blank_values=True)
-    kept = [(name, value) for name, value in given if not is_credential(name)]
-    if len(kept) < len(given):
+    params = parse_qsl(query, keep_blank_values=True)
+    kept = [(name, value) for name, value in params if not is_credential(name)]
+    if len(kept) < len(params):
         query = urlencode(kept)
     return f"{path}?{query}" if query else path

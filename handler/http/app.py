@@ -260,10 +260,10 @@ def users_functions(config: Config) -> Formatters:
         ConfigError: the user's code cannot be used.
     """
     FASTAPI.install()
-    found = model_formatters(config, handlers=True)  # this also installs requirements.txt
+    titles = model_formatters(config, handlers=True)  # this also installs requirements.txt
     for told in missing_of(config):
         log.warning("%s", told)
-    return found
+    return titles
 
 
 class MountedApp:

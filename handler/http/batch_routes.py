@@ -120,10 +120,10 @@ class BatchRoutes:
         body = await read_body(scope, receive, _FORM, self._model)
         if body is None:
             return None
-        asked = read_batch(decode(body), self._endpoints, self._model.context)
-        batch = await self._call(BatchStore.create, _owner(scope), asked)
+        params = read_batch(decode(body), self._endpoints, self._model.context)
+        batch = await self._call(BatchStore.create, _owner(scope), params)
         store.created.set()
-        return batch, asked.ignored
+        return batch, params.ignored
 
     # -- the contents of files -----------------------------------------------------------------------------------
 
@@ -175,14 +175,14 @@ class BatchRoutes:
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.counted():
             try:
-                found, file = await self._call(BatchStore.open, _owner(scope), scope["path_params"]["file"])
+                content, file = await self._call(BatchStore.open, _owner(scope), scope["path_params"]["file"])
             except ServingError as error:
                 return await send_refusal(scope, send, ERRORS.whole(error))
             gone = asyncio.ensure_future(_disconnected(receive))
             try:
-                length = [(b"content-length", str(found["bytes"]).encode())]
+                length = [(b"content-length", str(content["bytes"]).encode())]
                 await send_start(scope, send, 200, "application/octet-stream", length)
-                left, more = found["bytes"] if scope["method"] != "HEAD" else 0, True
+                left, more = content["bytes"] if scope["method"] != "HEAD" else 0, True
                 while more and not gone.done():
                     part = await run_in_daemon_thread(file.read, min(left, _PART))
                     left -= len(part)

@@ -92,8 +92,8 @@ class HandleRoutes:
         exchange.send_whole()  # a client that half-closes the connection counts as disconnected
         result = await _unless_gone(self._handle.answer(call), exchange)
         if isinstance(result, PassOn):
-            given = body if result.body is None else result.body
-            return await self._app(scope, again(given, receive), send)
+            new_body = body if result.body is None else result.body
+            return await self._app(scope, again(new_body, receive), send)
         if result is not None:
             try:
                 await _send(scope, send, result, exchange)
@@ -207,7 +207,7 @@ FASTAPI = StandIn(
 
 def missing_of(config: Config) -> list[str]:
     """Return warnings about imports of the user's files that are not available in this server."""
-    return [told for path in users_files(config) for told in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
+    return [message for path in users_files(config) for message in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
 class _State(datastructures.State):

@@ -278,7 +278,7 @@ class TritonRoutes:
                 "platform": self._platform,
                 "backend": self._platform,
                 "max_batch_size": 0,
-                "input": [{**one, "optional": one["name"] != required} for one in _configured(inputs())],
+                "input": [{**entry, "optional": entry["name"] != required} for entry in _configured(inputs())],
                 "output": _configured(outputs()),
                 "model_transaction_policy": {"decoupled": True},
             }

@@ -404,8 +404,8 @@ class Inference:
         if name not in (None, own) or version != "1":
             return self._model.refused(ModelNotFound(name or "", version, served=[own]), self._dialect, id=id)
         headers = scope["headers_by_name"]
-        if named := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
-            headers = {**headers, QUERY_ADAPTER: named[-1]}
+        if adapters := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
+            headers = {**headers, QUERY_ADAPTER: adapters[-1]}
         return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:

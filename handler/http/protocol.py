@@ -704,7 +704,7 @@ def _without_chunks(
             return
         if message["type"] == "http.response.start":
             dropped = (b"transfer-encoding", b"connection")
-            headers = [one for one in message.get("headers", ()) if one[0].lower() not in dropped]
+            headers = [header for header in message.get("headers", ()) if header[0].lower() not in dropped]
             has_length = any(name.lower() == b"content-length" for name, _ in headers)
             message = {**message, "headers": [*headers, (b"connection", b"close")]}
             if not has_length:

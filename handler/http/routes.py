@@ -94,7 +94,7 @@ class ModelRoutes:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_anthropic(scope):
-            value: OpenAiModels = {"object": "list", "data": [self._describe(*one) for one in self._ids().items()]}
+            value: OpenAiModels = {"object": "list", "data": [self._describe(*entry) for entry in self._ids().items()]}
             return await send_json(scope, send, 200, value)
         models = [anthropic.model(id, self._model.started_at, self._max_tokens) for id in self._ids()]
         try:
@@ -171,12 +171,12 @@ class AdapterRoutes:
     @property
     def routes(self) -> list[Route]:
         many = Endpoint({"GET": self._handler(self._list), "POST": self._handler(self._register)})
-        one = Endpoint({"GET": self._handler(self._describe), "DELETE": self._handler(self._unregister)})
+        adapter = Endpoint({"GET": self._handler(self._describe), "DELETE": self._handler(self._unregister)})
         update = Endpoint({"POST": self._handler(self._update)})
         return [
             Route(f"{prefix}/adapters{path}", endpoint)
             for prefix in ("", "/models/{model}")
-            for path, endpoint in (("", many), ("/{adapter}", one), ("/{adapter}/update", update))
+            for path, endpoint in (("", many), ("/{adapter}", adapter), ("/{adapter}/update", update))
         ]
 
     def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
@@ -321,9 +321,9 @@ StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 class ResponseRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        one = {"GET": self._handler(_retrieve), "DELETE": self._handler(_delete, changes=True)}
+        endpoint = {"GET": self._handler(_retrieve), "DELETE": self._handler(_delete, changes=True)}
         self.routes = [
-            Route("/v1/responses/{response}", Endpoint(one, errors=ERRORS)),
+            Route("/v1/responses/{response}", Endpoint(endpoint, errors=ERRORS)),
             Route(
                 "/v1/responses/{response}/input_items",
                 Endpoint({"GET": self._handler(_input_items)}, errors=ERRORS),
@@ -357,18 +357,18 @@ class ResponseRoutes:
 
 async def _retrieve(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
     check_retrieval(query)
-    found = await asyncio.wrap_future(store.response(owner, id))
-    if found is None:
+    response = await asyncio.wrap_future(store.response(owner, id))
+    if response is None:
         raise not_kept(id)
-    return found
+    return response
 
 
 async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
     limit, after, newest_first, _ = read_page(query)
-    found = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
-    if found is None:
+    page = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
+    if page is None:
         raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
-    return listed(found.items, has_more=found.has_more)
+    return listed(page.items, has_more=page.has_more)
 
 
 async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
@@ -460,7 +460,7 @@ class PageRoutes:
 
 def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
     handlers = endpoint.handlers
-    inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
+    inference = next((handler for handler in handlers.values() if isinstance(handler, Inference)), None)
     if inference is None:
         return DocumentedRoute(route.path_format, list(handlers))
     return DocumentedRoute(route.path_format, list(handlers), inference.dialect, takes_calls=inference.is_configured)

@@ -69,23 +69,23 @@ def read_access(
     Raises:
         ConfigError: an option or a file is wrong. The message names it, but never contains a key.
     """
-    named = [*keys]
-    if any(not _KEY.fullmatch(key) for key in named):
+    all_keys = [*keys]
+    if any(not _KEY.fullmatch(key) for key in all_keys):
         raise ConfigError("--api-key: a key must be 1 to 1024 visible ASCII characters without commas")
     if KEYS_VARIABLE in environ:
-        found = [key.strip() for key in environ.pop(KEYS_VARIABLE).split(",")]
-        if any(not _KEY.fullmatch(key) for key in found):  # an empty variable is an error too: a key was intended
+        variable_keys = [key.strip() for key in environ.pop(KEYS_VARIABLE).split(",")]
+        if any(not _KEY.fullmatch(key) for key in variable_keys):  # also if empty, because a key was intended
             raise ConfigError(
                 f"environment variable {KEYS_VARIABLE}: must be keys, separated by commas, each of 1 to 1024 visible "
                 "ASCII characters; unset it to run the server without keys"
             )
-        named += found
+        all_keys += variable_keys
     if certfile is None and keyfile is not None:
         raise ConfigError("--ssl-keyfile: requires --ssl-certfile")
     if certfile is not None:
         check_certificate(certfile, keyfile)
     return Access(
-        keys=tuple(dict.fromkeys(named)),
+        keys=tuple(dict.fromkeys(all_keys)),
         origins=frozenset(map(_origin, origins)),
         hosts=frozenset(map(_host, hosts)),
         certfile=certfile,
@@ -94,19 +94,19 @@ def read_access(
 
 
 def _origin(text: str) -> str:
-    found = text.strip().lower()
-    if found != ANY_ORIGIN and not _ORIGIN.fullmatch(found):
+    origin = text.strip().lower()
+    if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
         raise ConfigError(f"--allow-origin {text}: must be * or an origin like https://example.com, without a path")
-    return found
+    return origin
 
 
 def _host(text: str) -> str:
-    found = text.strip().lower()
-    if found.startswith("[") and found.endswith("]"):
-        found = found[1:-1]
-    if not _HOST.fullmatch(found):
+    host = text.strip().lower()
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not _HOST.fullmatch(host):
         raise ConfigError(f"--allow-host {text}: must be * or a host like models.example.com, without a port")
-    return found
+    return host
 
 
 def check_certificate(certfile: Path, keyfile: Path | None) -> None:
@@ -162,15 +162,15 @@ class Keys:
 
     def owner(self, authorization: str, api_key: str = "") -> str:
         """Return the owner of a valid key in the values of the two headers, or "" if neither contains a valid key."""
-        given = (api_key.strip(), bearer_token(authorization))
-        return next((owner_by_key(key) for key in given if key and self._has(key)), "")
+        sent_keys = (api_key.strip(), bearer_token(authorization))
+        return next((owner_by_key(key) for key in sent_keys if key and self._has(key)), "")
 
-    def _has(self, given: str) -> bool:
-        digest = digest_of(given)
-        found = False
+    def _has(self, key: str) -> bool:
+        digest = digest_of(key)
+        is_known = False
         for known in self._digests:  # compare with all of them, even after a match
-            found |= hmac.compare_digest(digest, known)
-        return found
+            is_known |= hmac.compare_digest(digest, known)
+        return is_known
 
 
 class ApiKeys:
@@ -189,9 +189,9 @@ class ApiKeys:
         """Return whether the request is admitted. Remove its key, so that neither model.py nor a log can contain it."""
         if self._keys is None:
             return True
-        given = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
+        sent_keys = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if owner := self._keys.owner(*given):
+        if owner := self._keys.owner(*sent_keys):
             scope["headers_by_name"][OWNER] = owner
         return bool(owner) or (method, scope["path"]) in self._open
 
@@ -220,7 +220,7 @@ def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
     POST /v1/chat/completions.
     """
     family = f"/{route.path.split('/')[1]}/"
-    return [one for one in routes if one.path.startswith(family)]
+    return [candidate for candidate in routes if candidate.path.startswith(family)]
 
 
 # -- hosts: on a loopback address and without keys, the Host header must name this machine -----------------------------
@@ -347,8 +347,8 @@ class Cors:
     def is_preflight(self, scope: Scope) -> bool:
         """Return whether the request is a browser's preflight request."""
         headers = scope["headers_by_name"]
-        asked = scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
-        return bool(self._origins) and asked
+        is_request = scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+        return bool(self._origins) and is_request
 
     async def answer_preflight(self, scope: Scope, send: Send) -> None:
         """Allow all methods and headers if the origin is allowed. The request itself is checked when it arrives."""

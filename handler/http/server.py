@@ -205,14 +205,14 @@ def serve(
     """
     for warning in config.warnings:
         log.info("%s", warning)
-    found = Problems(problems)
+    later_problems = Problems(problems)
     with contextlib.ExitStack() as stack:
-        with found:
+        with later_problems:
             allow_connections()
             listener = stack.enter_context(contextlib.closing(bind(host, port, config.client_timeout)))
-        with found:
+        with later_problems:
             formatters = users_functions(config)
-        found.check()
+        later_problems.check()
         hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
         return loop.run(_serve(config, listener, formatters, access, hosts, signals))
 

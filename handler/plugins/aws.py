@@ -106,14 +106,14 @@ def _inject_adapter_id(
                 *path, last = adapter_path.split(".")
                 try:
                     body = await request.json()
-                    place = functools.reduce(lambda value, name: value.setdefault(name, {}), path, body)
+                    parent = functools.reduce(lambda value, name: value.setdefault(name, {}), path, body)
                 except (ValueError, RecursionError):
                     raise BadRequest(f"header {_ADAPTER}: the body is not JSON") from None
                 except AttributeError:
-                    place = None
-                if not isinstance(place, dict):
+                    parent = None
+                if not isinstance(parent, dict):
                     raise BadRequest(f"header {_ADAPTER}: the body has no object for {adapter_path}")
-                place[last] = f"{place.get(last, '')}{separator}{adapter}" if append else adapter
+                parent[last] = f"{parent.get(last, '')}{separator}{adapter}" if append else adapter
                 request._body = json.dumps(body).encode()
                 vars(request).pop("_json", None)
             result = function(request)
@@ -204,25 +204,28 @@ def find_handlers(
     script = script_of(home, variables)
     with collecting() as own:
         module = import_once(script) if script.is_file() else None
-        named = {
+        by_variable = {
             kind: _load(name, spec, home, script) for kind, name in VARIABLES.items() if (spec := variables.get(name))
         }
     marked = {**decorated, **own}
     functions = {kind: getattr(module, name, None) for name, kind in FUNCTIONS.items()}
-    handlers = {kind: named.get(kind) or marked.get(kind) or functions.get(kind) for kind in ("invoke", "ping")}
-    handlers["throttle"] = named.get("throttle") or marked.get("throttle")
-    around = named if any(named.get(kind) for kind in ("pre_post_process", "pre", "post")) else marked
+    handlers = {kind: by_variable.get(kind) or marked.get(kind) or functions.get(kind) for kind in ("invoke", "ping")}
+    handlers["throttle"] = by_variable.get("throttle") or marked.get("throttle")
+    around = by_variable if any(by_variable.get(kind) for kind in ("pre_post_process", "pre", "post")) else marked
     if around.get("pre_post_process"):
         handlers["pre_post_process"] = around["pre_post_process"]
     else:  # both from the same source
         handlers.update(pre=around.get("pre"), post=around.get("post"))
-    found = Handlers(**handlers)
+    used = Handlers(**handlers)
     for kind in ("invoke", "ping"):
-        _check_arguments(kind, getattr(found, kind))
-    if not any(found):
+        _check_arguments(kind, getattr(used, kind))
+    if not any(used):
         return None
-    log.info("custom handlers: %s", ", ".join(f"{kind}: {_name(one)}" for kind, one in found._asdict().items() if one))
-    return found
+    log.info(
+        "custom handlers: %s",
+        ", ".join(f"{kind}: {_name(function)}" for kind, function in used._asdict().items() if function),
+    )
+    return used
 
 
 def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
@@ -233,7 +236,10 @@ def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
     except (TypeError, ValueError) as error:  # not a function, or a built-in one without a signature
         raise ConfigError(f"custom handler {_name(function)!r} ({kind}): {error}") from None
     needed = [
-        one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
     if len(needed) > 1:
         raise ConfigError(

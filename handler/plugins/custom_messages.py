@@ -26,7 +26,7 @@ def with_formatter(
     call: ParsedRequest,
     formatter: OutputFormatter,
     body: Mapping[str, Any],
-    given: Any,
+    values: Any,
     *,
     tgi_compat: bool,
     session: Session | None = None,
@@ -51,14 +51,14 @@ def with_formatter(
         return call._replace(reply=ValueReply(call.reply, formatter), formatter=formatter.title)
     if not call.of_tokens:
         return call
-    if given is None:
+    if values is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
-        given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
-    output = TextGenerationOutput(next(_ids), given)
+        values = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
+    output = TextGenerationOutput(next(_ids), values)
     with users_objects(formatter), contextlib.suppress(AttributeError, TypeError):  # its attributes may be read-only
-        given.request_id, given.tgi_compat = output.request_id, tgi_compat
+        values.request_id, values.tgi_compat = output.request_id, tgi_compat
         if session is not None:  # otherwise, the user may use the name for another purpose
-            given.session = session
+            values.session = session
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 

@@ -59,15 +59,15 @@ def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None)
         return
     tree = ast.parse(path.read_bytes(), str(path))
     if called is None:
-        found = list(_find(tree))
+        uses = list(_find(tree))
     else:
         lacking = ((line, name.rpartition(".")[2]) for line, name in called.lacking(tree))
-        found = [(line, name, _DECORATORS.get(name, HANDLERS)) for line, name in lacking]
-    if found:
+        uses = [(line, name, _DECORATORS.get(name, HANDLERS)) for line, name in lacking]
+    if uses:
         raise ConfigError(
             *(
                 f"{path}, line {line}: {name} belongs to AWS's vLLM image and is not called here: {instead}"
-                for line, name, instead in found
+                for line, name, instead in uses
             )
         )
 
@@ -90,16 +90,18 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
         ConfigError: if it is. The message names each function with its line.
     """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    marks = [(node, {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}) for node in functions]
-    found = [node for node, marked in marks if marked & _PREDICTORS]
-    if not any(marked for _, marked in marks) and not _OTHERS & {node.name for node in functions}:
-        found = [node for node in functions if [one.arg for one in node.args.args] in _SAGEMAKERS.get(node.name, ())]
-    if found:
+    marks = [(node, {ast.unparse(arg).rpartition(".")[2] for arg in node.decorator_list}) for node in functions]
+    predictors = [node for node, names in marks if names & _PREDICTORS]
+    if not any(names for _, names in marks) and not _OTHERS & {node.name for node in functions}:
+        predictors = [
+            node for node in functions if [arg.arg for arg in node.args.args] in _SAGEMAKERS.get(node.name, ())
+        ]
+    if predictors:
         raise ConfigError(
             *(
                 f"{path}, line {node.lineno}: {node.name} is for LMI's scikit-learn and XGBoost handlers and is not "
                 "called: this server only serves language models (documents: custom-code)"
-                for node in found
+                for node in predictors
             )
         )
 
@@ -154,15 +156,15 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
         stand_ins: the stand-ins for packages of which only a part is available.
     """
     tree = ast.parse(path.read_bytes(), str(path))
-    found = {(line, f"{name} is not installed") for one in stand_ins for line, name in one.lacking(tree)}
-    partly = {one.package for one in stand_ins}
+    reasons = {(line, f"{name} is not installed") for stand_in in stand_ins for line, name in stand_in.lacking(tree)}
+    partly = {stand_in.package for stand_in in stand_ins}
     for line, package in _imported(_needed(tree)):
         if package not in partly and not _is_here(package, path.parent):
-            found.add((line, f"{package} is not installed"))
+            reasons.add((line, f"{package} is not installed"))
     state = list(_of_state(ast.walk(tree)))
     own = {node.attr for node in state if isinstance(node.ctx, ast.Store)}
-    found |= {(node.lineno, f"request.app.state.{node.attr}: {VLLMS_OWN}") for node in state if node.attr not in own}
-    return [f"{path}, line {line}: {what}" for line, what in sorted(found)]
+    reasons |= {(node.lineno, f"request.app.state.{node.attr}: {VLLMS_OWN}") for node in state if node.attr not in own}
+    return [f"{path}, line {line}: {what}" for line, what in sorted(reasons)]
 
 
 def _needed(tree: ast.Module) -> Iterator[ast.AST]:
@@ -179,7 +181,7 @@ def _needed(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_for_import(node: ast.Try) -> bool:
-    caught = {ast.unparse(one.type) for one in node.handlers if one.type is not None}
+    caught = {ast.unparse(handler.type) for handler in node.handlers if handler.type is not None}
     return isinstance(node.body[0], ast.Import | ast.ImportFrom) or bool(
         {"ImportError", "ModuleNotFoundError"} & caught
     )

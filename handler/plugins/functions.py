@@ -129,9 +129,9 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
         return Decorated({}, {})
     check_model_py(path, handlers=handlers)
     DJL_PYTHON.install()
-    found = import_file(path, module) if module else import_once(path)
-    inputs = {name: _input(name, function, path) for name, function in _find_marked(found, "is_input_formatter")}
-    outputs = {name: _output(name, function, path) for name, function in _find_marked(found, "is_output_formatter")}
+    model = import_file(path, module) if module else import_once(path)
+    inputs = {name: _input(name, function, path) for name, function in _find_marked(model, "is_input_formatter")}
+    outputs = {name: _output(name, function, path) for name, function in _find_marked(model, "is_output_formatter")}
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
     elif not handlers:
@@ -188,8 +188,10 @@ def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]
     No user code runs. AWS's package has decorators of the same names for middleware, which are left out.
     """
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    ours = [one for one in imports if (one.module or "").partition(".")[0] in ("handler", "djl_python")]
-    marks = {alias.asname or alias.name: alias.name for one in ours for alias in one.names}
+    ours = [
+        statement for statement in imports if (statement.module or "").partition(".")[0] in ("handler", "djl_python")
+    ]
+    marks = {alias.asname or alias.name: alias.name for statement in ours for alias in statement.names}
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.decorator_list) != 1:
             continue
@@ -199,10 +201,10 @@ def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]
             node.args.defaults = [nothing] * len(node.args.defaults)
             node.args.kw_defaults = [default and nothing for default in node.args.kw_defaults]
             node.decorator_list = []
-            made: dict[str, Any] = {}
+            namespace: dict[str, Any] = {}
             module = ast.Module([node], type_ignores=[])
-            exec(compile(module, "model.py", "exec", __future__.annotations.compiler_flag), made)
-            yield mark, made[node.name]
+            exec(compile(module, "model.py", "exec", __future__.annotations.compiler_flag), namespace)
+            yield mark, namespace[node.name]
 
 
 def model_py(directory: Path | None) -> Path | None:
@@ -458,8 +460,8 @@ def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
         AdapterFailed: if the model.py cannot be used.
     """
     try:
-        found = find_formatters(directory, module="ns_" + name.replace("-", "_").replace(".", "_"))
-        formatters = Formatters(choose(found.inputs, None, "input"), choose(found.outputs, None, "output"))
+        by_name = find_formatters(directory, module="ns_" + name.replace("-", "_").replace(".", "_"))
+        formatters = Formatters(choose(by_name.inputs, None, "input"), choose(by_name.outputs, None, "output"))
     except (ConfigError, ValueError) as error:
         raise AdapterFailed(f"src={directory}: {error}") from None
     return formatters if formatters.input or formatters.output else None
@@ -487,7 +489,7 @@ class AdapterFormatters:
 
     def keep(self, paths: Collection[str]) -> None:
         """Remove the formatters of all directories except `paths`."""
-        self._by_path = {path: one for path, one in self._by_path.items() if path in paths}
+        self._by_path = {path: formatters for path, formatters in self._by_path.items() if path in paths}
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
@@ -499,4 +501,4 @@ class AdapterFormatters:
 
     def _note(self) -> None:
         self.exist = bool(self._by_path)
-        self.read = any(one.input is not None for one in self._by_path.values())
+        self.read = any(entry.input is not None for entry in self._by_path.values())

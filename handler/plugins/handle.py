@@ -54,9 +54,9 @@ class Handle(NamedTuple):
         function = inspect.unwrap(self.function)
         call = getattr(function, "__call__", None)  # noqa: B004
         return any(
-            check(one)
+            check(candidate)
             for check in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-            for one in (function, call)
+            for candidate in (function, call)
         )
 
 
@@ -127,9 +127,9 @@ def find_handle(
         "tensor_parallel_degree": int(degree) if is_digits(degree) else 1,
         "handler": "handle",
     }
-    given = {key.removeprefix("option."): value for key, value in options.items()}
+    values = {key.removeprefix("option."): value for key, value in options.items()}
     log.info("%s: handle %s", path, role.value)
-    return Handle(function, role, {**given, **always}, always)
+    return Handle(function, role, {**values, **always}, always)
 
 
 # -- the input of a call -----------------------------------------------------------------------------------------------
@@ -167,9 +167,9 @@ def batch(items: Sequence[Call], always: Mapping[str, Any]) -> Call:
         return items[0]
     contents: dict[str, bytes] = {}
     properties = {**always, "batch_size": str(len(items))}
-    for place, item in enumerate(items):
-        contents |= {f"batch_{place:03}.{key}": value for key, value in item.content.items()}
-        properties |= {f"batch_{place:03}.{key}": value for key, value in item.properties.items()}
+    for index, item in enumerate(items):
+        contents |= {f"batch_{index:03}.{key}": value for key, value in item.content.items()}
+        properties |= {f"batch_{index:03}.{key}": value for key, value in item.properties.items()}
     return Call(contents, properties, items)
 
 
@@ -212,7 +212,7 @@ def failure(handle: Handle, error: BaseException) -> Answer:
     text = _text(error)
     if handle.role is Role.FIRST:
         return _error(424, f"Custom handler failed: {text}")
-    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(one in text for one in _OUT_OF_MEMORY):
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(word in text for word in _OUT_OF_MEMORY):
         return Answer(507)
     return _answer(Output().error(text))
 
@@ -270,7 +270,7 @@ def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
     if value is None:
         return [PassOn() if handle.role is Role.FIRST else Answer(204)] * size
     if isinstance(value, EngineAnswer):
-        return [PassOn(_data(one)) for one in value.inputs.get_batches()]
+        return [PassOn(_data(part)) for part in value.inputs.get_batches()]
     if not _is_output(value):
         answer = _answer(Output().error(f"Invalid output type: {type(value)}"))
         return [answer] * size
@@ -307,16 +307,16 @@ def _split(output: Any, size: int) -> list[Result]:
     """Return the response to each request of a dynamic batch. The keys of the contents name the requests."""
     if output.stream_content is not None:
         return [_answer(Output().error("A dynamic batch cannot be streamed: set batch_size=1"))] * size
-    found: dict[int, bytes] = {}
+    contents: dict[int, bytes] = {}
     headers = _headers(output.properties)
-    for place in range(output.content.size()):
-        match = _BATCH_KEY.fullmatch(output.content.key_at(place) or "")
+    for index in range(output.content.size()):
+        match = _BATCH_KEY.fullmatch(output.content.key_at(index) or "")
         if match is None:
-            return [_translation("Unexpected batch output key: " + str(output.content.key_at(place)))] * size
-        found.setdefault(int(match[1]), bytes(output.content.value_at(place)))
-    if sorted(found) != list(range(size)):
-        return [_translation(f"Batch output size mismatch, expected: {size}, actual: {len(found)}")] * size
-    return [Answer(output.code, headers, found[place]) for place in range(size)]
+            return [_translation("Unexpected batch output key: " + str(output.content.key_at(index)))] * size
+        contents.setdefault(int(match[1]), bytes(output.content.value_at(index)))
+    if sorted(contents) != list(range(size)):
+        return [_translation(f"Batch output size mismatch, expected: {size}, actual: {len(contents)}")] * size
+    return [Answer(output.code, headers, contents[index]) for index in range(size)]
 
 
 def _translation(message: str) -> Answer:
@@ -362,8 +362,8 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
         ValueError: if a property is not a valid header.
     """
     headers: dict[str, str] = {}
-    for key, given in properties.items():
-        name, value = str(key).lower(), str(given)
+    for key, written in properties.items():
+        name, value = str(key).lower(), str(written)
         if not _NAME.fullmatch(name) or not value.isprintable() or not value.isascii():
             raise ValueError(f"property {name[:100]!r} is not a valid HTTP header")
         if name not in _OF_THE_CONNECTION:

@@ -27,8 +27,8 @@ class UsersParser:
 
     def feed(self, text: str) -> list[Event]:
         parser = self._parser
-        found = None if parser is None else self._events("feed", lambda: parser.feed(text))
-        return [text] if found is None else found
+        calls = None if parser is None else self._events("feed", lambda: parser.feed(text))
+        return [text] if calls is None else calls
 
     def flush(self) -> list[Event]:
         parser = self._parser
@@ -55,29 +55,29 @@ class UsersParser:
         return None
 
 
-def find_tool_parser(given: str, homes: Iterable[Path | None]) -> Path:
+def find_tool_parser(params: str, homes: Iterable[Path | None]) -> Path:
     """Find the file of option.tool_parser_plugin in one of the directories.
 
     Raises:
         ConfigError: if the file does not exist.
     """
-    path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
+    path = next((home / params for home in homes if home is not None and (home / params).is_file()), None)
     if path is None:
-        raise ConfigError(f"option.tool_parser_plugin={given[:200]}: there is no such file")
+        raise ConfigError(f"option.tool_parser_plugin={params[:200]}: there is no such file")
     return path
 
 
-def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
+def load_tool_format(value: str, homes: Iterable[Path | None]) -> Format:
     """Load a user's format of tool calls from a file in one of the directories.
 
     Raises:
         ConfigError: if the file does not exist, cannot be imported, or does not define a parser.
     """
-    module = import_file(find_tool_parser(given, homes))
+    module = import_file(find_tool_parser(value, homes))
     try:
         return _format(module)
     except ValueError as error:
-        raise ConfigError(f"option.tool_parser_plugin={given[:200]}: {error}") from None
+        raise ConfigError(f"option.tool_parser_plugin={value[:200]}: {error}") from None
 
 
 def _format(module: ModuleType) -> Format:

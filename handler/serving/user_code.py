@@ -36,7 +36,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
         ConfigError: model.py cannot be used, or an option names a function that it does not contain.
     """
     own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
-    if (file := user_files.requirements_file(own, wanted=config.install_requirements)) is not None:
+    if (file := user_files.requirements_file(own, is_enabled=config.install_requirements)) is not None:
         user_files.install(file)
     custom: Handlers | None = None
     if handlers:

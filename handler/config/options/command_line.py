@@ -148,10 +148,10 @@ def describe(name: str, width: int | None = None) -> str:
     paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
-        found = [option for engine in engines if (option := find_option(key, engine))]
-        if not found:
+        described = [option for engine in engines if (option := find_option(key, engine))]
+        if not described:
             raise ConfigError(unknown_option(key, "").message)
-        paragraphs += ["\n".join(_lines(option, width)) for option in {one.engines: one for one in found}.values()]
+        paragraphs += ["\n".join(_lines(option, width)) for option in {one.engines: one for one in described}.values()]
     return "\n\n".join(paragraphs)
 
 
@@ -295,11 +295,11 @@ def add_flags(serve: Parser) -> None:
 def _flag_keys() -> dict[str, bool]:
     """Return the keys of all options and native arguments, and whether each of them is a switch."""
     keys = {
-        key: all(one.parse is boolean or "false" in getattr(one.parse, "unless", ()) for one in options)
+        key: all(entry.parse is boolean or "false" in getattr(entry.parse, "unless", ()) for entry in options)
         for key, options in KNOWN.items()
         if f"option.{key}" not in KNOWN
     }
-    arguments = [one for engine in NAMES for one in shipped(engine).arguments.items()]
+    arguments = [entry for engine in NAMES for entry in shipped(engine).arguments.items()]
     own = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
     server = shipped("vllm", "server").arguments.items()
     idle = {f"option.{name}" for name, argument in server if argument.types == {"bool"}} | _FORMER_SWITCHES
@@ -309,7 +309,7 @@ def _flag_keys() -> dict[str, bool]:
 def _rewritten(words: Sequence[str]) -> list[str]:
     """Replace underscores in the names of flags with dashes, and flags with dotted names with `-o`."""
     long = {short: f"--{key.removeprefix('option.')}" for key, short in _SHORT.items()}
-    found: list[str] = []
+    rewritten: list[str] = []
     rest = iter(words)
     for word in rest:
         match = _DOTTED.fullmatch(word)
@@ -317,10 +317,10 @@ def _rewritten(words: Sequence[str]) -> list[str]:
         key = f"option.{flag[2:].replace('-', '_')}" if flag and flag.startswith("--") else ""
         if match and key and find_option(key, ""):
             value = match[4] if match[3] else next(rest, None)
-            found += [word] if value is None else ["-o", f"{key}{match[2]}={value}"]
+            rewritten += [word] if value is None else ["-o", f"{key}{match[2]}={value}"]
         elif word.startswith("--"):
             name, equals, value = word.partition("=")
-            found.append(f"{name.replace('_', '-')}{equals}{value}")
+            rewritten.append(f"{name.replace('_', '-')}{equals}{value}")
         else:
-            found.append(word)
-    return found
+            rewritten.append(word)
+    return rewritten

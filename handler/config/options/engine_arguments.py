@@ -90,8 +90,8 @@ def engine_arguments(engine: str) -> EngineArguments:
         except (OSError, SyntaxError, ValueError):
             continue
         if fields:
-            found = {key: Argument(types) for key, types in fields.items()}
-            return EngineArguments(f"{NAMES[engine]}{_version(Path(directory))}", found)
+            arguments = {key: Argument(types) for key, types in fields.items()}
+            return EngineArguments(f"{NAMES[engine]}{_version(Path(directory))}", arguments)
     return shipped(engine)
 
 
@@ -104,8 +104,10 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
         part: "engine", or "server" for the arguments of vLLM's own HTTP server.
     """
     data = _shipped_data(engine)
-    found = {key: Argument(frozenset(types.split("|")), *releases) for key, (types, *releases) in data[part].items()}
-    return EngineArguments(f"{NAMES[engine]} {data['releases'][0]} to {data['releases'][-1]}", found)
+    arguments = {
+        key: Argument(frozenset(types.split("|")), *releases) for key, (types, *releases) in data[part].items()
+    }
+    return EngineArguments(f"{NAMES[engine]} {data['releases'][0]} to {data['releases'][-1]}", arguments)
 
 
 def choice(engine: str, name: str) -> Callable[[str], str]:
@@ -137,8 +139,8 @@ def _version(directory: Path) -> str:
     """Read the version from the package's files, as builds for other devices have other names in pip's metadata."""
     for file in ("_version.py", "version.py"):
         with suppress(OSError):
-            if found := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):
-                return f" {found[1]}"
+            if version := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):
+                return f" {version[1]}"
     return ""
 
 

@@ -33,8 +33,8 @@ def find_option(key: str, engine: str) -> Option | None:
 def _argument(key: str, engine: str) -> Option | None:
     """Return an engine's native argument as an option, or None if the engine has no such argument."""
     name = key.removeprefix("option.")
-    found = None if name == key else engine_arguments(engine).arguments.get(name)
-    return found and Option(key, None, parser(found.types), None, "", engines=(engine,), argument=True)
+    argument = None if name == key else engine_arguments(engine).arguments.get(name)
+    return argument and Option(key, None, parser(argument.types), None, "", engines=(engine,), argument=True)
 
 
 def option_key(name: str) -> str | None:
@@ -97,11 +97,11 @@ def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
 def unknown_variable(name: str) -> Unknown:
     """Describe an unknown variable SERVING_X, and suggest a similar variable if there is one."""
     key = key_of(name)
-    bare = {one for one in KNOWN if not one.startswith("option.")} | SERVER_ENVIRONMENT
+    bare = {key_name for key_name in KNOWN if not key_name.startswith("option.")} | SERVER_ENVIRONMENT
     near = (
         [f"OPTION_{key.upper()}"]
         if f"option.{key}" in KNOWN
-        else [f"SERVING_{one.upper()}" for one in _nearest(key, bare)]
+        else [f"SERVING_{key_name.upper()}" for key_name in _nearest(key, bare)]
     )
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
@@ -123,15 +123,15 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
     """Yield a message for each argument in option.engine_args whose name or type is wrong."""
     arguments = engine_arguments(engine)
     for name, value in values.items():
-        option = next((one for one in KNOWN.get(f"option.{name}", ()) if engine in one.engines), None)
-        found = arguments.arguments.get(name)
+        option = next((other for other in KNOWN.get(f"option.{name}", ()) if engine in other.engines), None)
+        argument = arguments.arguments.get(name)
         try:
             if name in NO_ARGUMENTS:
                 yield f"{name!r}: write option.{name} instead"
             elif option and getattr(option.parse, "argument", False):
                 option.parse(value if isinstance(value, str) else json.dumps(value))
-            elif found:
-                check(value, found.types)
+            elif argument:
+                check(value, argument.types)
             else:
                 near = _nearest(name, arguments.arguments)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -236,10 +236,10 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
         environ: the environment, in which an empty value counts as unset.
         engine: the engine that the options name, or "" if they name none. `SM_VLLM_*` variables then select vLLM.
     """
-    given = {name: (name, value) for name, value in environ.items() if value}
+    values = {name: (name, value) for name, value in environ.items() if value}
     for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):
         if isinstance(item, Own):
-            first, value = given.setdefault(item.name, (item.foreign, item.value))
+            first, value = values.setdefault(item.name, (item.foreign, item.value))
             if value != item.value:
                 yield contradiction(item.foreign, item.value, first, value)
                 continue
@@ -254,12 +254,12 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
         try:
             if variable.refused and value.lower() not in variable.unless:
                 raise ValueError(variable.refused)
-            made = _CONVERSIONS[variable.convert](value, engine)
+            converted = _CONVERSIONS[variable.convert](value, engine)
         except ValueError as error:
             yield Problem(f"environment variable {name}", name, f"{shown(f'{name}={value}')}: {error}")
             continue
-        if (own := variable.own(engine)) and made is not None:
-            yield Own(name, own, made)
+        if (own := variable.own(engine)) and converted is not None:
+            yield Own(name, own, converted)
         elif not variable.refused:
             yield Note(name, variable.idle)
 
@@ -274,10 +274,10 @@ def contradiction(first: str, value: str, second: str, other: str) -> Problem:
 def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
     names = sorted(name for name in environ if name.startswith(SM_VLLM))
     owns = [of_vllms_variable(name, environ[name]) for name in names]
-    given = {item.name for item in owns} | ({"OPTION_LLM_ENGINE"} if engine else set())
+    set_names = {item.name for item in owns} | ({"OPTION_LLM_ENGINE"} if engine else set())
     if names:
         for name, value in ALONG.items():
-            if name not in given and not environ.get(name):
+            if name not in set_names and not environ.get(name):
                 yield Own(names[0], name, value)
     yield from owns
 
@@ -296,7 +296,7 @@ def of_vllms_variable(name: str, value: str) -> Own:
 def _joined(value: str) -> str:
     """Join a JSON array of strings with commas, as the handler's options expect. Other values stay unchanged."""
     try:
-        found = read_json(value) if value.startswith("[") else None
+        items = read_json(value) if value.startswith("[") else None
     except ValueError:
         return value
-    return ",".join(found) if found and all(isinstance(one, str) for one in found) else value
+    return ",".join(items) if items and all(isinstance(item, str) for item in items) else value

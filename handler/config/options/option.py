@@ -73,7 +73,7 @@ def option(
 
 def declared(table: type) -> tuple[Option, ...]:
     """Return the options that a dataclass declares."""
-    rows = ((one.name, one.metadata["option"]) for one in fields(table))
+    rows = ((option.name, option.metadata["option"]) for option in fields(table))
     return tuple(row._replace(key=row.key + name, field=name) for name, row in rows)
 
 
@@ -150,8 +150,8 @@ def names(text: str) -> tuple[str, ...]:
 
 def hosts(text: str) -> tuple[str, ...]:
     """Parse host names, optionally with ports, separated by commas or as a JSON list. "*" stands for any host."""
-    given = read_json(text) if text.startswith('["') else text.split(",")
-    values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
+    hosts_read = read_json(text) if text.startswith('["') else text.split(",")
+    values = [name.strip().lower() if isinstance(name, str) else "" for name in hosts_read]
     if not values or not all(_HOST.fullmatch(name) for name in values):
         raise ValueError("must be host names, optionally with ports, separated by commas; or *")
     return tuple(values)

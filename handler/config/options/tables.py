@@ -463,26 +463,26 @@ _GRPC = ("grpc",)
 
 def urls(text: str) -> tuple[str, ...]:
     """Parse HTTP URLs separated by commas."""
-    found = tuple(name.strip().rstrip("/") for name in text.split(","))
-    for url in found:
+    addresses = tuple(name.strip().rstrip("/") for name in text.split(","))
+    for url in addresses:
         parts = urlsplit(url)
         is_whole = parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)  # `port` may raise
         if parts.scheme not in ("http", "https") or not is_whole:
             raise ValueError("must be http or https addresses separated by commas: http://host:8000/v1")
         if parts.username or parts.password:
             raise ValueError("must not contain a password; the key is read from the variable OPENAI_API_KEY")
-    return found
+    return addresses
 
 
 def grpc_urls(text: str) -> tuple[str, ...]:
     """Parse gRPC URLs separated by commas."""
-    found = tuple(name.strip().rstrip("/") for name in text.split(","))
-    for url in found:
+    addresses = tuple(name.strip().rstrip("/") for name in text.split(","))
+    for url in addresses:
         parts = urlsplit(url)
         is_whole = parts.hostname and parts.port and not (parts.path or parts.query or parts.fragment)
         if parts.scheme not in ("grpc", "grpcs") or not is_whole or parts.username or parts.password:
             raise ValueError("must be grpc or grpcs addresses separated by commas: grpc://host:50051")
-    return found
+    return addresses
 
 
 def words(text: str) -> tuple[str, ...]:

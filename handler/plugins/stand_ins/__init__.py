@@ -59,9 +59,9 @@ class StandIn(MetaPathFinder, Loader):
                         yield node.lineno, alias.name
 
     def _is_needed(self) -> bool:
-        found = sys.modules.get(self.package)
-        if found is not None:
-            return isinstance(found.__loader__, StandIn)
+        module = sys.modules.get(self.package)
+        if module is not None:
+            return isinstance(module.__loader__, StandIn)
         return self._first or PathFinder.find_spec(self.package) is None
 
     def _is_of(self, module: str) -> bool:

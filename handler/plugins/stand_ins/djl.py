@@ -284,16 +284,16 @@ def binary_fields(data: bytes) -> dict[str, str] | None:
     """Decode a body that `Output.binary_encode` has encoded, or return None for any other body."""
     if not data.startswith(b"\0") or len(data) < 2:
         return None
-    place, texts = 2, []
+    index, texts = 2, []
     for _ in range(2 * data[1]):
-        size = int.from_bytes(data[place : place + 4], "big")
-        place += 4 + size
-        if place > len(data):
+        size = int.from_bytes(data[index : index + 4], "big")
+        index += 4 + size
+        if index > len(data):
             return None
-        texts.append(data[place - size : place])
+        texts.append(data[index - size : index])
     words = [text.decode(errors="replace") for text in texts]
     fields = dict(zip(words[::2], words[1::2], strict=True))
-    return fields if place == len(data) and {"data", "last"} & fields.keys() else None
+    return fields if index == len(data) and {"data", "last"} & fields.keys() else None
 
 
 def _numpy() -> Any:

@@ -94,8 +94,8 @@ class _Reader:
         return str(self._bytes(self.number(">h")), "utf-8")
 
     def _bytes(self, count: int) -> memoryview:
-        found = self._data[self._place : self._place + count]
-        if count < 0 or len(found) != count:
+        data = self._data[self._place : self._place + count]
+        if count < 0 or len(data) != count:
             raise ValueError("the list of arrays is truncated inside an array")
         self._place += count
-        return found
+        return data

@@ -80,8 +80,8 @@ def test_only_the_model_directorys_own_is_installed(
     model_formatters(read_config(overrides=["option.llm_engine=echo"], environ={}).checked())
     model_formatters(read_config(properties=model / "serving.properties", environ={}).checked(), model)
     assert not site.exists()
-    assert requirements_file(None, wanted=True) is None
-    assert requirements_file(tmp_path, wanted=True) is None
+    assert requirements_file(None, is_enabled=True) is None
+    assert requirements_file(tmp_path, is_enabled=True) is None
 
 
 def test_a_package_that_is_not_there_is_named_and_the_start_goes_on_to_model_py_which_lacks_it(
