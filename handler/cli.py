@@ -234,8 +234,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"{file}: not checked; its packages are installed at startup (option.install_requirements)")
     if path is not None:
         print(describe_model_py(path, config))
-    for told in missing_of(config):
-        print(told)
+    for message in missing_of(config):
+        print(message)
     engine = "none" if config.handle_role is Role.ALONE else reading.engine
     print(f"no problems; engine: {engine}, option.model_id: {config.model_id or 'not set'}")
     return 0
@@ -245,7 +245,7 @@ def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import command_line
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(command_line.found(arguments.words, arguments.engine or "", _flags_of_serve(), width), flush=True)
+    print(command_line.listing(arguments.words, arguments.engine or "", _flags_of_serve(), width), flush=True)
     return 0
 
 

@@ -342,11 +342,11 @@ def _private_file(text: str) -> str:
     folder = cache_directory() / "launch"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, made = tempfile.mkstemp(dir=folder)
+        descriptor, temporary = tempfile.mkstemp(dir=folder)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         path = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
-        os.replace(made, path)
+        os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(f"lmi launch: cannot write the agent's settings ({error}); set LMI_CACHE") from None
     for other in folder.iterdir():

@@ -806,16 +806,16 @@ def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chos
         for key, (_, setting) in chosen.items()
         if ", line " in setting.origin and _COMMENTED.search(setting.value)
     }
-    places = [commented["option.model_id"]] if "option.model_id" in commented else []
+    origins = [commented["option.model_id"]] if "option.model_id" in commented else []
     for problem in problems:
         if commented.get(problem.name) == problem.where:
-            places.append(problem.where)
+            origins.append(problem.where)
         else:
             yield problem
-    if places:
-        also = ", ".join(place.rpartition(", ")[2] for place in places[1:])
+    if origins:
+        also = ", ".join(origin.rpartition(", ")[2] for origin in origins[1:])
         message = "in this format, `# ...` after a value is part of the value: put comments on separate lines"
-        yield Problem(places[0], "", f"{message} (also {also})" if also else message)
+        yield Problem(origins[0], "", f"{message} (also {also})" if also else message)
 
 
 def _refusal(option: Option, setting: Setting) -> str:

@@ -39,7 +39,7 @@ _ENCODERS = frozenset(
 """Architectures of encoder models, which do not generate text."""
 
 
-class Model(NamedTuple):
+class ModelFiles(NamedTuple):
     """A model's location.
 
     Attributes:
@@ -132,7 +132,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
-def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
+def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
     """Find the model that option.model_id names.
 
     Args:
@@ -143,22 +143,22 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         ConfigError: if there is no model, or if its kind is not known.
     """
     if model_id == DEMO:
-        return Model("gguf", fetch_demo())
+        return ModelFiles("gguf", fetch_demo())
     path = Path(model_id)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
-        return Model("gguf", path)
+        return ModelFiles("gguf", path)
     if not path.is_dir():
         raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if is_openvino(path):
-        return Model("openvino", path)
+        return ModelFiles("openvino", path)
     if (file := _gguf_of(path)) is not None:
-        return Model("gguf", file)
+        return ModelFiles("gguf", file)
     if any(path.glob("openvino_*")):
         raise ConfigError(f"{path / 'openvino_model.xml'} is missing, but {path} has other OpenVINO files")
     if (path / "config.json").is_file():
-        return Model("huggingface", path)
+        return ModelFiles("huggingface", path)
     below = "" if (lower := model_below(path)) is None else f"; {lower} does: use that directory"
     raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
 
@@ -340,13 +340,13 @@ def directory(config: Config) -> Path | None:
     Raises:
         ConfigError: if the directory contains no generation_config.json.
     """
-    given = config.generation_config
-    if given in _MODELS_OWN:
+    option = config.generation_config
+    if option in _MODELS_OWN:
         return None
-    homes = [home / given for home in (config.directory, Path()) if home is not None]
+    homes = [home / option for home in (config.directory, Path()) if home is not None]
     source = next((home for home in homes if (home / FILE).is_file()), None)
     if source is None:
-        raise ConfigError(config.problem(KEY, given, f"must be auto, vllm, or a directory with a {FILE}"))
+        raise ConfigError(config.problem(KEY, option, f"must be auto, vllm, or a directory with a {FILE}"))
     return source
 
 

@@ -27,7 +27,7 @@ _OF_DJL_SERVING = {"-f": "--config-file", "-i": "--install", "-w": "--workflows"
 """Flags of DJL Serving (its Arguments.java) that the container does not support."""
 
 
-class Arguments(NamedTuple):
+class ContainerArguments(NamedTuple):
     """The parsed command line of the container.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}: set options with -o option.NAME=VALUE, or OPTION_NAME" if unknown else message)
 
 
-def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
+def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> ContainerArguments:
     """Read the arguments after the image's name.
 
     SageMaker passes `serve`. Users also pass `djl-serving`, only flags, or nothing.
@@ -84,7 +84,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     name, text = ("--port", flags.port) if flags.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
     if not is_digits(text) or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
-    return Arguments(
+    return ContainerArguments(
         int(text), (*engine, *flags.options, *name_of_model), environ.get("LMI_HOST") or "0.0.0.0", flags.check
     )
 

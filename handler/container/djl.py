@@ -25,7 +25,7 @@ from handler.config.model_files import locate
 from handler.config.options import ENTRY_POINTS
 from handler.config.options.tables import BY_ROLLING_BATCH
 from handler.config.user_files import has_own_handle
-from handler.container.arguments import Arguments, ModelSource
+from handler.container.arguments import ContainerArguments, ModelSource
 from handler.core.errors import ConfigError
 
 log = logging.getLogger("handler.container")
@@ -75,7 +75,7 @@ def version(directory: Path) -> tuple[int, ...]:
 
 
 def make_model(
-    arguments: Arguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
+    arguments: ContainerArguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
 ) -> str:
     """Make a model directory at `target`, because SageMaker's is read-only and lacks the settings that Java needs.
 
@@ -156,7 +156,7 @@ def _rolling_batch(config: Config) -> list[str]:
     return lines
 
 
-def make_configuration(target: Path, arguments: Arguments) -> Path:
+def make_configuration(target: Path, arguments: ContainerArguments) -> Path:
     """Write config.properties, which puts both of DJL's interfaces on SageMaker's port, as in LMI's images."""
     file = target / "config.properties"
     address = f"http://{arguments.host}:{arguments.port}"

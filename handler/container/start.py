@@ -18,7 +18,7 @@ from handler.config.loader import read_config
 from handler.config.options.names import FRONTS
 from handler.container import djl
 from handler.container.arguments import (
-    Arguments,
+    ContainerArguments,
     ModelSource,
     Translation,
     find_model,
@@ -90,7 +90,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         OSError: if the scratch directory cannot be written to.
     """
     problems = Problems()
-    arguments, gpus = Arguments(0), DriverCheck("")
+    arguments, gpus = ContainerArguments(0), DriverCheck("")
     translation, source = Translation(environ, ()), ModelSource(None, None, {})
     with problems:
         arguments = read_arguments(argv, environ)
@@ -143,7 +143,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
 
 
-def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
+def embedded_command(arguments: ContainerArguments, source: ModelSource) -> list[str]:
     """Make the command of `lmi serve`, which drains itself at SIGTERM.
 
     Raises:

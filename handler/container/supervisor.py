@@ -218,7 +218,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     began = time.monotonic()
     log.info("%s: stopping; answers to finish: %s", name, _waiting(port))
 
-    def ended(deadline: float, done: Callable[[], bool]) -> bool:
+    def wait_until(deadline: float, done: Callable[[], bool]) -> bool:
         """Wait until `done` or the deadline; return whether the server has exited. A second signal ends the wait."""
         while (left := deadline - time.monotonic()) > 0 and not done():
             received = signal.sigtimedwait(_SIGNALS, min(left, 0.2))
@@ -228,13 +228,13 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
                 return True
         return False
 
-    if ended(began + drain, lambda: _waiting(port) == 0):
+    if wait_until(began + drain, lambda: _waiting(port) == 0):
         return 0
     if left := _waiting(port):
         log.warning("answers cut off after %.0f s: %s", time.monotonic() - began, left)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
-    if not ended(began + end, lambda: False):
+    if not wait_until(began + end, lambda: False):
         log.warning("the server did not exit within %.0f s; killing it", time.monotonic() - began)
     return 0
 

@@ -329,10 +329,10 @@ class ModelNotFound(NotFound):
     _MOST_CHARACTERS = 200  # of each name
 
     def __init__(self, name: str, version: str = "", served: Iterable[str] = ()) -> None:
-        names = [one for one in dict.fromkeys(served) if one != "*" and not one.startswith("/")]
+        names = [model for model in dict.fromkeys(served) if model != "*" and not model.startswith("/")]
         name = name[: self._MOST_CHARACTERS]
         some = [
-            *(one[: self._MOST_CHARACTERS] for one in names[: self._MOST]),
+            *(model[: self._MOST_CHARACTERS] for model in names[: self._MOST]),
             *(["..."] if len(names) > self._MOST else []),
         ]
         self.name, self.version, self.served = name, version, f"; served here: {', '.join(some)}" if some else ""

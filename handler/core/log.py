@@ -47,8 +47,8 @@ def set_up(environ: Mapping[str, str]) -> bool:
     with problems:
         as_json = wants_json(environ)
     if level not in _LEVELS:
-        told = f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error"
-        problems.append(Problem("", "", told))
+        message = f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error"
+        problems.append(Problem("", "", message))
         level = "INFO"
     _configure(level, as_json=as_json)
     for library in ("uvicorn", "httpx", "httpx2"):  # huggingface_hub's client logs a line for each request

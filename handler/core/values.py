@@ -327,7 +327,7 @@ class Extras(NamedTuple):
     heard: Heard | None = None
     stop: str | None = None
 
-    def over(self, earlier: Extras) -> Extras:
+    def with_defaults(self, earlier: Extras) -> Extras:
         """Return these values, with missing ones filled in from an earlier step."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 

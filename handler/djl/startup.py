@@ -263,13 +263,15 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
     written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}
     settings = _settings(properties, written, asynchronous=asynchronous)
-    config, found, engine = read_config(properties=own_file, environ=environ, settings=settings, java=True, djl=djl)
-    problems += found
+    config, found_problems, engine = read_config(
+        properties=own_file, environ=environ, settings=settings, java=True, djl=djl
+    )
+    problems += found_problems
     if not asynchronous and config.rolling_batch == "disable":
         config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(found_by_java)))
-    named = (key for key in config.origins if key in _EMBEDDED_ONLY)
+    ignored_keys = (key for key in config.origins if key in _EMBEDDED_ONLY)
     warnings = [*config.warnings, *misread_by_java(file)]
-    warnings += [f"ignored: {key} ({config.where(key)}); {_EMBEDDED_ONLY[key]}" for key in named]
+    warnings += [f"ignored: {key} ({config.where(key)}); {_EMBEDDED_ONLY[key]}" for key in ignored_keys]
     warnings += ["ignored: LMI_API_KEY; DJL Serving checks no keys"] * bool(environment.api_key())
     config = replace(config, warnings=tuple(warnings), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
@@ -315,10 +317,14 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         (advice if recommended else settings)[key] = Setting(key, value, _JAVA)
     mode = advice.pop("option.rolling_batch", None) or settings.get("option.rolling_batch")
     rolling = mode.value if mode else "disable"  # Java steps a rolling batch only if the property is set
-    named = settings.get("option.llm_engine", Setting("", "auto", "")).value != "auto"
+    has_engine = settings.get("option.llm_engine", Setting("", "auto", "")).value != "auto"
     if asynchronous:
         rolling = "auto"  # the handler batches even though Java does not
-    elif "option.rolling_batch" not in settings and rolling != "disable" and (named or rolling not in ROLLING_BATCHES):
+    elif (
+        "option.rolling_batch" not in settings
+        and rolling != "disable"
+        and (has_engine or rolling not in ROLLING_BATCHES)
+    ):
         rolling = "auto"  # Java's value is for the image's engine, not for option.llm_engine
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, _JAVA)
     settings["option.async_mode"] = Setting("option.async_mode", str(asynchronous), _JAVA)

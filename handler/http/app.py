@@ -261,8 +261,8 @@ def users_functions(config: Config) -> Formatters:
     """
     FASTAPI.install()
     titles = model_formatters(config, handlers=True)  # this also installs requirements.txt
-    for told in missing_of(config):
-        log.warning("%s", told)
+    for message in missing_of(config):
+        log.warning("%s", message)
     return titles
 
 

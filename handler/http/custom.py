@@ -180,12 +180,12 @@ def _bytes(part: bytes | Broken) -> bytes:
 
 def _headers(scope: Scope, answer: Answer) -> Headers:
     """Return the function's headers, and the server's default headers that the function has not set."""
-    given = encoded(answer.headers)
-    names = {name for name, _ in given}
+    answered = encoded(answer.headers)
+    names = {name for name, _ in answered}
     own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
     if answer.parts is not None:
         own.append(AS_IT_COMES)
-    return [*given, *(header for header in own if header[0].lower() not in names)]
+    return [*answered, *(header for header in own if header[0].lower() not in names)]
 
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
@@ -458,8 +458,8 @@ class _Overrides:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ())]
                 added = [*own, AS_IT_COMES] if _is_stream(message) else own
-                given = {name.lower() for name, _ in headers}
-                message = {**message, "headers": headers + [header for header in added if header[0] not in given]}
+                names = {name.lower() for name, _ in headers}
+                message = {**message, "headers": headers + [header for header in added if header[0] not in names]}
             await send(message)
 
         response = await _answer(handler, Request(scope, receive, send))

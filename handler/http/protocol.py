@@ -487,8 +487,8 @@ class Protocol(HttpToolsProtocol):
         held, start, self._num_parts = self._held, 0, 0
         while start < len(held) and self._last_words is None and not self.pipeline and self._num_parts < _MAX_PARTS:
             end = start + (min(self._num_left, _MAX_HEAD) or _PIECE)
-            if not self._num_left and (found := held.find(_HEAD_END, start, end)) >= 0:
-                end = found + len(_HEAD_END)  # so that no more than one head is parsed
+            if not self._num_left and (head_end := held.find(_HEAD_END, start, end)) >= 0:
+                end = head_end + len(_HEAD_END)  # so that no more than one head is parsed
             self._num_parts += 1
             self._receive(held[start:end])
             start = end

@@ -452,7 +452,7 @@ class PageRoutes:
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
-        routes = [one for one in served if one.path not in ASSETS]
+        routes = [served_route for served_route in served if served_route.path not in ASSETS]
         has_sessions = self._model.config.stateful_sessions
         openapi = document(routes, self._model.context, locked=self._locked, has_sessions=has_sessions)
         await send_answer(scope, send, HttpResponse(200, "application/json", dumps(openapi)))

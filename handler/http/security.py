@@ -205,17 +205,19 @@ class ApiKeys:
         if isinstance(handler, Inference):  # this counts and logs the request
             await send_answer(scope, send, handler.refused(error, scope["request_id"]), CHALLENGE)
         else:
-            await send_refusal(scope, send, _form([route, *_kin(route, routes)]).whole(error), CHALLENGE)
+            await send_refusal(
+                scope, send, _error_format([route, *_routes_of_family(route, routes)]).whole(error), CHALLENGE
+            )
         return True
 
 
-def _form(routes: Iterable[Route]) -> ErrorFormat:
+def _error_format(routes: Iterable[Route]) -> ErrorFormat:
     """Return the error format of the first route that has one, or the server's."""
     forms = (route.app.errors for route in routes if isinstance(route.app, Endpoint))
     return next(filter(None, forms), FRONT_END)
 
 
-def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
+def _routes_of_family(route: Route, routes: Sequence[Route]) -> list[Route]:
     """Return the routes with the same first path segment, so that GET /v1/models is refused in the same format as
     POST /v1/chat/completions.
     """
@@ -320,7 +322,7 @@ class Cors:
             scope[SHARED] = self._headers(scope["headers_by_name"].get("origin", ""))
 
     def _headers(self, origin: str) -> Headers:
-        if not origin or not self._lets_in(origin):
+        if not origin or not self._is_allowed(origin):
             return self._vary
         return [
             (b"access-control-allow-origin", b"*" if self._any else origin.encode("latin-1")),
@@ -328,7 +330,7 @@ class Cors:
             *self._vary,
         ]
 
-    def _lets_in(self, origin: str) -> bool:
+    def _is_allowed(self, origin: str) -> bool:
         return self._any or origin.lower() in self._origins
 
     def is_forgery(self, scope: Scope) -> bool:
@@ -339,7 +341,7 @@ class Cors:
         """
         headers = scope["headers_by_name"]
         origin = headers.get("origin", "")
-        if not origin or scope["method"] in _READING or self._lets_in(origin):
+        if not origin or scope["method"] in _READING or self._is_allowed(origin):
             return False
         host = origin.partition("://")[2]
         return host != headers.get("host") and "json" not in headers.get("content-type", "").partition(";")[0]
@@ -353,8 +355,8 @@ class Cors:
     async def answer_preflight(self, scope: Scope, send: Send) -> None:
         """Allow all methods and headers if the origin is allowed. The request itself is checked when it arrives."""
         headers: Headers = [(b"x-request-id", scope["request_id"].encode()), *scope[SHARED]]
-        let_in = self._lets_in(scope["headers_by_name"]["origin"])
-        if let_in:
+        is_allowed = self._is_allowed(scope["headers_by_name"]["origin"])
+        if is_allowed:
             headers += [
                 (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE, OPTIONS"),
                 (b"access-control-max-age", _MAX_AGE),
@@ -362,5 +364,5 @@ class Cors:
             names = scope["headers_by_name"].get("access-control-request-headers", "")
             if names and _NAMES.fullmatch(names):
                 headers.append((b"access-control-allow-headers", names.encode()))
-        await send({"type": "http.response.start", "status": 204 if let_in else 403, "headers": headers})
+        await send({"type": "http.response.start", "status": 204 if is_allowed else 403, "headers": headers})
         await send({"type": "http.response.body", "body": b""})

@@ -77,7 +77,7 @@ def bind(host: str, port: int, client_timeout: float) -> socket.socket:
     return listener
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """The uvicorn server, except that running requests may finish after SIGTERM while new requests get status 503.
 
     Args:
@@ -226,7 +226,7 @@ async def _serve(
     signals: loop.StopSignals,
 ) -> int:
     app, progress, times = StartingApp(config.model_name), Progress(), StartTimes()
-    server = Server(
+    server = HttpServer(
         app,
         access,
         keep_alive_timeout=config.keep_alive_timeout,

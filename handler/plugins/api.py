@@ -235,14 +235,14 @@ class Response(dict[str, Any]):
 def _with_attributes(value: Any) -> Any:
     if isinstance(value, dict):
         return Response(value)
-    return [_with_attributes(one) for one in value] if isinstance(value, list) else value
+    return [_with_attributes(member) for member in value] if isinstance(value, list) else value
 
 
 def _dumped(value: Any, exclude_none: bool) -> Any:
     if isinstance(value, dict):
-        kept = {name: one for name, one in value.items() if one is not None or not exclude_none}
-        return {name: _dumped(one, exclude_none) for name, one in kept.items()}
-    return [_dumped(one, exclude_none) for one in value] if isinstance(value, list | tuple) else value
+        kept = {name: member for name, member in value.items() if member is not None or not exclude_none}
+        return {name: _dumped(member, exclude_none) for name, member in kept.items()}
+    return [_dumped(member, exclude_none) for member in value] if isinstance(value, list | tuple) else value
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -304,8 +304,8 @@ class Input:
 
     def get_property(self, key: str) -> Any:
         """Return the value of a header, or None if it is absent. The case of the name does not matter."""
-        wanted = key.lower()
-        return next((value for name, value in self.properties.items() if name.lower() == wanted), None)
+        lower = key.lower()
+        return next((value for name, value in self.properties.items() if name.lower() == lower), None)
 
     def get_content(self) -> Content:
         return self.content

@@ -60,12 +60,12 @@ def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
     """Collect the functions that decorators mark while a `with` block imports a user's files."""
     STANDARDS.install()
     _decorated.clear()
-    found: dict[str, Callable[..., Any]] = {}
+    decorated: dict[str, Callable[..., Any]] = {}
     try:
-        yield found
+        yield decorated
     finally:
         STANDARDS.uninstall()
-    found.update(_decorated)
+    decorated.update(_decorated)
 
 
 def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

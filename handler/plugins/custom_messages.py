@@ -86,7 +86,7 @@ class ValueReply(WrappedReply):
             value = loads(part)
         except ValueError:
             return framing.before + part + framing.after
-        changed = [self._apply(one) for one in value] if isinstance(value, list) else self._apply(value)
+        changed = [self._apply(member) for member in value] if isinstance(value, list) else self._apply(value)
         end = b"\n" if framing is JSON and part.endswith(b"\n") else b""  # as in LMI's async mode
         try:
             return framing.encode(changed) + end
@@ -214,8 +214,8 @@ class CustomReply(Reply):
         finish = finish_of(self._request, delta)
         tokens = delta.tokens or ((NO_TOKEN,) if finish is not None else ())
         with users_objects(self._formatter):
-            for place, token in enumerate(tokens, 1):
-                self._add(delta.sequence, token, finish if place == len(tokens) else None)
+            for count, token in enumerate(tokens, 1):
+                self._add(delta.sequence, token, finish if count == len(tokens) else None)
         if self._streams or self.finished:
             text, self._parts = "".join(self._parts), []
             return self._encode(text)
@@ -331,16 +331,16 @@ class CustomReader:
         """
         formatter = self._formatter
         item = self._decode(body) if formatter.takes_payload else Input(body, headers, session)
-        named = item.get("adapters") if isinstance(item, dict) else None
+        adapters = item.get("adapters") if isinstance(item, dict) else None
         keywords = self._keywords
         if session is not None and (formatter.accepts is None or "session" in formatter.accepts):
             keywords = {**keywords, "session": session}
         value = run(formatter, item, **keywords)
         with users_objects(formatter):
-            read, given = self._read(value)
-        if named is not None:  # LMI reads it before it calls the formatter, which may drop it
-            read.setdefault("adapters", named)
-        return read, given
+            read, formatted = self._read(value)
+        if adapters is not None:  # LMI reads it before it calls the formatter, which may drop it
+            read.setdefault("adapters", adapters)
+        return read, formatted
 
     def _read(self, result: Any) -> tuple[dict[str, Any], Any]:
         formatter = self._formatter

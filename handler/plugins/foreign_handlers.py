@@ -112,14 +112,14 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
         for name in _bound(node):
             if name in FUNCTIONS:
                 yield node.lineno, name, _INSTEAD[FUNCTIONS[name]]
-    for one in ast.walk(tree):
-        if isinstance(one, ast.ImportFrom) and _is_theirs(one.module or ""):
-            for alias in one.names:
-                yield one.lineno, alias.name, _DECORATORS.get(alias.name, HANDLERS)
-        elif isinstance(one, ast.Import):
-            for alias in one.names:
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.ImportFrom) and _is_theirs(statement.module or ""):
+            for alias in statement.names:
+                yield statement.lineno, alias.name, _DECORATORS.get(alias.name, HANDLERS)
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
                 if _is_theirs(alias.name):
-                    yield one.lineno, alias.name, HANDLERS
+                    yield statement.lineno, alias.name, HANDLERS
 
 
 def _bound(node: ast.stmt) -> list[str]:

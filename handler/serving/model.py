@@ -108,7 +108,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self.check_open, preprocessor.of_adapters)
+        self.adapters = ServedAdapters(adapters, self.check_open, preprocessor.adapter_formatters)
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,

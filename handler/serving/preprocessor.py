@@ -74,7 +74,7 @@ class Preprocessor:
 
     Attributes:
         encoder: tokenizes parsed requests and checks their limits.
-        of_adapters: formatters in the model.py files of adapters.
+        adapter_formatters: formatters in the model.py files of adapters.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Preprocessor:
         self.store = store
         self.large_bodies = LargeBodies()
         self.formatters = formatters
-        self.of_adapters = AdapterFormatters()
+        self.adapter_formatters = AdapterFormatters()
         self._keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
         self.encoder = Encoder(tokenizer, engine_info, context.config.max_input_len, validator)
         self.context = replace(
@@ -147,7 +147,7 @@ class Preprocessor:
         """Return the title of the input formatter for messages, or "" if no formatter reads the body."""
         if head.dialect is not None:
             return ""
-        if self.of_adapters.read:
+        if self.adapter_formatters.read:
             return "input formatter of an adapter's model.py"
         formatter = head.formatters.input  # possibly of an adapter that was unregistered in the meantime
         return "" if formatter is None else formatter.title
@@ -200,7 +200,7 @@ class Preprocessor:
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
         """Return the input formatter for a body: that of the adapter named in the head or the body, or the model's."""
         formatters = head.formatters
-        if self.of_adapters.read and head.adapter is None:
+        if self.adapter_formatters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # a body that is not JSON may be meant for the model's formatter
                 formatters = self._formatters_of(self._adapter_in(self._read_value(body, head)))
         return self._input_of(formatters)
@@ -210,7 +210,9 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _formatters_of(self, adapter: Adapter | None) -> Formatters:
-        return self.of_adapters.of(adapter, self.formatters) if self.of_adapters.exist else self.formatters
+        return (
+            self.adapter_formatters.of(adapter, self.formatters) if self.adapter_formatters.exist else self.formatters
+        )
 
     def _adapter_in(self, body: Any) -> Adapter | None:
         """Return the adapter in the body's `adapters`, or None. An adapter named by `model` has no formatters."""
@@ -256,7 +258,7 @@ class Preprocessor:
             raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires rolling batch")
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
-        elif self.of_adapters.exist:
+        elif self.adapter_formatters.exist:
             formatters = self._formatters_of(self._adapter_in(body.value))
         if (session := head.session) is not None:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])

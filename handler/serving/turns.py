@@ -40,7 +40,7 @@ class _Waiting(NamedTuple):
     start: float
     cost: float
     kind: str
-    wanted: Future[Any]
+    future: Future[Any]
     begin: Callable[[], None]
 
 
@@ -81,14 +81,14 @@ class Turns:
         self._now, self._number = 0.0, 0
         self._closed = False
 
-    def enter(self, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]) -> None:
+    def enter(self, flow: Flow, cost: float, kind: str, future: Future[Any], begin: Callable[[], None]) -> None:
         """Queue work, and call `begin` on any thread when it gets a slot. The caller must return the slot with `leave`.
 
         Args:
             flow: state of the request.
             cost: expected cost of the work, in any unit. `charge` corrects it.
             kind: kind of the work.
-            wanted: if this future is cancelled before the work gets a slot, the work is dropped.
+            future: if this future is cancelled before the work gets a slot, the work is dropped.
             begin: starts the work.
         """
         with self._lock:
@@ -100,13 +100,13 @@ class Turns:
                 start = max(flow.finish, account.now)
                 flow.finish = start + cost
                 self._number += 1
-                waiting = _Waiting(flow.finish, self._number, start, cost, kind, wanted, begin)
+                waiting = _Waiting(flow.finish, self._number, start, cost, kind, future, begin)
                 heapq.heappush(account.queues.setdefault(kind, []), waiting)
                 self._num_waiting += 1
                 if self._num_waiting > self._sweep_at:
                     self._sweep()
         if closed:
-            wanted.cancel()
+            future.cancel()
         self._grant()
 
     def charge(self, flow: Flow, cost: float) -> None:
@@ -134,12 +134,12 @@ class Turns:
             self._closed = True
             waiting = []
             for owner, account in list(self._accounts.items()):
-                waiting += [one for queue in account.queues.values() for one in queue]
+                waiting += [job for queue in account.queues.values() for job in queue]
                 account.queues.clear()
                 self._forget(owner)
             self._num_waiting = 0
-        for one in waiting:
-            one.wanted.cancel()
+        for job in waiting:
+            job.future.cancel()
 
     @contextlib.asynccontextmanager
     async def turn(self, flow: Flow, cost: float, kind: str) -> AsyncIterator[None]:
@@ -169,7 +169,7 @@ class Turns:
         with self._lock:
             if not self._free:
                 return None
-            firsts = [(account.used + one.cost, one.number, one, account) for account, one in self._firsts()]
+            firsts = [(account.used + job.cost, job.number, job, account) for account, job in self._firsts()]
             if not firsts:
                 return None
             *_, waiting, account = min(firsts)
@@ -187,7 +187,7 @@ class Turns:
         """Yield each owner's account with the owner's first job of a kind that may use another slot."""
         for owner, account in list(self._accounts.items()):
             for kind in list(account.queues):
-                while (queue := account.queues.get(kind)) and queue[0].wanted.cancelled():
+                while (queue := account.queues.get(kind)) and queue[0].future.cancelled():
                     self._pop(account, kind)
             self._forget(owner)
             allowed = [queue[0] for kind, queue in account.queues.items() if self._taken[kind] < self._most(kind)]
@@ -214,13 +214,13 @@ class Turns:
         self._num_waiting = 0
         for owner, account in list(self._accounts.items()):
             for kind, queue in list(account.queues.items()):
-                wanted = [waiting for waiting in queue if not waiting.wanted.cancelled()]
-                heapq.heapify(wanted)
-                if wanted:
-                    account.queues[kind] = wanted
+                kept = [waiting for waiting in queue if not waiting.future.cancelled()]
+                heapq.heapify(kept)
+                if kept:
+                    account.queues[kind] = kept
                 else:
                     del account.queues[kind]
-                self._num_waiting += len(wanted)
+                self._num_waiting += len(kept)
             self._forget(owner)
         self._sweep_at = max(_SWEEP, 2 * self._num_waiting)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handler.config.loader import read_config
-from handler.container.arguments import Arguments, read_arguments, translated_environment
+from handler.container.arguments import ContainerArguments, read_arguments, translated_environment
 from handler.core.errors import ConfigError
 
 # -- what may stand behind the image's name ----------------------------------------------------------------------------
@@ -23,7 +23,7 @@ _STORE = "/opt/ml/model"
     ],
 )  # fmt: skip
 def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
-    assert read_arguments(argv, {}) == Arguments(8080, ())
+    assert read_arguments(argv, {}) == ContainerArguments(8080, ())
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
 )
 def test_a_model_of_djl_servings_command_is_served_by_its_name(model: str, options: tuple[str, ...]) -> None:
     for command in (["djl-serving"], ["serve"], []):  # AWS's entry point passes what stands behind `serve` on
-        assert read_arguments([*command, "-m", model], {}) == Arguments(8080, options)
+        assert read_arguments([*command, "-m", model], {}) == ContainerArguments(8080, options)
 
 
 def test_flags_with_and_without_serve() -> None:
     flags = ["--engine", "echo", "-o", "option.dtype=fp32", "--port", "9000"]
-    expected = Arguments(9000, ("option.llm_engine=echo", "option.dtype=fp32"))
+    expected = ContainerArguments(9000, ("option.llm_engine=echo", "option.dtype=fp32"))
     assert read_arguments(flags, {"SAGEMAKER_BIND_TO_PORT": "1"}) == expected
     assert read_arguments(["serve", *flags], {}) == expected
 
 
 def test_another_address_is_for_tests() -> None:
-    assert read_arguments([], {"LMI_HOST": "127.0.0.1"}) == Arguments(8080, (), "127.0.0.1")
+    assert read_arguments([], {"LMI_HOST": "127.0.0.1"}) == ContainerArguments(8080, (), "127.0.0.1")
 
 
 def test_sagemaker_names_the_port() -> None:

@@ -18,7 +18,7 @@ import pytest
 from handler.config import user_files
 from handler.config.loader import read_config
 from handler.container import djl
-from handler.container.arguments import Arguments, ModelSource
+from handler.container.arguments import ContainerArguments, ModelSource
 from handler.core.errors import ConfigError
 from tests.container.processes import Container, container, model_data
 from tests.djl import jars, launch
@@ -26,7 +26,7 @@ from tests.djl.processes import group_members, only
 from tests.djl.servers import newer, skipped_without_java
 from tests.servers import http, wait_for
 
-NOTHING = Arguments(8080, ())
+NOTHING = ContainerArguments(8080, ())
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_requirements_are_installed_before_java_starts(
     for name in ("config.json", "requirements.txt"):
         (data / name).touch()
     for options in ((), ("option.install_requirements=false",)):
-        djl.make_model(Arguments(8080, options), ModelSource(data, str(data), {}), {}, target, (0, 36, 0))
+        djl.make_model(ContainerArguments(8080, options), ModelSource(data, str(data), {}), {}, target, (0, 36, 0))
     assert installed == [data / "requirements.txt"]
     assert not (target / "requirements.txt").exists()
 
@@ -56,7 +56,7 @@ def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, ta
     data = model_data(tmp_path, "option.dtype=fp16\noption.modelName=llama\n")
     for name in ("config.json", "model.safetensors", "requirements.txt"):
         (data / name).touch()
-    arguments = Arguments(8080, ("option.max_model_len=99",))
+    arguments = ContainerArguments(8080, ("option.max_model_len=99",))
     assert djl.make_model(arguments, ModelSource(data, str(data), {}), {}, target, (0, 36, 0)) == "llama"
     assert properties(target) == [
         "engine=Python",
@@ -201,7 +201,7 @@ def test_wrong_options_are_refused_before_java(tmp_path: Path, target: Path) -> 
 
 
 def test_both_of_java_s_interfaces_are_on_sagemaker_s_port(tmp_path: Path) -> None:
-    file = djl.make_configuration(tmp_path, Arguments(8090))
+    file = djl.make_configuration(tmp_path, ContainerArguments(8090))
     assert file.read_text() == "inference_address=http://0.0.0.0:8090\nmanagement_address=http://0.0.0.0:8090\n"
     home, model = tmp_path / "djl", tmp_path / "model"
     for gpu, engine in ((True, "Python"), (False, "Python:-1")):

@@ -11,7 +11,7 @@ import pytest
 from handler.config.config import Config
 from handler.config.loader import decode_properties, encode_properties, read_server_config
 from handler.container import djl
-from handler.container.arguments import Arguments, ModelSource
+from handler.container.arguments import ContainerArguments, ModelSource
 from handler.djl.startup import read_properties
 
 TEXTS = [
@@ -63,7 +63,7 @@ def test_the_container_s_java_reads_the_same(tmp_path: Path, text: str) -> None:
     for data in (properties(text), properties(text, mark="\ufeff")):
         (own / "serving.properties").write_bytes(data)
         source = ModelSource(own, None, {})
-        djl.make_model(Arguments(8080, ()), source, {}, tmp_path / "made", (0, 36, 0))
+        djl.make_model(ContainerArguments(8080, ()), source, {}, tmp_path / "made", (0, 36, 0))
         made = tmp_path / "made" / "serving.properties"
         assert made.read_bytes().isascii()
         assert of_worker(made) == of_server(own / "serving.properties")

@@ -30,7 +30,7 @@ from handler.config.config import Config
 from handler.config.loader import read_server_config
 from handler.config.model_files import file_values, locate, tokenizer_template
 from handler.container import djl
-from handler.container.arguments import Arguments, ModelSource, find_model
+from handler.container.arguments import ContainerArguments, ModelSource, find_model
 from handler.core.errors import AdapterFailed, ConfigError
 from handler.djl.startup import read_properties
 from handler.engines.huggingface.files import check_checkpoint, find_checkpoint
@@ -58,7 +58,7 @@ def properties(file: Path) -> object:
 
 def properties_under_djl(file: Path) -> object:
     target = file.parent / "scratch" / "model"
-    djl.make_model(Arguments(8080, ()), ModelSource(file.parent, None, {}), {}, target, (0, 36, 0))
+    djl.make_model(ContainerArguments(8080, ()), ModelSource(file.parent, None, {}), {}, target, (0, 36, 0))
     return read_server_config(properties=target / "serving.properties").config.model_id
 
 

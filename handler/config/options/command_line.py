@@ -32,7 +32,7 @@ _WIDTH = 120  # columns of paragraphs without a terminal
 _NAMES = 36  # columns for names on a terminal; the meaning of a longer name begins on the next line
 
 
-def found(
+def listing(
     words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({}), width: int | None = None
 ) -> str:
     """Describe the option with a name, or list the options whose names or meanings contain all of the words.
@@ -81,7 +81,7 @@ def table(words: Sequence[str] = (), engine: str = "", width: int | None = None)
     ]
     groups = sorted({engines_of(option) for option in listed})
     parts = [
-        "\n".join(_group(engines, [one for one in listed if engines_of(one) == engines], width)) for engines in groups
+        "\n".join(_group(engines, [row for row in listed if engines_of(row) == engines], width)) for engines in groups
     ]
     arguments = engine_arguments(engine)
     names = (name for name in sorted(arguments.arguments) if _has(words, name))
@@ -151,7 +151,7 @@ def describe(name: str, width: int | None = None) -> str:
         described = [option for engine in engines if (option := find_option(key, engine))]
         if not described:
             raise ConfigError(unknown_option(key, "").message)
-        paragraphs += ["\n".join(_lines(option, width)) for option in {one.engines: one for one in described}.values()]
+        paragraphs += ["\n".join(_lines(option, width)) for option in {row.engines: row for row in described}.values()]
     return "\n\n".join(paragraphs)
 
 
@@ -162,7 +162,7 @@ def _foreign(name: str, width: int | None) -> list[str]:
     if not name.startswith(SM_VLLM):
         return []
     own = key_of(of_vllms_variable(name, "true").name)
-    along = {**{key_of(one): value for one, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
+    along = {**{key_of(name): value for name, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
     others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
     sets = f"sets {own}; like every {SM_VLLM}* variable, it also sets, unless an option does:"
     return [f"{name}\n{_line(sets, width)}\n{_line(others, width)}"]

@@ -274,11 +274,11 @@ class MediaLimits:
 
     def __call__(self, text: str) -> dict[str, int]:
         pairs = (limit.partition("=")[::2] for limit in text.split(","))
-        given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
-        if any(value not in (0, "0") for name, value in given.items() if name not in MEDIA):
+        numbers = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
+        if any(value not in (0, "0") for name, value in numbers.items() if name not in MEDIA):
             raise ValueError(f"must be a number of {ALL_MEDIA}, such as image=4: other media are not supported")
         try:
-            return {name: integer(0, _LARGEST_MAX_MEDIA)(str(value)) for name, value in given.items()}
+            return {name: integer(0, _LARGEST_MAX_MEDIA)(str(value)) for name, value in numbers.items()}
         except ValueError as error:
             raise ValueError(f"{ALL_MEDIA}: {error}") from None
 

@@ -376,7 +376,7 @@ def find_checkpoint(model_id: str) -> Path:
     mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
     if mistrals or ((directory / "config.json").is_file() and model_files.visible(directory, "*.safetensors")):
         # Other files do not matter. vLLM reads Mistral's own format.
-        model = model_files.Model("huggingface", directory)
+        model = model_files.ModelFiles("huggingface", directory)
     else:
         model = model_files.locate(model_id, _EXPECTED)
     if model.kind != "huggingface":

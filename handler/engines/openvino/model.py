@@ -103,7 +103,7 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
 
 def find_model(
     model_id: str, task: Task = Task.GENERATION, pooling: str = "auto", quantization: Quantization | None = None
-) -> model_files.Model:
+) -> model_files.ModelFiles:
     """Find the model `model_id`, and check that its files are complete and can be converted if needed.
 
     Raises:
@@ -134,7 +134,7 @@ def find_model(
     return model
 
 
-def _check_pooling(model: model_files.Model, task: Task, pooling: str) -> None:
+def _check_pooling(model: model_files.ModelFiles, task: Task, pooling: str) -> None:
     if model.kind == "gguf":
         raise ConfigError(f"{model.path}: option.task={task.value} needs a Hugging Face or OpenVINO directory")
     read_pooling(model.path, pooling)

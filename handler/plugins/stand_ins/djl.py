@@ -101,7 +101,7 @@ class SessionManager:
 
     def create_session(self) -> Session:
         """Open a session, and remove all sessions that have expired."""
-        for session in [one for one in self.sessions.values() if self._is_over(one)]:
+        for session in [other for other in self.sessions.values() if self._is_over(other)]:
             self.close_session(session.session_id)
         session = Session(str(uuid.uuid4()), self.sessions_path, time.time() + self.expiration)
         os.mkdir(session.files_path, mode=0o700)

@@ -43,7 +43,7 @@ class SequenceOutput:
         if delta.prefill is not None:
             self.prefill = delta.prefill
         if delta.extras is not None:
-            self.extras = delta.extras.over(self.extras)
+            self.extras = delta.extras.with_defaults(self.extras)
             self.rows += delta.extras.generation_logits or ()
 
     @property

@@ -22,7 +22,7 @@ from handler.http.app import App
 from handler.http.inference import Endpoint
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
-from handler.http.server import Server, StartingApp, allow_connections
+from handler.http.server import HttpServer, StartingApp, allow_connections
 from handler.serving.admission import Admission
 from handler.serving.model import ServedModel
 from tests.app.server import serve
@@ -175,9 +175,9 @@ def test_a_body_that_never_comes_does_not_hold_the_stop(path: str, code: str, tm
 async def _app(scope: object, receive: object, send: object) -> None: ...
 
 
-async def _left_after(ask: Callable[[Server], object], busy: Callable[[], int] = int) -> float:
+async def _left_after(ask: Callable[[HttpServer], object], busy: Callable[[], int] = int) -> float:
     """Seconds from `ask` to the loop's end."""
-    server = Server(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=busy, give_up=lambda: None)
+    server = HttpServer(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=busy, give_up=lambda: None)
     server.config.load()
     _slow_down(asyncio.get_running_loop())
     loop = asyncio.ensure_future(server.main_loop())
@@ -194,8 +194,8 @@ def _slow_down(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_later = lambda delay, *more: call_later(60 if delay == 1.0 else delay, *more)  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("ask", [Server.stop, lambda server: server.signalled(signal.SIGTERM)])
-def test_who_stops_an_idle_server_does_not_wait_for_its_clock(ask: Callable[[Server], object]) -> None:
+@pytest.mark.parametrize("ask", [HttpServer.stop, lambda server: server.signalled(signal.SIGTERM)])
+def test_who_stops_an_idle_server_does_not_wait_for_its_clock(ask: Callable[[HttpServer], object]) -> None:
     asyncio.run(_left_after(ask))
 
 
@@ -212,7 +212,7 @@ def test_it_accepts_connections_while_requests_arrive(
     monkeypatch: pytest.MonkeyPatch, arriving: int, waits: int
 ) -> None:
     """Those that wait in the kernel's queue would be reset."""
-    server = Server(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=int, give_up=lambda: None)
+    server = HttpServer(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=int, give_up=lambda: None)
     waited = 0
 
     async def pause(seconds: float) -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from handler.cli import main
-from handler.http.server import Server
+from handler.http.server import HttpServer
 
 
 def sleeping() -> None:
@@ -53,16 +53,16 @@ KINDS = {"sleep": sleeping, "regex": matching, "gil": holding, "cpu": waiting, "
 
 
 def block_when(file: Path, kind: str) -> None:
-    tick = Server.on_tick
+    tick = HttpServer.on_tick
 
-    async def on_tick(self: Server, counter: int) -> bool:
+    async def on_tick(self: HttpServer, counter: int) -> bool:
         if file.exists():
             file.unlink()
             print(f"the loop stands still: {kind}", file=sys.stderr, flush=True)
             KINDS[kind]()
         return await tick(self, counter)
 
-    Server.on_tick = on_tick  # type: ignore[method-assign]
+    HttpServer.on_tick = on_tick  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from handler.cli import main
 from handler.config.loader import Setting, from_environment, read_config
 from handler.config.options import KNOWN, OPTIONS
-from handler.config.options.command_line import describe, found, table
+from handler.config.options.command_line import describe, listing, table
 from handler.config.options.names import variable
 from handler.config.options.option import Gone
 from handler.core.errors import ConfigError
@@ -117,9 +117,9 @@ def test_a_reader_may_leave() -> None:
 
 def test_several_words_find_what_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["options", "Draft", "model"]) == 0
-    found = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  option.")]
-    assert "option.speculative_draft_model" in found
-    assert len(found) < 10
+    listing = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  option.")]
+    assert "option.speculative_draft_model" in listing
+    assert len(listing) < 10
     assert main(["options", "draft", "nonsense"]) == 2
     assert capsys.readouterr().err == "lmi: no option has all of these words: draft nonsense\n"
 
@@ -144,9 +144,9 @@ def test_the_table_has_a_line_for_every_option_with_an_effect() -> None:
 
 def test_on_a_terminal_every_line_fits() -> None:
     for words in ([], ["certificate"], ["prefix"], ["load_format"], ["SM_VLLM_MAX_NUM_SEQS"], ["option.spec_length"]):
-        wrapped = found(words, "", FLAGS, 80)
+        wrapped = listing(words, "", FLAGS, 80)
         assert [line for line in wrapped.splitlines() if len(line) > 80 and " " in line.strip()] == []
-        assert wrapped.split() == found(words, "", FLAGS).split(), "the same words"
+        assert wrapped.split() == listing(words, "", FLAGS).split(), "the same words"
 
 
 FLAGS = {"--ssl-certfile": "HTTPS, with this certificate chain (PEM), " + "and more words " * 9}
@@ -161,14 +161,14 @@ def test_the_variable_sets_the_option() -> None:
 
 
 def test_a_word_lists_the_options_that_have_it() -> None:
-    listed = found(["prefix"], "vllm")
+    listed = listing(["prefix"], "vllm")
     assert "option.enable_prefix_caching" in listed
     assert "option.prefix_caching_hash_algo" in listed
     assert "option.dtype" not in listed
-    assert "option.kv_cache_free_gpu_mem_fraction" not in found([], "vllm")
+    assert "option.kv_cache_free_gpu_mem_fraction" not in listing([], "vllm")
     with pytest.raises(ConfigError, match=r"unknown option 'option\.no_such_word'"):
-        found(["no-such-word"])
+        listing(["no-such-word"])
 
 
 def test_a_flags_name_is_an_options() -> None:
-    assert found(["max-model-len"]) == describe("max_model_len")
+    assert listing(["max-model-len"]) == describe("max_model_len")
