@@ -36,8 +36,8 @@ def sagemaker() -> ServiceModel:
 
 def instance_types(shape: str) -> tuple[str, ...]:
     """Return the instance types of an enumeration, e.g. `TransformInstanceType`."""
-    found: Any = sagemaker().shape_for(shape)
-    return tuple(found.enum)
+    enumeration: Any = sagemaker().shape_for(shape)
+    return tuple(enumeration.enum)
 
 
 class Malformed(ValueError):
@@ -59,9 +59,9 @@ def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> st
         shape = service(signed_for).operation_model(operation).input_shape
     except (UnknownServiceError, OperationNotFoundError):
         return ""
-    found = [] if shape is None else list(_violations(shape, values, ""))
-    count = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: "
-    return count + "; ".join(found) if found else ""
+    violations = [] if shape is None else list(_violations(shape, values, ""))
+    count = f"{len(violations)} validation error{'s' if len(violations) > 1 else ''} detected: "
+    return count + "; ".join(violations) if violations else ""
 
 
 _TYPES: Mapping[str, Any] = {
@@ -89,14 +89,16 @@ def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
         return
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise Malformed(f"{type(value).__name__} at '{at or 'the body'}' can not be converted to a {kind}")
-    yield from (f"Value '{value}' at '{at}' failed to satisfy constraint: {one}" for one in _constraints(shape, value))
+    yield from (
+        f"Value '{value}' at '{at}' failed to satisfy constraint: {rule}" for rule in _constraints(shape, value)
+    )
     if kind == "structure":
         for name, member in shape.members.items():
-            place = f"{at}.{name[0].lower()}{name[1:]}".lstrip(".")
+            path = f"{at}.{name[0].lower()}{name[1:]}".lstrip(".")
             if value.get(name) is not None:
-                yield from _violations(member, value[name], place)
+                yield from _violations(member, value[name], path)
             elif name in shape.required_members:
-                yield f"Value null at '{place}' failed to satisfy constraint: Member must not be null"
+                yield f"Value null at '{path}' failed to satisfy constraint: Member must not be null"
     elif kind == "list":
         for number, item in enumerate(value, 1):
             yield from _violations(shape.member, item, f"{at}.{number}.member")

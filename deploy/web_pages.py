@@ -39,6 +39,6 @@ def _check(operation_model: Any, response_dict: dict[str, Any], **more: object) 
 
 
 def _title(body: bytes) -> str:
-    found = _TITLE.search(body[:_MOST].decode("utf-8", "replace"))
-    text = " ".join(html.unescape(found[1]).split())[:100] if found else ""
+    match = _TITLE.search(body[:_MOST].decode("utf-8", "replace"))
+    text = " ".join(html.unescape(match[1]).split())[:100] if match else ""
     return f" ({text})" if text else ""

@@ -40,8 +40,8 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     content = _json(path)
     for has, operation, read in _FORMS:
         if has(content):
-            place = operation.removeprefix("Describe")
-            unknown = checked(path.name, place, operation, content) if operation else []
+            section = operation.removeprefix("Describe")
+            unknown = checked(path.name, section, operation, content) if operation else []
             source = read(content, path.name, number, region)
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
@@ -82,7 +82,7 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         *(("Model", "DescribeModel", model) for model in models),
         *(("Components", "DescribeInferenceComponent", component) for component in components),
     ]
-    notes = [note for place, operation, part in parts for note in checked(file, place, operation, part)]
+    notes = [note for section, operation, part in parts for note in checked(file, section, operation, part)]
     return Source(
         str(endpoint.get("EndpointName", "")),
         file,
@@ -105,8 +105,8 @@ def _tags(*requests: Content) -> dict[str, str]:
 
 
 def _region(arn: str) -> str:
-    found = re.match(r"arn:[a-z-]+:[a-z-]+:([a-z0-9-]+):", arn)
-    return found[1] if found else ""
+    match = re.match(r"arn:[a-z-]+:[a-z-]+:([a-z0-9-]+):", arn)
+    return match[1] if match else ""
 
 
 def _model(content: Content, file: str, number: int, region: str) -> Source:
@@ -116,13 +116,13 @@ def _model(content: Content, file: str, number: int, region: str) -> Source:
 def _package(content: Content, file: str, number: int, region: str) -> Source:
     """Read the response of DescribeModelPackage for a package of a model registry. Marketplace packages are refused."""
     package = content["InferenceSpecification"]
-    products = [one.get("ProductId") for one in package["Containers"]]
-    if product := next((one for one in products if one), None):
+    products = [container.get("ProductId") for container in package["Containers"]]
+    if product := next((product_id for product_id in products if product_id), None):
         raise Refused(
             f"{file}: is the Marketplace product {product}, whose container and weights belong to the seller",
             "Deploy it from the Marketplace; lmi deploy serves only weights that you can access (model.s3, model.id).",
         )
-    containers = [{name: one[name] for name in _OF_PACKAGES if one.get(name)} for one in package["Containers"]]
+    containers = [{name: item[name] for name in _OF_PACKAGES if item.get(name)} for item in package["Containers"]]
     types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
     config = _variant({"InstanceType": types[0]}) if len(types) == 1 else {}
     region = _region(str(content.get("ModelPackageArn", "")))
@@ -144,10 +144,10 @@ def _variant(fields: Content) -> Content:
     return {"ProductionVariants": [{"VariantName": "AllTraffic", **fields}]}
 
 
-def _one(found: list[Any], file: str, number: int) -> Any:
-    if not 1 <= number <= len(found):
-        raise SpecError(f"{file}: --recommendation {number}: the job has {len(found)}", "Numbers start at 1.")
-    return found[number - 1]
+def _one(documents: list[Any], file: str, number: int) -> Any:
+    if not 1 <= number <= len(documents):
+        raise SpecError(f"{file}: --recommendation {number}: the job has {len(documents)}", "Numbers start at 1.")
+    return documents[number - 1]
 
 
 def _recommended(content: Content, file: str, number: int, region: str) -> Source:
@@ -156,7 +156,7 @@ def _recommended(content: Content, file: str, number: int, region: str) -> Sourc
     endpoint, model = chosen.get("EndpointConfiguration", {}), chosen.get("ModelConfiguration", {})
     own = dict(content.get("Model", {}))
     container = dict(own.pop("PrimaryContainer", {}))
-    tuned = {one["Key"]: str(one["Value"]) for one in model.get("EnvironmentParameters", ())}
+    tuned = {parameter["Key"]: str(parameter["Value"]) for parameter in model.get("EnvironmentParameters", ())}
     container["Environment"] = {**container.get("Environment", {}), **tuned}
     kept = ("InstanceType", "InitialInstanceCount", "ServerlessConfig")
     fields = {key: endpoint.get(key) for key in kept}
@@ -168,14 +168,14 @@ def _recommended(content: Content, file: str, number: int, region: str) -> Sourc
 def _ai_recommended(content: Content, file: str, number: int, region: str) -> Source:
     """Read a recommendation of DescribeAIRecommendationJob."""
     chosen = _one(content["Recommendations"], file, number)
-    said = chosen.get("DeploymentConfiguration", {})
-    place = next((one["Uri"] for one in said.get("S3", ()) if one.get("ChannelName", "model") == "model"), None)
-    place = place or content.get("ModelSource", {}).get("S3", {}).get("S3Uri")
-    container = {"Image": said.get("ImageUri", ""), "Environment": said.get("EnvironmentVariables", {})}
-    if place:
-        data = {"S3Uri": place, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    advice = chosen.get("DeploymentConfiguration", {})
+    uri = next((item["Uri"] for item in advice.get("S3", ()) if item.get("ChannelName", "model") == "model"), None)
+    uri = uri or content.get("ModelSource", {}).get("S3", {}).get("S3Uri")
+    container = {"Image": advice.get("ImageUri", ""), "Environment": advice.get("EnvironmentVariables", {})}
+    if uri:
+        data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
         container["ModelDataSource"] = {"S3DataSource": data}
-    fields = {"InstanceType": said.get("InstanceType"), "InitialInstanceCount": said.get("InstanceCount")}
+    fields = {"InstanceType": advice.get("InstanceType"), "InitialInstanceCount": advice.get("InstanceCount")}
     origin = f"{file}, recommendation {number}"
     return _of_job(content, "AIRecommendationJobArn", origin, fields, {"PrimaryContainer": container})
 
@@ -214,7 +214,7 @@ _FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content,
     (_has("Recommendations"), "DescribeAIRecommendationJob", _ai_recommended),
     (_has("HubContentDocument"), "DescribeHubContent", _hub_content),
     (
-        _has(*(name for one in _OF_JUMPSTART for name in (one, xform_name(one)))),
+        _has(*(name for member in _OF_JUMPSTART for name in (member, xform_name(member)))),
         "",
         lambda content, file, _, region: read_jumpstart(content, file, region),
     ),

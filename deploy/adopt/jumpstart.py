@@ -67,7 +67,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
         container["ModelDataUrl"] = uri
     sources = fields.get("hosting_additional_data_sources")
     if drafts := listed(_section(sources, file, "hosting_additional_data_sources").get(_DRAFT), file, _DRAFT):
-        container["AdditionalModelDataSources"] = [_draft(one, file, region) for one in drafts]
+        container["AdditionalModelDataSources"] = [_draft(data_source, file, region) for data_source in drafts]
     times = {**fields, **_section(fields.get("deploy_kwargs"), file, "deploy_kwargs")}
     instance = find(kind)
     variant = {
@@ -114,13 +114,13 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:
     """Yield the document's settings for the instance type, then for its family."""
-    found = _map(variants, file, "variants")
+    variant_map = _map(variants, file, "variants")
     for name in (kind, kind.removeprefix("ml.").partition(".")[0]):
-        yield _section(found.get(name), file, f"variants.{name}")
+        yield _section(variant_map.get(name), file, f"variants.{name}")
 
 
 def _of_type(special: list[dict[str, Any]], file: str, name: str) -> Any:
-    values = (_section(one.get("properties"), file, "properties").get(name) for one in special)
+    values = (_section(item.get("properties"), file, "properties").get(name) for item in special)
     return next((value for value in values if value), None)
 
 
@@ -129,8 +129,10 @@ def _image(
 ) -> str:
     regions = _map(variants, file, "regional_aliases")
     aliases = _map(regions, file, region if region in regions else next(iter(regions), ""))
-    places = (_section(one.get("regional_properties"), file, "regional_properties").get("image_uri") for one in special)
-    alias = next((str(place) for place in places if place), "")
+    places = (
+        _section(part.get("regional_properties"), file, "regional_properties").get("image_uri") for part in special
+    )
+    alias = next((str(uri) for uri in places if uri), "")
     if image := aliases.get(alias.removeprefix("$")) or _of_type(special, file, "image_uri"):
         return str(image)
     if image := fields.get("hosting_ecr_uri"):
@@ -143,15 +145,15 @@ def _image(
 
 def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str) -> dict[str, str]:
     environ: dict[str, Any] = {}
-    place = "inference_environment_variables"
-    for number, item in enumerate(listed(fields.get(place), file, place)):
-        one = _section(item, file, f"{place}[{number}]")
-        if "name" not in one:
-            raise SpecError(f"{file}: {place}[{number}]: must be an object with a name")
-        if one.get("scope", "container") == "container":
-            environ[str(one["name"])] = one.get("default")
-    for one in reversed(special):
-        properties = _section(one.get("properties"), file, "properties")
+    path = "inference_environment_variables"
+    for number, item in enumerate(listed(fields.get(path), file, path)):
+        variable = _section(item, file, f"{path}[{number}]")
+        if "name" not in variable:
+            raise SpecError(f"{file}: {path}[{number}]: must be an object with a name")
+        if variable.get("scope", "container") == "container":
+            environ[str(variable["name"])] = variable.get("default")
+    for variable in reversed(special):
+        properties = _section(variable.get("properties"), file, "properties")
         environ |= _map(properties, file, "environment_variables")
     return {name: str(value) for name, value in environ.items() if value is not None}
 
@@ -175,8 +177,8 @@ def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
     uri = str(data.get("s3_uri", ""))
     if not uri.startswith("s3://"):
         uri = _in_bucket(uri, file, region, gated=provider.get("classification") == "gated")
-    made = {"S3Uri": uri, "S3DataType": data.get("s3_data_type"), "CompressionType": data.get("compression_type")}
-    return {"ChannelName": source.get("channel_name"), "S3DataSource": made}
+    draft = {"S3Uri": uri, "S3DataType": data.get("s3_data_type"), "CompressionType": data.get("compression_type")}
+    return {"ChannelName": source.get("channel_name"), "S3DataSource": draft}
 
 
 def _in_bucket(key: str, file: str, region: str, *, gated: bool) -> str:
@@ -190,9 +192,9 @@ def _is_prepacked(fields: Mapping[str, Any]) -> bool:
     return has or not fields.get("hosting_use_script_uri", True)
 
 
-def _section(value: Any, file: str, place: str) -> dict[str, Any]:
+def _section(value: Any, file: str, path: str) -> dict[str, Any]:
     """Return an object with its field names converted to snake case, or {} for None."""
-    return {xform_name(name): item for name, item in _object(value, file, place).items()}
+    return {xform_name(name): item for name, item in _object(value, file, path).items()}
 
 
 def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
@@ -200,14 +202,14 @@ def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
     return _object(fields.get(name), file, name)
 
 
-def _object(value: Any, file: str, place: str) -> dict[str, Any]:
+def _object(value: Any, file: str, path: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
-        raise SpecError(f"{file}: {place}: must be an object")
+        raise SpecError(f"{file}: {path}: must be an object")
     return value or {}
 
 
-def listed(value: Any, file: str, place: str) -> list[Any]:
+def listed(value: Any, file: str, path: str) -> list[Any]:
     """Return `value`, which must be an array, or [] if it is None."""
     if value is not None and not isinstance(value, list):
-        raise SpecError(f"{file}: {place}: must be an array")
+        raise SpecError(f"{file}: {path}: must be an array")
     return value or []

@@ -50,10 +50,10 @@ class Source:
 
     def model(self, name: str) -> Json:
         """Return the model of that name, or the only model if the source has just one."""
-        found = self.models.get(name) or (next(iter(self.models.values())) if len(self.models) == 1 else None)
-        if found is None:
+        model = self.models.get(name) or (next(iter(self.models.values())) if len(self.models) == 1 else None)
+        if model is None:
             raise Refused(f"the model {name} was not found", "It was deleted: pass its CreateModel as a file (--file).")
-        return found
+        return model
 
 
 def container_of(model: Json, name: str) -> dict[str, Any]:
@@ -62,19 +62,19 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     Raises:
         Refused: the model has no container or several, loads many models by name, or is a model package.
     """
-    found = containers(model)
+    candidates = containers(model)
     whose = f"model {name}" if name else "the model"
-    if not found:
+    if not candidates:
         raise Refused(
             f"{whose} has neither PrimaryContainer nor Containers",
             "Write the fields as AWS's API names them: PrimaryContainer, not primary_container.",
         )
-    if len(found) != 1:
+    if len(candidates) != 1:
         raise Refused(
-            f"{whose} has {len(found)} containers, but lmi deploy supports only one",
+            f"{whose} has {len(candidates)} containers, but lmi deploy supports only one",
             "Adopt an endpoint with one container, and run a pipeline's other steps elsewhere.",
         )
-    (container,) = found
+    (container,) = candidates
     if container.get("Mode") == "MultiModel" or container.get("MultiModelConfig"):
         raise Refused(
             f"{whose} belongs to a multi-model endpoint, whose container loads many models by name",
@@ -101,9 +101,9 @@ _URL = re.compile(r"https://(?:([^/]+)\.)?s3(?:[.-](?:dualstack\.)?[a-z0-9-]+)?\
 
 def _in_s3(url: str) -> str:
     """Return the s3:// URI of an https URL of S3, in virtual-hosted or path style. Other URLs are left unchanged."""
-    if (found := _URL.fullmatch(url)) is None:
+    if (match := _URL.fullmatch(url)) is None:
         return url
-    return f"s3://{'/'.join(urllib.parse.unquote(part) for part in found.groups() if part)}"
+    return f"s3://{'/'.join(urllib.parse.unquote(part) for part in match.groups() if part)}"
 
 
 def read_endpoint(aws: Aws, name: str) -> Source:
@@ -123,7 +123,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
             "Write its CreateModel and CreateEndpointConfig requests to a file, and pass it with --file.",
         )
     components = [*_components(aws, name)]
-    models = {one: model for one in _models(config, components) if (model := show(aws, Kind.MODEL, (one,))) is not None}
+    models = {id: model for id in _models(config, components) if (model := show(aws, Kind.MODEL, (id,))) is not None}
     targets, policies = _scaling(aws, name, config, components)
     origin = f"endpoint {name} in {aws.region} (configuration {config_name})"
     tags = tags_of(aws, Kind.ENDPOINT, endpoint)
@@ -135,8 +135,8 @@ def read_endpoint(aws: Aws, name: str) -> Source:
 def with_data(aws: Aws, source: Source) -> Source:
     """Return the source with the contents of its model data."""
     served = [container for model in source.models.values() for container in containers(model)]
-    served += [one.get("Specification", {}).get("Container", {}) for one in source.components if not is_adapter(one)]
-    places = {data_of(one)[0] for one in served}
+    served += [item.get("Specification", {}).get("Container", {}) for item in source.components if not is_adapter(item)]
+    places = {data_of(part)[0] for part in served}
     return replace(source, artifacts={uri: read_artifact(aws, uri) for uri in places if uri})
 
 
@@ -147,30 +147,30 @@ def is_adapter(component: Json) -> bool:
 
 def _components(aws: Aws, endpoint: str) -> Iterator[Json]:
     for name in components_of(aws, endpoint):
-        if (found := show(aws, Kind.COMPONENT, (name,))) is not None:
-            yield found
+        if (component := show(aws, Kind.COMPONENT, (name,))) is not None:
+            yield component
 
 
 def _models(config: Json, components: list[Json]) -> list[str]:
     variants = config.get("ProductionVariants", ())
-    specifications = [one.get("Specification", {}) for one in components]
-    return [*dict.fromkeys(str(one["ModelName"]) for one in (*variants, *specifications) if "ModelName" in one)]
+    specifications = [component.get("Specification", {}) for component in components]
+    return [*dict.fromkeys(str(part["ModelName"]) for part in (*variants, *specifications) if "ModelName" in part)]
 
 
 def _scaling(aws: Aws, name: str, config: Json, components: list[Json]) -> tuple[list[Json], list[Json]]:
     """Return the scalable targets of the endpoint's variants and components, and their policies."""
-    places = [f"endpoint/{name}/variant/{one['VariantName']}" for one in config.get("ProductionVariants", ())]
-    places += [f"inference-component/{one['InferenceComponentName']}" for one in components]
+    places = [f"endpoint/{name}/variant/{variant['VariantName']}" for variant in config.get("ProductionVariants", ())]
+    places += [f"inference-component/{component['InferenceComponentName']}" for component in components]
     targets: list[Json] = []
     policies: list[Json] = []
-    for place in places:
-        where = {"ServiceNamespace": "sagemaker", "ScalableDimension": DIMENSIONS[Kind(place.partition("/")[0])]}
-        asked: dict[str, Any] = {**where, "ResourceIds": [place]}
-        found = call(aws, "application-autoscaling", "describe_scalable_targets", asked)["ScalableTargets"]
-        targets += found
-        if found:
-            asked = {**where, "ResourceId": place}
-            policies += call(aws, "application-autoscaling", "describe_scaling_policies", asked)["ScalingPolicies"]
+    for resource_id in places:
+        where = {"ServiceNamespace": "sagemaker", "ScalableDimension": DIMENSIONS[Kind(resource_id.partition("/")[0])]}
+        request: dict[str, Any] = {**where, "ResourceIds": [resource_id]}
+        found_targets = call(aws, "application-autoscaling", "describe_scalable_targets", request)["ScalableTargets"]
+        targets += found_targets
+        if found_targets:
+            request = {**where, "ResourceId": resource_id}
+            policies += call(aws, "application-autoscaling", "describe_scaling_policies", request)["ScalingPolicies"]
     return targets, policies
 
 
@@ -180,9 +180,9 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     It covers all configurations, models, components and archives, as their names are known only from the endpoint.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
-    endpoints = [f"{head}:endpoint/{one}" for one in dict.fromkeys((name, name.lower()))]
+    endpoints = [f"{head}:endpoint/{spelling}" for spelling in dict.fromkeys((name, name.lower()))]
     kinds = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceComponent": "inference-component"}
-    data = [f"arn:{partition}:s3:::*/{one}" for one in (f"*{ARCHIVE}", OPTIONS_FILE)]
+    data = [f"arn:{partition}:s3:::*/{path}" for path in (f"*{ARCHIVE}", OPTIONS_FILE)]
     general = [
         "sagemaker:ListInferenceComponents",
         "application-autoscaling:DescribeScalableTargets",
@@ -190,7 +190,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     ]
     return policy([
         allow("Endpoint", ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], endpoints),
-        allow("Parts", [f"sagemaker:Describe{kind}" for kind in kinds], [f"{head}:{one}/*" for one in kinds.values()]),
+        allow("Parts", [f"sagemaker:Describe{kind}" for kind in kinds], [f"{head}:{key}/*" for key in kinds.values()]),
         allow("ModelData", ["s3:GetObject"], data),
         allow("General", general, ["*"]),
     ])  # fmt: skip

@@ -34,26 +34,26 @@ def scaling_of(
     Args:
         unmapped: list to which settings that cannot be mapped are added, with the reason.
     """
-    places = [f"inference-component/{one['InferenceComponentName']}" for one in bases]
+    places = [f"inference-component/{component['InferenceComponentName']}" for component in bases]
     if not places:
         places = [f"endpoint/{source.name}/variant/{variant.get('VariantName')}"]
-    targets = [one for one in source.targets if one["ResourceId"] in places]
-    found = [made for target in targets if (made := _scaling(source, target, unmapped)) is not None]
-    if not found:
+    targets = [target for target in source.targets if target["ResourceId"] in places]
+    sections = [section for target in targets if (section := _scaling(source, target, unmapped)) is not None]
+    if not sections:
         return None
-    if len(found) < len(places) or any(made != found[0] for made in found):
+    if len(sections) < len(places) or any(section != sections[0] for section in sections):
         unmapped.append(("scaling", "the components scale differently, but lmi deploy scales all of them alike"))
         return None
-    return found[0]
+    return sections[0]
 
 
 def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> dict[str, Any] | None:
-    made: dict[str, Any] | None = None
-    for policy in [one for one in source.policies if one["ResourceId"] == target["ResourceId"]]:
+    result: dict[str, Any] | None = None
+    for policy in [item for item in source.policies if item["ResourceId"] == target["ResourceId"]]:
         name, tracking = policy["PolicyName"], policy.get("TargetTrackingScalingPolicyConfiguration", {})
         metric = tracking.get("PredefinedMetricSpecification", {}).get("PredefinedMetricType")
         if metric in _BY_CONCURRENCY and target["MinCapacity"] >= 1:
-            made = {
+            result = {
                 "min": target["MinCapacity"],
                 "max": target["MaxCapacity"],
                 "concurrency": tracking["TargetValue"],
@@ -64,7 +64,7 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
         else:
             why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); scaling: would replace it"
         unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
-    return made
+    return result
 
 
 @dataclass(frozen=True)
@@ -137,25 +137,25 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         refuse_owned(source)
         refuse_unsettled(source)
     variant = _variant(source, wishes, beside=beside)
-    bases = [one for one in source.components if not is_adapter(one)]
+    bases = [component for component in source.components if not is_adapter(component)]
     first, *others = _served(source, variant, bases)
     model = first.model
-    container, found, artifact = _read(source, first, wishes)
+    container, settings, artifact = _read(source, first, wishes)
     result = Adopted({"name": name})
     content = result.content
     result.put("region", wishes.region or source.region)
     content["role"] = _role(source, model, wishes)
     content["image"] = dict(wishes.image)
-    content["model"] = _model(result, first.container, artifact, found, wishes)
-    result.put("options", found.options)
-    result.put("environment", found.environment)
+    content["model"] = _model(result, first.container, artifact, settings, wishes)
+    result.put("options", settings.options)
+    result.put("environment", settings.environment)
     content["instance"] = _instance(result, source, variant, bases)
     result.put("timeouts", _times(variant, bases))
     content["routing"] = _routing(result, variant)
     if bases:
-        own = {one.component: _own_parts(result, source, one, wishes) for one in others}
+        own = {other.component: _own_parts(result, source, other, wishes) for other in others}
         content["components"] = _components(result, source, bases, own)
-    if wishes.token_secret is not None and not any("token_secret" in one for one in _models(content)):
+    if wishes.token_secret is not None and not any("token_secret" in item for item in _models(content)):
         raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: leave it out.")
     result.put("scaling", scaling_of(source, variant, bases, result.unmapped))
     content["alarms"] = None
@@ -165,9 +165,9 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         _asynchronous(content, asynchronous)
     result.put("sagemaker", _passed(result, source, variant, model, first.container))
     result.put("tags", {key: tag for key, tag in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))})
-    result.unmapped += [*found.unmapped, *source.notes]
-    result.idle += found.idle
-    result.defaults += found.defaults
+    result.unmapped += [*settings.unmapped, *source.notes]
+    result.idle += settings.idle
+    result.defaults += settings.defaults
     release = f" {container.told}" if container.told else ""
     if container.told != container.release:
         release += f", treated as {container.release}"
@@ -182,7 +182,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
         Refused: the endpoint has several variants and none is chosen, or the variant is serverless.
     """
     variants = source.config.get("ProductionVariants", ())
-    names = [str(one.get("VariantName")) for one in variants]
+    names = [str(item.get("VariantName")) for item in variants]
     if len(variants) > 1 and (wishes.variant is None or not beside):
         raise Refused(
             f"{source.name or 'the endpoint'} has {len(variants)} production variants ({', '.join(names)}), but "
@@ -191,7 +191,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
         )
     if wishes.variant is not None and wishes.variant not in names:
         raise Refused(f"--variant {wishes.variant}: no such variant; the endpoint has {', '.join(names) or 'none'}", "")
-    chosen: Json = next((one for one in variants if wishes.variant in (None, one.get("VariantName"))), {})
+    chosen: Json = next((item for item in variants if wishes.variant in (None, item.get("VariantName"))), {})
     if "ServerlessConfig" in chosen:
         raise Refused(
             f"{source.name or 'the endpoint'} is serverless, which has no GPU",
@@ -239,13 +239,13 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
             container = dict(specification.get("Container", {}))
             image = container.pop("DeployedImage", {}).get("SpecifiedImage")
             artifact = container.pop("ArtifactUrl", None)
-            made = {
+            part = {
                 **({"Image": image} if image else {}),
                 **container,
                 **({"ModelDataUrl": artifact} if artifact else {}),
             }
-            served.append(Served(component, made, {}))
-    return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
+            served.append(Served(component, part, {}))
+    return [served[0], *(part for part in served[1:] if part.container != served[0].container)]
 
 
 # With --file, the model data may belong to another account.
@@ -265,13 +265,13 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
         others = (OPTIONS_FILE,) if artifact.variables else ()
         artifact = replace(artifact, variables={}, others=(*others, *artifact.others), folder="")
-    found = variables(environ, container)
-    if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or found.model_id)):
-        found = variables({**environ, **artifact.variables}, container)
+    settings = variables(environ, container)
+    if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
+        settings = variables({**environ, **artifact.variables}, container)
     if beaten:
         why = "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL"
-        found.idle.append((shown("HF_MODEL_ID", beaten), why))
-    return container, found, artifact
+        settings.idle.append((shown("HF_MODEL_ID", beaten), why))
+    return container, settings, artifact
 
 
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
@@ -281,18 +281,18 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
             "--model applies only to an endpoint with one model",
             f"Component {served.component} has a different model: leave --model out.",
         )
-    _, found, artifact = _read(source, served, wishes)
+    _, settings, artifact = _read(source, served, wishes)
     others = len(result.unmapped), len(result.idle)
     own: dict[str, Any] = {}
-    if (model := _model(result, served.container, artifact, found, wishes)) != result.content["model"]:
+    if (model := _model(result, served.container, artifact, settings, wishes)) != result.content["model"]:
         own["model"] = model
-    for name, mine in (("options", found.options), ("environment", found.environment)):
+    for name, mine in (("options", settings.options), ("environment", settings.environment)):
         whole = result.content.get(name, {})
         over = {key: mine.get(key) for key in (*mine, *whole) if mine.get(key) != whole.get(key)}
         if over:
             own[name] = over
-    result.unmapped += found.unmapped
-    result.idle += found.idle
+    result.unmapped += settings.unmapped
+    result.idle += settings.idle
     kept = _kept(served.container, model)
     fields = _without_owned(shape_of("model"), {"PrimaryContainer": kept}, OWNED["model"], "")
     result.unmapped += [
@@ -304,7 +304,7 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
 
 
 def _models(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [content["model"], *(one["model"] for one in content.get("components", ()) if "model" in one)]
+    return [content["model"], *(item["model"] for item in content.get("components", ()) if "model" in item)]
 
 
 def _role(source: Source, model: Json, wishes: Wishes) -> str:
@@ -314,24 +314,24 @@ def _role(source: Source, model: Json, wishes: Wishes) -> str:
     return str(role)
 
 
-def _stays(said: str) -> bool:
+def _stays(model_id: str) -> bool:
     """Return whether the model ID refers to the model data that SageMaker mounts, and not to another model."""
-    return not said or said.startswith("/")
+    return not model_id or model_id.startswith("/")
 
 
-def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, wishes: Wishes) -> dict[str, Any]:
+def _model(result: Adopted, served: Json, artifact: Artifact, settings: Variables, wishes: Wishes) -> dict[str, Any]:
     """Return the `model` section, and report the container's other model data in the comments.
 
     Raises:
         Refused: no location is known from which this project's image can load the model.
     """
     uri, is_prefix = data_of(served)
-    said = wishes.model or found.model_id
+    id = wishes.model or settings.model_id
     model: dict[str, Any] = {}
-    if said.startswith("s3://"):
-        model["s3"] = said if said.endswith(("/", ARCHIVE)) else f"{said}/"
-    elif not _stays(said):
-        model["id"] = said
+    if id.startswith("s3://"):
+        model["s3"] = id if id.endswith(("/", ARCHIVE)) else f"{id}/"
+    elif not _stays(id):
+        model["id"] = id
     elif is_prefix or (uri.endswith(ARCHIVE) and artifact.may_serve):
         model["s3"] = uri
         if artifact.unseen and not is_prefix:
@@ -340,12 +340,12 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
         if OPTIONS_FILE in artifact.others:
             why = "the original container ignores it, but this project's image reads it: remove it"
             result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
-        if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
-            found.environment["OPTION_MODEL_ID"] = said
+        if id.rstrip("/").startswith(f"{MODEL_DATA}/"):
+            settings.environment["OPTION_MODEL_ID"] = id
         elif artifact.folder:
-            found.environment["OPTION_MODEL_ID"] = f"{MODEL_DATA}/{artifact.folder}"
+            settings.environment["OPTION_MODEL_ID"] = f"{MODEL_DATA}/{artifact.folder}"
     else:
-        where = f"in the archive {uri}" if uri else (f"{said}, whose location is unknown" if said else "not named")
+        where = f"in the archive {uri}" if uri else (f"{id}, whose location is unknown" if id else "not named")
         why = artifact.problem or artifact.fault or ("it contains no weights" if uri else "")
         raise Refused(
             f"the container's model is {where}{': ' * bool(why)}{why}",
@@ -353,9 +353,9 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
         )
     if uri and model.get("s3") != uri:
         result.unmapped += [*_left_behind(uri, is_prefix, artifact)]
-    if found.context is not None:
-        model["context"] = found.context
-    _token(result, model, found, wishes)
+    if settings.context is not None:
+        model["context"] = settings.context
+    _token(result, model, settings, wishes)
     return model
 
 
@@ -380,15 +380,15 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
 _MOST_NAMES = 5  # maximum number of file names in a comment
 
 
-def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:
+def _token(result: Adopted, model: dict[str, Any], settings: Variables, wishes: Wishes) -> None:
     """Set `model.token_secret`, or report a token in the environment that has to be moved there."""
     if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
-    elif found.hub_token:
+    elif settings.hub_token:
         why = "a model in S3 needs no token"
         if "id" in model:
             why = "put the token into Secrets Manager and its ARN into model.token_secret (or --token-secret ARN)"
-        result.unmapped += [(f"{name}=***", why) for name in found.hub_token]
+        result.unmapped += [(f"{name}=***", why) for name in settings.hub_token]
 
 
 def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Json]) -> dict[str, Any]:
@@ -402,9 +402,9 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
                 result.unmapped.append((f"ModelNameOverride={pool['ModelNameOverride']}", why))
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
-    live = {one["VariantName"]: one for one in source.endpoint.get("ProductionVariants", ())}
+    live = {item["VariantName"]: item for item in source.endpoint.get("ProductionVariants", ())}
     counts = [live.get(variant.get("VariantName"), {}).get("DesiredInstanceCount"), variant.get("InitialInstanceCount")]
-    if count := next((one for one in counts if one), None):
+    if count := next((number for number in counts if number), None):
         instance["count"] = count
     if (name := variant.get("VariantName")) not in (None, "AllTraffic"):
         instance["variant"] = name
@@ -428,16 +428,16 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
 
 def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
     """Return the timeouts that are set. The other ones are derived from the model's size later."""
-    parameters = [one.get("Specification", {}).get("StartupParameters", {}) for one in bases]
-    found: dict[str, int] = {}
+    parameters = [component.get("Specification", {}).get("StartupParameters", {}) for component in bases]
+    times: dict[str, int] = {}
     for name, field_name in (
         ("download", "ModelDataDownloadTimeoutInSeconds"),
         ("startup", "ContainerStartupHealthCheckTimeoutInSeconds"),
     ):
-        given = [one[field_name] for one in (*parameters, variant) if field_name in one]
-        if given:
-            found[name] = max(given[: len(parameters)] or given)
-    return found | _given(provision=variant.get("VariantInstanceProvisionTimeoutInSeconds"))
+        seconds = [fields[field_name] for fields in (*parameters, variant) if field_name in fields]
+        if seconds:
+            times[name] = max(seconds[: len(parameters)] or seconds)
+    return times | _given(provision=variant.get("VariantInstanceProvisionTimeoutInSeconds"))
 
 
 def _routing(result: Adopted, variant: Json) -> Any:
@@ -459,7 +459,7 @@ def _routing(result: Adopted, variant: Json) -> Any:
 def _components(
     result: Adopted, source: Source, bases: Sequence[Json], own: Mapping[str, Json]
 ) -> list[dict[str, Any]]:
-    found = []
+    components = []
     for item in bases:
         name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
         needs = specification.get("ComputeResourceRequirements", {})
@@ -482,8 +482,8 @@ def _components(
         component |= own.get(name, {})
         if fields := _rest(result, "component", item, f"components {name}"):
             component["sagemaker"] = fields
-        found.append(component)
-    return found
+        components.append(component)
+    return components
 
 
 def _adapters(source: Source, base: str) -> Iterator[dict[str, str]]:
@@ -528,10 +528,10 @@ def _passed(result: Adopted, source: Source, variant: Json, model: Json, served:
         "variant": variant,
         "model": {**{name: model[name] for name in model if name != "Containers"}, "PrimaryContainer": container},
     }
-    found = {part: fields for part, content in parts.items() if (fields := _rest(result, part, content, part))}
+    parts_left = {part: fields for part, content in parts.items() if (fields := _rest(result, part, content, part))}
     if "instance" in result.content and "managed" not in result.content["instance"]:
-        found.get("variant", {}).pop("ManagedInstanceScaling", None)
-    return {part: fields for part, fields in found.items() if fields}
+        parts_left.get("variant", {}).pop("ManagedInstanceScaling", None)
+    return {part: fields for part, fields in parts_left.items() if fields}
 
 
 def _kept(container: Json, model: Json) -> dict[str, Any]:
@@ -540,22 +540,22 @@ def _kept(container: Json, model: Json) -> dict[str, Any]:
     return {name: value for name, value in container.items() if name not in left_out}
 
 
-def _rest(result: Adopted, part: str, content: Json, place: str) -> dict[str, Any]:
+def _rest(result: Adopted, part: str, content: Json, path: str) -> dict[str, Any]:
     """Return the fields of a part that the specification has no setting for, under SageMaker's names."""
     fields = _without_owned(shape_of(part), content, OWNED[part], "")
     for name in list(fields):
         wrong = (line.partition(": ") for line in problems(part, {name: fields[name]}))
         why = next((why for where, _, why in wrong if f".{name}" in where), None)
         if why is None:
-            result.passed.append(f"{place}.{name}")
+            result.passed.append(f"{path}.{name}")
         else:
             del fields[name]
-            result.unmapped.append((f"{place}.{name}", why))
+            result.unmapped.append((f"{path}.{name}", why))
     return fields
 
 
 def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in content.items():
         below = f"{path}.{name}".removeprefix(".")
         if below in owned or name not in shape.members or value in (None, {}, [], ""):
@@ -564,8 +564,8 @@ def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: st
             value = _without_owned(shape.members[name], value, owned, below)
             if not value:
                 continue
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _checked(result: Adopted) -> Adopted:
@@ -589,8 +589,8 @@ _MOST_PASSES = 12  # a pass may reveal problems that an earlier problem has hidd
 
 def _dropped(result: Adopted, line: str) -> bool:
     """Remove the field that a message names if it is optional, and return whether it was removed."""
-    place, _, why = line.partition(": ")
-    names = place.split(".")
+    path, _, why = line.partition(": ")
+    names = path.split(".")
     if names[0] not in ("sagemaker", "environment", "options", "tags", "timeouts", "capture"):
         return False
     level: Any = result.content
@@ -600,8 +600,8 @@ def _dropped(result: Adopted, line: str) -> bool:
         level.pop(names[-1])
     else:
         result.content.pop(names[0], None)
-    result.unmapped.append((place, why))
-    result.passed = [one for one in result.passed if not place.endswith(one)]
+    result.unmapped.append((path, why))
+    result.passed = [field for field in result.passed if not path.endswith(field)]
     return True
 
 
@@ -617,7 +617,7 @@ _WORDS = {
 """What messages call each type."""
 
 
-def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[str, str]]:
+def checked(file: str, path: str, operation: str, content: Any) -> list[tuple[str, str]]:
     """Check a response of SageMaker's Describe calls, or the request of the matching Create call.
 
     Returns:
@@ -630,38 +630,38 @@ def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[s
     shapes = [service.operation_model(operation).output_shape]
     if operation in _CREATED:
         shapes.append(service.operation_model(operation.replace("Describe", "Create")).input_shape)
-    found = [[*_problems(shape, content, place)] for shape in shapes]
-    wrong = [next((f"{where}: {why}" for where, why in one if why != _NO_FIELD), None) for one in found]
+    problems = [[*_problems(shape, content, path)] for shape in shapes]
+    wrong = [next((f"{where}: {why}" for where, why in items if why != _NO_FIELD), None) for items in problems]
     if None not in wrong:
         raise SpecError(f"{file}: {wrong[0]}")
-    others = {*found[-1]}
-    return [one for one in found[0] if one in others and one[1] == _NO_FIELD]
+    others = {*problems[-1]}
+    return [problem for problem in problems[0] if problem in others and problem[1] == _NO_FIELD]
 
 
 _NO_FIELD = "AWS's API has no such field"
 
 
-def _problems(shape: Any, value: Any, place: str) -> Iterator[tuple[str, str]]:
+def _problems(shape: Any, value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield each field that does not match AWS's shape, with the reason."""
     types, words = TYPES.get(shape.type_name, ((), ""))
     if types and type(value) not in types:
-        yield place, f"must be {_WORDS.get(shape.type_name, words)}"
+        yield path, f"must be {_WORDS.get(shape.type_name, words)}"
     elif shape.type_name == "structure":
         for name in shape.required_members:
             if name in _NEEDED and name not in value:
-                yield f"{place}.{name}".removeprefix("."), "must be given"
+                yield f"{path}.{name}".removeprefix("."), "must be given"
         for name, item in value.items():
-            where = f"{place}.{name}".removeprefix(".")
+            where = f"{path}.{name}".removeprefix(".")
             if name in shape.members:
                 yield from _problems(shape.members[name], item, where)
             elif name != "ResponseMetadata":  # added by boto3
                 yield where, _NO_FIELD
     elif shape.type_name == "list":
         for number, item in enumerate(value):
-            yield from _problems(shape.member, item, f"{place}[{number}]")
+            yield from _problems(shape.member, item, f"{path}[{number}]")
     elif shape.type_name == "map":
         for name, item in value.items():
-            yield from _problems(shape.value, item, f"{place}.{name}")
+            yield from _problems(shape.value, item, f"{path}.{name}")
 
 
 _CREATED = ("DescribeEndpoint", "DescribeEndpointConfig", "DescribeInferenceComponent", "DescribeModel")

@@ -51,7 +51,7 @@ class Container(NamedTuple):
 
 
 _CONTAINERS: Mapping[str, Any] = table("containers")
-KINDS: Mapping[str, str] = {kind: one["name"] for kind, one in _CONTAINERS["kinds"].items()}
+KINDS: Mapping[str, str] = {kind: entry["name"] for kind, entry in _CONTAINERS["kinds"].items()}
 
 _NEURON = re.compile(r"neuron|inf2|trn1|optimum", re.IGNORECASE)
 
@@ -61,11 +61,11 @@ _ADVICE = (
 )
 
 
-def container_kind(image: str, said: str | None) -> Container:
+def container_kind(image: str, override: str | None) -> Container:
     """Return the kind and release of the container in an image.
 
     Args:
-        said: kind that the user has given, or None to derive it from the image's name.
+        override: kind that the user has given, or None to derive it from the image's name.
 
     Raises:
         Refused: the container is not supported.
@@ -73,13 +73,13 @@ def container_kind(image: str, said: str | None) -> Container:
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
         raise Refused(f"the image {image} is for AWS Neuron, which this project's images do not serve", "")
-    images = ((kind, one["repository"]) for kind, one in _CONTAINERS["kinds"].items())
-    kind = said or next((kind for kind, name in images if re.search(name, repository)), None)
+    images = ((kind, entry["repository"]) for kind, entry in _CONTAINERS["kinds"].items())
+    kind = override or next((kind for kind, name in images if re.search(name, repository)), None)
     if kind is None:
         known = ", ".join(KINDS.values())
         raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy, only those of {known}", _ADVICE)
-    if kind == "tgi" and (found := _TGI.search(tag)):
-        return Container(kind, "vllm", found[1], found[1])
+    if kind == "tgi" and (match := _TGI.search(tag)):
+        return Container(kind, "vllm", match[1], match[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
@@ -145,36 +145,36 @@ def one_line(text: str) -> str:
 
 def variables(environ: Mapping[str, str], container: Container) -> Variables:
     """Classify the variables of a container. As in LMI, `OPTION_*` overrides other names of the same option."""
-    found = Variables()
-    names = {name: value for name, value in environ.items() if not _taken_out(name, value, found, container.kind)}
-    names = _joined(names, found)
+    result = Variables()
+    names = {name: value for name, value in environ.items() if not _taken_out(name, value, result, container.kind)}
+    names = _joined(names, result)
     engine, settings = _read(names, container)
     if container.kind == "lmi" and container.release and variable(KEY) not in names:
-        found.options[KEY.removeprefix("option.")] = container.release
+        result.options[KEY.removeprefix("option.")] = container.release
     for name, value in names.items():
         if name.startswith(("OPTION_", "SERVING_")):
-            _own(found, name, value, key_of(name), value, engine)
+            _own(result, name, value, key_of(name), value, engine)
     for item in translate(names, engine):
         if isinstance(item, Note):
-            found.idle.append((shown(item.foreign, names[item.foreign]), item.message))
+            result.idle.append((shown(item.foreign, names[item.foreign]), item.message))
         elif not isinstance(item, Own):
             why = item.message.removeprefix(f"{shown(item.name, names.get(item.name, ''))}: ")
-            found.unmapped.append((shown(item.name, names.get(item.name, "")), why))
+            result.unmapped.append((shown(item.name, names.get(item.name, "")), why))
         elif item.name not in names:
-            _own(found, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
+            _own(result, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
     for name, value in names.items():
-        _as_it_is(found, name, value, engine)
+        _as_it_is(result, name, value, engine)
     if settings.get(_ASYNC) == "true":  # implied by the name of LMI's handler
-        found.options.setdefault(_ASYNC.removeprefix("option."), True)
-    _checked(found)
-    _write_defaults(found, container)
-    rolling = Setting("option.rolling_batch", str(found.options.get("rolling_batch", "auto")), "")
-    if "llm_engine" not in found.options and not named_engine([rolling], ""):
-        found.options["llm_engine"] = engine
-    return found
+        result.options.setdefault(_ASYNC.removeprefix("option."), True)
+    _checked(result)
+    _write_defaults(result, container)
+    rolling = Setting("option.rolling_batch", str(result.options.get("rolling_batch", "auto")), "")
+    if "llm_engine" not in result.options and not named_engine([rolling], ""):
+        result.options["llm_engine"] = engine
+    return result
 
 
-def _joined(names: Mapping[str, str], found: Variables) -> dict[str, str]:
+def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
     """Join variables with dotted names, such as SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE=2, to one JSON value per option."""
     dotted = [name for name in names if "." in name and name.startswith(("OPTION_", SM_VLLM))]
     result = {name: value for name, value in names.items() if name not in dotted}
@@ -187,27 +187,27 @@ def _joined(names: Mapping[str, str], found: Variables) -> dict[str, str]:
         prefix = SM_VLLM if item.origin.startswith(SM_VLLM) else "OPTION_"
         name = prefix + item.key.removeprefix("option.").upper()
         if name in result:
-            found.idle.append((shown(name, result[name]), "its dotted names override it, as in vLLM"))
+            settings.idle.append((shown(name, result[name]), "its dotted names override it, as in vLLM"))
         result[name] = item.value
     return result
 
 
-def _write_defaults(found: Variables, container: Container) -> None:
+def _write_defaults(result: Variables, container: Container) -> None:
     """Write out the container's defaults that differ from this project's image, unless a variable sets them."""
-    for key, value, whose in _defaults(found, container):
-        if key in found.keys:
+    for key, value, whose in _defaults(result, container):
+        if key in result.keys:
             continue
-        place = f"options.{key.removeprefix('option.')}"
+        path = f"options.{key.removeprefix('option.')}"
         if key == _LENGTH:
-            place, found.context = "model.context", value
+            path, result.context = "model.context", value
         else:
-            found.options[key.removeprefix("option.")] = value
-        found.defaults.append((f"{place}: {str(value).lower()}", whose))
+            result.options[key.removeprefix("option.")] = value
+        result.defaults.append((f"{path}: {str(value).lower()}", whose))
 
 
-def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
+def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
     """Yield a triple `(option, value, reason)` for each default of the container."""
-    if container.kind == "lmi" and not found.keys.keys() & _DEGREES:
+    if container.kind == "lmi" and not result.keys.keys() & _DEGREES:
         yield "option.tensor_parallel_degree", "max", "LMI's: it uses all visible GPUs"
     if container.kind == "vllm":
         yield "option.openai_compat", True, "vLLM's: its /invocations is OpenAI's API"
@@ -215,7 +215,7 @@ def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any
         yield "option.tgi_compat", True, "TGI's response format; a request without max_new_tokens gets 30, as in LMI"
         yield "job_queue_size", 128, "TGI's max_concurrent_requests"
         for key, (value, why) in _of_tgi(container.release).items():
-            if key not in _DEGREES or not found.keys.keys() & _DEGREES:
+            if key not in _DEGREES or not result.keys.keys() & _DEGREES:
                 yield key, value, f"TGI {container.release}'s default: {why}"
 
 
@@ -226,23 +226,23 @@ def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
     return {key: (value, row["why"]) for row in reversed(rows) for key, value in row["options"].items()}
 
 
-def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:
+def _taken_out(name: str, value: str, result: Variables, kind: str) -> bool:
     """Return whether to leave out a variable because it is a secret, empty, or not read by the container."""
     line = VARIABLES.get(name)
     is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
-        found.hub_token += [name] if value else []
+        result.hub_token += [name] if value else []
         return True
     if is_secret(name, value):
         why = "a secret, which anyone who may describe the model can read; pass it to the container in another way"
-        found.unmapped.append((f"{name}={HIDDEN}", why))
+        result.unmapped.append((f"{name}={HIDDEN}", why))
         return True
     if not _is_read(name, kind):
-        found.idle.append((shown(name, value), f"{KINDS[kind]} does not read it"))
+        result.idle.append((shown(name, value), f"{KINDS[kind]} does not read it"))
         return True
     if value or name in VARIABLES or name.startswith(SM_VLLM):
         return False
-    found.idle.append((f"{name}=", "it is empty"))
+    result.idle.append((f"{name}=", "it is empty"))
     return True
 
 
@@ -262,54 +262,54 @@ def _is_read(name: str, kind: str) -> bool:
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
     """Return the engine and the options, as LMI reads the variables."""
-    given = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
-    settings = as_lmi_reads(given, {}, "", java=False, is_mode_given=False)
+    options = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
+    settings = as_lmi_reads(options, {}, "", java=False, is_mode_given=False)
     engine = named_engine(settings, container.engine) or container.engine
     return engine, {setting.key: setting.value for setting in settings}
 
 
-def _as_it_is(found: Variables, name: str, value: str, engine: str) -> None:
+def _as_it_is(result: Variables, name: str, value: str, engine: str) -> None:
     """Classify a variable that is neither an option by its own name nor in the table of foreign names."""
     if name in ENVIRONMENT:
-        _own(found, name, value, ENVIRONMENT[name], value, engine)
+        _own(result, name, value, ENVIRONMENT[name], value, engine)
     elif name in _OF_SDK:
-        found.idle.append((shown(name, value), _OF_SDK[name]))
+        result.idle.append((shown(name, value), _OF_SDK[name]))
     elif name.startswith(("OPTION_", "SERVING_", SM_VLLM)):
         return
     elif (line := VARIABLES.get(name)) is None or line.unread or line.heeded:
-        found.environment[name] = value
+        result.environment[name] = value
 
 
-def _own(found: Variables, origin: str, given: str, key: str, value: str, engine: str) -> None:
+def _own(result: Variables, origin: str, raw: str, key: str, value: str, engine: str) -> None:
     """Classify the option that a variable sets, by how this project's image would treat it."""
     name = key.removeprefix("option.")
     if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
-        found.idle.append((shown(origin, given), "only DJL Serving's Java side reads it"))
+        result.idle.append((shown(origin, raw), "only DJL Serving's Java side reads it"))
         return
     option = find_option(key, engine)
     same = option.key if option is not None else key  # an option may have several names
-    if same in found.keys:
-        if found.keys[same] != value:
-            found.idle.append((shown(origin, given), f"another variable sets {same}, and overrides it"))
+    if same in result.keys:
+        if result.keys[same] != value:
+            result.idle.append((shown(origin, raw), f"another variable sets {same}, and overrides it"))
         return
-    found.keys[same] = value
+    result.keys[same] = value
     if same == _MODEL_ID:
-        found.model_id = value
+        result.model_id = value
         return
     if option is None:
         unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-        found.unmapped.append((shown(origin, given), f"{unknown.message}; the original container silently ignores it"))
+        result.unmapped.append((shown(origin, raw), f"{unknown.message}; the original container silently ignores it"))
     elif refusal := _refusal(option, value, engine):
-        found.unmapped.append((shown(origin, given), refusal))
+        result.unmapped.append((shown(origin, raw), refusal))
     elif no_effect := _no_effect(option, engine):
-        found.idle.append((shown(origin, given), no_effect))
+        result.idle.append((shown(origin, raw), no_effect))
     elif same == _LENGTH and is_digits(value) and int(value):
-        found.context = int(value)
+        result.context = int(value)
     elif variable_of(name) not in (variable(key), origin):
-        found.environment[origin] = given
+        result.environment[origin] = raw
     else:
-        found.options[name] = typed(value)
-        found.origins[f"options.{name}"] = origin
+        result.options[name] = typed(value)
+        result.origins[f"options.{name}"] = origin
 
 
 def _refusal(option: Option, value: str, engine: str) -> str:
@@ -340,24 +340,24 @@ def typed(text: str) -> Value:
     return text
 
 
-def _checked(found: Variables) -> None:
+def _checked(result: Variables) -> None:
     """Remove options that the container would reject in combination with other options."""
-    for _ in range(len(found.options) + len(found.environment)):
-        problem = next(_problems(found), None)
+    for _ in range(len(result.options) + len(result.environment)):
+        problem = next(_problems(result), None)
         if problem is None:
             return
-        place, why = problem
-        section, _, name = place.partition(".")
-        values = found.options if section == "options" else found.environment
+        path, why = problem
+        section, _, name = path.partition(".")
+        values = result.options if section == "options" else result.environment
         value = values.pop(name)
-        origin = found.origins.get(place, name)
-        found.unmapped.append((shown(origin, str(value)), why))
+        origin = result.origins.get(path, name)
+        result.unmapped.append((shown(origin, str(value)), why))
 
 
-def _problems(found: Variables) -> Iterator[tuple[str, str]]:
-    settings = list(settings_of(found.options, found.environment))
+def _problems(result: Variables) -> Iterator[tuple[str, str]]:
+    settings = list(settings_of(result.options, result.environment))
     places = {setting.origin for setting in settings}
     for line in wrong_options(settings, None):
-        place, _, why = line.partition(": ")
-        if place in places:
-            yield place, why
+        path, _, why = line.partition(": ")
+        if path in places:
+            yield path, why

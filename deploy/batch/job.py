@@ -76,7 +76,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         spec, decision = spec_on(spec, decision.pools[0]), decision.on(decision.pools[0])
     _check(spec, decision)
     marks = tags(spec.name, spec_digest(spec), spec.tags)
-    made = _model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
+    job_model = _model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
     concurrency, payload = amounts(spec)
     resources: dict[str, Any] = {"InstanceType": decision.instance_type, "InstanceCount": spec.instance.count}
     if decision.gpus:
@@ -87,7 +87,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     if spec.encryption.output_key is not None:
         output["KmsKeyId"] = spec.encryption.output_key
     request = {
-        "ModelName": made.name,
+        "ModelName": job_model.name,
         "BatchStrategy": "SingleRecord",
         "MaxConcurrentTransforms": concurrency,
         "MaxPayloadInMB": payload,
@@ -102,7 +102,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         "Tags": marks,
     }
     stem = f"{job_prefix(spec.name)}{digest([batch.input, batch.output])}"
-    return BatchJob(made, stem, request, tuple(_warnings(spec, decision)))
+    return BatchJob(job_model, stem, request, tuple(_warnings(spec, decision)))
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
@@ -115,9 +115,9 @@ def amounts(spec: Spec) -> tuple[int, int]:
 def _sequences(spec: Spec) -> int:
     """Return the number of requests that the engine processes concurrently."""
     usual = KNOWN["option.max_rolling_batch_size"][0].default_with(str(spec.options.get("llm_engine", "")))
-    named = spec.options.get("max_rolling_batch_size", spec.options.get("max_num_seqs", usual))
+    sequences = spec.options.get("max_rolling_batch_size", spec.options.get("max_num_seqs", usual))
     try:
-        return whole(str(named))
+        return whole(str(sequences))
     except ValueError:  # the check of the environment reports it
         return 1
 
@@ -126,7 +126,7 @@ def _check(spec: Spec, decision: Decision) -> None:
     """Raise Refused for settings that batch transform does not support."""
     there = instance_types("TransformInstanceType")
     if (name := decision.instance_type) not in there:
-        families = sorted({one.rpartition(".")[0] for one in there if one.startswith(("ml.g", "ml.p"))})
+        families = sorted({name.rpartition(".")[0] for name in there if name.startswith(("ml.g", "ml.p"))})
         raise Refused(
             f"instance.type: batch transform does not support {name}",
             f"Pass --instance-type; GPU families are {', '.join(families)}. Or use an asynchronous endpoint (async).",
@@ -153,10 +153,10 @@ def _model(spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow
         environment["HF_MODEL_ID"] = str(decision.model_data)
         decision = replace(decision, model_data=None)
     on_its_own = spec.model_copy(update={"environment": environment, "components": ()})
-    made = model(on_its_own, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
-    content = {name: value for name, value in made.request.items() if name not in ("ModelName", "Tags")}
+    resource = model(on_its_own, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
+    content = {name: value for name, value in resource.request.items() if name not in ("ModelName", "Tags")}
     name = version_name(batch_name(spec.name), content)
-    return replace(made, name=name, request={**made.request, "ModelName": name})
+    return replace(resource, name=name, request={**resource.request, "ModelName": name})
 
 
 def _fetches(decision: Decision) -> bool:
@@ -217,8 +217,8 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
 def inputs(aws: Aws, uri: str) -> list[Input]:
     """List the objects that a job reads, which are all objects whose key begins with the URI's key."""
     bucket, key = bucket_and_key(uri)
-    found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=key)
-    return [Input(item["Key"], item["Size"]) for item in found]
+    objects = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=key)
+    return [Input(item["Key"], item["Size"]) for item in objects]
 
 
 def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
@@ -253,15 +253,15 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
             continue
         left -= item.size
         body = aws.client("s3").get_object(Bucket=bucket, Key=item.key)["Body"]
-        if (found := too_long(iter(lambda: body.read(_CHUNK), b""), most)) is not None:  # noqa: B023
+        if (problem := too_long(iter(lambda: body.read(_CHUNK), b""), most)) is not None:  # noqa: B023
             yield error(
                 "input",
-                f"s3://{bucket}/{item.key}: line {found} is longer than {amounts(spec)[1]} MB: its file would fail",
+                f"s3://{bucket}/{item.key}: line {problem} is longer than {amounts(spec)[1]} MB: its file would fail",
                 "Shorten the line, or raise batch.payload_mb (times batch.concurrency, it may be at most 100).",
             )
     if unread:
-        said = f"{counted(unread, 'object')} too large to check"
-        yield warning("input", f"{said}: a file fails if it has a line longer than {amounts(spec)[1]} MB")
+        unread_text = f"{counted(unread, 'object')} too large to check"
+        yield warning("input", f"{unread_text}: a file fails if it has a line longer than {amounts(spec)[1]} MB")
 
 
 def too_long(chunks: Iterable[bytes], most: int) -> int | None:
@@ -283,8 +283,8 @@ def _output(aws: Aws, spec: Spec) -> Iterator[Check]:
     batch = settings_of(spec)
     bucket, key = bucket_and_key(batch.output)
     check_region(aws, Prefix(bucket, key), "batch.output")
-    source, given = bucket_and_key(batch.input)
-    if source == bucket and f"{key.rstrip('/')}/".startswith(given):
+    source, start = bucket_and_key(batch.input)
+    if source == bucket and f"{key.rstrip('/')}/".startswith(start):
         yield error(
             "output",
             f"{batch.output} is inside the input {batch.input}, so the next job would read this job's output",
@@ -306,6 +306,6 @@ def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""
-    found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder)
-    there = (item for item in found if item["Key"].endswith(".out"))
+    objects = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder)
+    there = (item for item in objects if item["Key"].endswith(".out"))
     return [f"s3://{bucket}/{item['Key']}" for item in there if since is None or item["LastModified"] >= since]

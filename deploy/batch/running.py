@@ -210,5 +210,5 @@ def _names(aws: Aws, part: str, **more: str) -> Iterator[str]:
 
 
 def _next_number(aws: Aws, stem: str) -> int:
-    found = (re.fullmatch(rf"{re.escape(stem)}-([0-9]+)", name) for name in _names(aws, stem))
-    return max((int(match[1]) for match in found if match is not None), default=0) + 1
+    matches = (re.fullmatch(rf"{re.escape(stem)}-([0-9]+)", name) for name in _names(aws, stem))
+    return max((int(match[1]) for match in matches if match is not None), default=0) + 1

@@ -74,15 +74,15 @@ def _run(arguments: argparse.Namespace) -> int:
         container=arguments.container,
         variant=arguments.variant,
     )
-    found = adopted(source, wishes)
+    result = adopted(source, wishes)
     what = arguments.endpoint or f"--file {arguments.file.name}"
-    text = written(found, f"lmi deploy adopt {what}")
+    text = written(result, f"lmi deploy adopt {what}")
     if arguments.output is None:
         print(text, end="")
     else:
         _write(arguments.output, text)
         print(f"wrote {arguments.output}", file=sys.stderr)
-    for name, why in found.unmapped:
+    for name, why in result.unmapped:
         print(one_line(f"note: cannot be mapped: {name}: {why}"), file=sys.stderr)
     return 0
 

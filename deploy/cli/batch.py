@@ -48,8 +48,8 @@ def _run(arguments: argparse.Namespace) -> int:
     console = out()
     if arguments.resume is not None or arguments.stop is not None:
         return _existing(console, arguments)
-    given = [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
-    arguments.settings = [*arguments.settings, *given]
+    settings = [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
+    arguments.settings = [*arguments.settings, *settings]
     spec = spec_of(arguments)
     settings_of(spec)  # before any call to AWS
     aws = Aws(spec.region)
@@ -60,8 +60,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if spec.model.upload is not None:
         with upload_progress(console) as report:
             upload_models(spec, aws, report)
-    made = make_model(aws, spec.name, job)
-    say(console, f"{'created' if made else 'found'} {job.model.key}")
+    model_name = make_model(aws, spec.name, job)
+    say(console, f"{'created' if model_name else 'found'} {job.model.key}")
     name = arguments.job or name_of(aws, job)
     say(console, f"creating transform-job/{name}")  # printed first, as the job may exist even if the call fails
     create(aws, job, name)
@@ -97,10 +97,10 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
         check_data(spec, aws, look(aws, spec.name))
     if not arguments.no_checks:
         # The checks of the endpoint's name and quota do not apply to a job.
-        found = preflight(aws, spec, decision, fetch=over_the_network, without=("name", "quota"))
-        found += checks(aws, spec, decision)
-        print_checks(console, found)
-        refuse_errors(found)
+        results = preflight(aws, spec, decision, fetch=over_the_network, without=("name", "quota"))
+        results += checks(aws, spec, decision)
+        print_checks(console, results)
+        refuse_errors(results)
     say(console, _summary(spec, job, resolution.prices))
     return job
 

@@ -108,8 +108,8 @@ def _end_shadow(aws: Aws, live: Live, console: Console, run: Run, arguments: arg
     print_plan(console, planned, whole=False)
     if not confirm(f"Remove the shadow of {live.deployment}?", yes=arguments.yes, needed=True):
         return 1
-    wanted = [action.resource for action in planned.actions if action.resource is not None]
+    resources = [action.resource for action in planned.actions if action.resource is not None]
     with live_progress(console) as report:
-        apply(aws, planned, wanted, ApplyOptions(lambda line: say(console, line), report), run)
+        apply(aws, planned, resources, ApplyOptions(lambda line: say(console, line), report), run)
     say(console, f"The shadow of {live.deployment} is removed.")
     return 0

@@ -249,11 +249,11 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
     if arguments.container_port is not None:
         raise DeployError("--container-port applies to one container, but a specification may have several")
     spec = with_arguments(read_spec(Path(arguments.model)), arguments.options, arguments.engine)
-    given = started(spec, free_port, machine=this_machine(), adapters=_adapters(arguments.adapters, ()))
-    for note in given.notes:
+    plan = started(spec, free_port, machine=this_machine(), adapters=_adapters(arguments.adapters, ()))
+    for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    urls = [item.container for item in given.components.values() if item.container] or [given.commands[""].url]
-    return _planned(arguments, urls[0], spec.name, given.components, given.commands, given.adapters)
+    urls = [item.container for item in plan.components.values() if item.container] or [plan.commands[""].url]
+    return _planned(arguments, urls[0], spec.name, plan.components, plan.commands, plan.adapters)
 
 
 def _planned(

@@ -50,14 +50,14 @@ _WORD = 20  # maximum length of a word that a table does not break
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
     """Return a table whose short words are not broken. `look` has further arguments for rich's `Table`."""
-    made, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
-    for place, column in enumerate(columns):
-        lines = "\n".join([column, *(str(row[place]) for row in rows)]).splitlines()
+    result, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
+    for index, column in enumerate(columns):
+        lines = "\n".join([column, *(str(row[index]) for row in rows)]).splitlines()
         word = min(_WORD, max(len(word) for line in lines for word in [*line.split(), ""]))
-        made.add_column(column, overflow="fold", min_width=word, no_wrap=max(map(len, lines)) <= word)
+        result.add_column(column, overflow="fold", min_width=word, no_wrap=max(map(len, lines)) <= word)
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
 _NARROW = 140  # terminal width in characters; on narrower ones, notes are printed below the table
@@ -168,8 +168,8 @@ def _sum(sums: Sums) -> str:
 
 def _as_json(item: Placed) -> dict[str, Any]:
     memory = None if item.fit is None else fit_as_json(item.fit)
-    asked = {"copies": item.copies, "gpus": item.gpus, "memory_mb": item.memory_mb, "cpus": item.cpus}
-    return {"name": item.name, "model": item.model, **asked, "fit": memory}
+    resources = {"copies": item.copies, "gpus": item.gpus, "memory_mb": item.memory_mb, "cpus": item.cpus}
+    return {"name": item.name, "model": item.model, **resources, "fit": memory}
 
 
 def fit_as_json(fit: Fit) -> dict[str, Any]:
@@ -289,9 +289,9 @@ def _yaml(request: Json) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _hidden(place: str, value: Any) -> Any:
+def _hidden(name: str, value: Any) -> Any:
     """Return a value for printing, or `***` if the value or its name looks like a secret."""
-    if isinstance(value, str | int | float) and is_secret(place.rpartition(".")[2], value):
+    if isinstance(value, str | int | float) and is_secret(name.rpartition(".")[2], value):
         return HIDDEN
     return printable(value)
 
@@ -380,9 +380,9 @@ def status_as_json(status: Status) -> dict[str, Any]:
 
 def view(status: Status) -> RenderableType:
     parts: list[RenderableType] = [_summary(status), _places(status)]
-    for heading, found in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
-        if found:
-            parts.append(_table((), found, title=heading))
+    for heading, content in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
+        if content:
+            parts.append(_table((), content, title=heading))
     parts += [Text(f"could not be read: {item}", style="yellow") for item in status.unread]
     hints = advice("\n".join([status.reason, *(item.reason for item in status.components)]), name=status.name)
     if hints:
@@ -412,8 +412,8 @@ def _places(status: Status) -> Table:
         rows.append((variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip()))
     for item in status.components:
         what = _copies(item) if item.base is None else f"adapter of {item.base}"
-        now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
-        rows.append((item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip())))
+        now, desired = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
+        rows.append((item.name, coloured(item.status), now, desired, Text(" ".join((what, item.reason)).strip())))
     return _table(("variant or component", "status", "current", "desired", "details"), rows)
 
 

@@ -115,12 +115,12 @@ def check_component(client: Any, name: str) -> None:
         ComponentFailed: the component has failed.
     """
     try:
-        found = client.describe_inference_component(InferenceComponentName=name)
+        component = client.describe_inference_component(InferenceComponentName=name)
     except FROM_AWS:
         return
-    if found["InferenceComponentStatus"] == "Failed":
+    if component["InferenceComponentStatus"] == "Failed":
         advice = "`lmi deploy up` creates it again; `lmi deploy logs NAME` shows the container's log."
-        reason = found.get("FailureReason", "SageMaker gives no reason")
+        reason = component.get("FailureReason", "SageMaker gives no reason")
         raise ComponentFailed(f"the inference component {name} has failed: {reason}", advice)
 
 
@@ -316,8 +316,8 @@ class Runtime:
         try:
             return self._with_retries(lambda: call(arguments), component)
         except _NeedsComponent:
-            self.component = found = only_component(self.session, self.region, self.endpoint_name)
-            return self._with_retries(lambda: call({**arguments, "InferenceComponentName": found}), found)
+            self.component = only = only_component(self.session, self.region, self.endpoint_name)
+            return self._with_retries(lambda: call({**arguments, "InferenceComponentName": only}), only)
 
     def _with_retries(self, call: Callable[[], _T], component: str | None = None) -> _T:
         def attempt() -> _T:

@@ -249,7 +249,7 @@ class _Steps:
             action.service,
             action.operation,
             resolved(request, lambda ref: self._descriptions[ref.key][ref.attribute]),
-            wanted=lambda: not action.expects or self._is_as_planned(action),
+            is_due=lambda: not action.expects or self._is_as_planned(action),
         )
 
     def _is_as_planned(self, action: Action) -> bool:
@@ -315,7 +315,7 @@ def _may_still_change(aws: Aws, current: Action | None) -> bool:
 
 
 def _models(component: Json) -> set[Any]:
-    return {one["ModelName"] for one in specifications(component) if "ModelName" in one}
+    return {specification["ModelName"] for specification in specifications(component) if "ModelName" in specification}
 
 
 def _roll_back(

@@ -110,12 +110,12 @@ def is_duplicate(error: ClientError) -> bool:
 
 
 def call(
-    aws: Aws, service: str, operation: str, request: Json, *, wanted: Callable[[], bool] = lambda: True
+    aws: Aws, service: str, operation: str, request: Json, *, is_due: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
     """Call AWS, and retry for five minutes while another change is in progress or AWS throttles the calls.
 
     Args:
-        wanted: function that is called before each attempt. If it returns False, {} is returned without a call.
+        is_due: function that is called before each attempt. If it returns False, {} is returned without a call.
 
     Raises:
         ClientError: the last attempt failed.
@@ -123,7 +123,7 @@ def call(
     """
     client = aws.client(service)
     for seconds in (*_PAUSES, None):
-        if not wanted():
+        if not is_due():
             return {}
         try:
             answer: dict[str, Any] = getattr(client, operation)(**request)
@@ -131,7 +131,7 @@ def call(
         except ParamValidationError as error:
             if not (unknown := _UNKNOWN.findall(str(error))):
                 raise
-            fields = ", ".join(f"{place}.{name}".removeprefix("input.") for place, name in unknown)
+            fields = ", ".join(f"{path}.{name}".removeprefix("input.") for path, name in unknown)
             raise DeployError(
                 f"{operation}: the installed boto3 does not know {fields}", "Update it: pip install --upgrade boto3"
             ) from None

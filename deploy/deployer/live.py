@@ -121,8 +121,8 @@ class Live:
         if endpoint is None or endpoint.is_of(self.deployment) or is_guest(self.deployment):
             return ()
         own = {item.name for item in self.owned if item.kind is Kind.ENDPOINT_CONFIG}
-        named = {endpoint.description["EndpointConfigName"], *pending_configs(endpoint.description)}
-        return (endpoint,) if own & named else ()
+        configs = {endpoint.description["EndpointConfigName"], *pending_configs(endpoint.description)}
+        return (endpoint,) if own & configs else ()
 
     @property
     def config(self) -> LiveResource | None:
@@ -166,11 +166,11 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     _scaling(aws, deployment, existing, targets)
     names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (endpoint,))}
     names |= {(kind, identity(kind, description)) for kind, description in served}
-    found = {key: item for key, item in existing.items() if key in names or item.is_of(deployment)}
-    rest = [item for key, item in existing.items() if key not in found]
+    related = {key: item for key, item in existing.items() if key in names or item.is_of(deployment)}
+    rest = [item for key, item in existing.items() if key not in related]
     others = tuple(item for item in rest if item.kind is Kind.COMPONENT)
     foreign = tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET)
-    return Live(deployment, tuple(found.values()), others=others, foreign_targets=foreign)
+    return Live(deployment, tuple(related.values()), others=others, foreign_targets=foreign)
 
 
 def _of_another_owner(
@@ -194,7 +194,7 @@ def _of_another_owner(
         if is_guest(deployment):
             return
         components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
-        parts = [*config.get("ProductionVariants", ()), *(part for one in components for part in specifications(one))]
+        parts = [*config.get("ProductionVariants", ()), *(part for item in components for part in specifications(item))]
         for name in dict.fromkeys(str(part["ModelName"]) for part in parts if "ModelName" in part):
             if (model := show(aws, Kind.MODEL, (name,))) is not None:
                 yield Kind.MODEL, model
@@ -344,5 +344,5 @@ def _models(configs: Iterable[Json]) -> list[str]:
 
 def _component_models(live: Live, names: Sequence[str]) -> list[str]:
     components = [item for item in live.of(Kind.COMPONENT) if item.name in names]
-    every = [one for item in components for one in specifications(item.description)]
+    every = [specification for item in components for specification in specifications(item.description)]
     return [str(item["ModelName"]) for item in every if "ModelName" in item]

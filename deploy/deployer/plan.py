@@ -89,7 +89,7 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
     if kind is Kind.COMPONENT:
         fields["RuntimeConfig"] = {"CopyCount": description.get("RuntimeConfig", {}).get("DesiredCopyCount")}
         fields["Specification"] = _specification(description.get("Specification", {}))
-        fields["Specifications"] = _by_type([_specification(one) for one in description.get("Specifications", ())])
+        fields["Specifications"] = _by_type([_specification(item) for item in description.get("Specifications", ())])
     return fields
 
 
@@ -98,7 +98,7 @@ def of_version(description: Json) -> dict[str, Any]:
     fields = dict(description)
     if "ProductionVariants" in fields:
         default = {"RoutingConfig": {"RoutingStrategy": "RANDOM"}}
-        fields["ProductionVariants"] = [{**default, **one} for one in fields["ProductionVariants"]]
+        fields["ProductionVariants"] = [{**default, **variant} for variant in fields["ProductionVariants"]]
     if not fields.get("PrimaryContainer") and len(fields.get("Containers", ())) == 1:
         (fields["PrimaryContainer"],) = fields["Containers"]
     return fields
@@ -106,7 +106,7 @@ def of_version(description: Json) -> dict[str, Any]:
 
 def _by_type(specifications: Sequence[Json]) -> list[Json]:
     """Sort the specifications of a component, which AWS may list in any order."""
-    return sorted(specifications, key=lambda one: str(one.get("InstanceType")))
+    return sorted(specifications, key=lambda item: str(item.get("InstanceType")))
 
 
 def _specification(description: Json) -> dict[str, Any]:
@@ -127,18 +127,18 @@ def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
     return resolved(request, lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
 
 
-def _differ(place: str, before: Any, after: Any, *, whole: bool) -> Iterator[Difference]:
+def _differ(path: str, before: Any, after: Any, *, whole: bool) -> Iterator[Difference]:
     if isinstance(after, Mapping) and isinstance(before, Mapping):
         for name, value in after.items():
-            yield from _differ(f"{place}.{name}".lstrip("."), before.get(name), value, whole=name in _WHOLE)
+            yield from _differ(f"{path}.{name}".lstrip("."), before.get(name), value, whole=name in _WHOLE)
         for name in before:
             if name not in after and (whole or name in _NONE_IF_LEFT_OUT) and before[name]:
-                yield Difference(f"{place}.{name}".lstrip("."), before[name], None)
+                yield Difference(f"{path}.{name}".lstrip("."), before[name], None)
     elif isinstance(after, list | tuple) and isinstance(before, list | tuple) and len(after) == len(before):
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
-            yield from _differ(f"{place}[{number}]", old, new, whole=whole)
+            yield from _differ(f"{path}[{number}]", old, new, whole=whole)
     elif before != after and not (_nothing(before) and _nothing(after)):
-        yield Difference(place, before, after)
+        yield Difference(path, before, after)
 
 
 def _nothing(value: Any) -> bool:
@@ -241,8 +241,10 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     _refuse_empty(desired, live)
     lost = _failed(live)
     first = [
-        removal_of(one, f"its status is {one.status}" if one.failed else "the resource that it depends on is deleted")
-        for one in lost
+        removal_of(
+            item, f"its status is {item.status}" if item.failed else "the resource that it depends on is deleted"
+        )
+        for item in lost
     ]
     remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
     changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
@@ -310,8 +312,8 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     endpoint = live.endpoint
     for item in live.of(Kind.COMPONENT):
         name, on = item.name, item.description.get("EndpointName")
-        wanted = next((one for one in desired if one.kind is Kind.COMPONENT and one.name == name), None)
-        if wanted is not None and on is not None and on != wanted.request["EndpointName"]:
+        owner = next((item for item in desired if item.kind is Kind.COMPONENT and item.name == name), None)
+        if owner is not None and on is not None and on != owner.request["EndpointName"]:
             raise Refused(
                 f"inference-component/{name} is on the endpoint {on}, but AWS cannot move components between endpoints",
                 "Choose another name, or delete the component there first.",
@@ -328,7 +330,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     if is_guest(live.deployment):
         _refuse_shared(desired, endpoint, live)
     configs = [item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG]
-    if live.others and any("ModelName" in one for config in configs for one in config["ProductionVariants"]):
+    if live.others and any("ModelName" in variant for config in configs for variant in config["ProductionVariants"]):
         raise Refused(
             f"the endpoint would have its own model, but it runs components of other deployments: {names}",
             "Keep components in the specification, or have the other ones deleted first.",
@@ -349,8 +351,8 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
             "Use an endpoint whose specification has components.",
         )
     names = [variant["VariantName"] for variant in variants]
-    wanted = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
-    if names and (lacking := wanted.difference(names)):
+    variant_names = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
+    if names and (lacking := variant_names.difference(names)):
         raise Refused(
             f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}; it has {', '.join(names)}",
             "Use another endpoint, or set instance.variant.",

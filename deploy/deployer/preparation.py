@@ -106,8 +106,8 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
     checked = [check_data(server, aws, live) for server in servers(spec)]
     uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
-    sums, told = beside_others(spec, preparation.resolution.sums, live)
-    return Comparison(planned, (*scaled_by_hand(spec, live), *told), tuple(uploads.values()), sums)
+    sums, notes = beside_others(spec, preparation.resolution.sums, live)
+    return Comparison(planned, (*scaled_by_hand(spec, live), *notes), tuple(uploads.values()), sums)
 
 
 def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share) -> tuple[Preparation, Comparison]:
@@ -118,17 +118,17 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
         Refused: the endpoint cannot get a shadow, or the upload would harm another model.
     """
     spec = preparation.spec
-    wanted = beside(spec, preparation.resources_in_order, live, share)
+    resources = beside(spec, preparation.resources_in_order, live, share)
     # The checks and the price concern only the shadow.
     own = spec.model_copy(update={"instance": spec.instance.model_copy(update={"count": share.count}), "scaling": None})
     uploaded = check_data(spec, aws, live)
-    told = (
+    notes = (
         f"{share.percent} % of the requests are copied to the shadow, and its responses are discarded",
         "AWS updates an endpoint by starting new instances next to the old ones, which needs additional capacity and "
         "quota during the update",
     )
-    comparison = Comparison(plan_shadow(wanted, live), told, () if uploaded is None else (uploaded,))
-    return replace(preparation, spec=own, resources_in_order=wanted), comparison
+    comparison = Comparison(plan_shadow(resources, live), notes, () if uploaded is None else (uploaded,))
+    return replace(preparation, spec=own, resources_in_order=resources), comparison
 
 
 def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Comparison:
@@ -267,10 +267,10 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     problem = without_room(together, where)
     if problem and not spec.instance.unchecked:
         raise SpecError(problem, "Use fewer copies, or have the endpoint's owner add instances.")
-    told = [f"{problem} (instance.unchecked)."] if problem else []
+    notes = [f"{problem} (instance.unchecked)."] if problem else []
     if others and spec.endpoint is None:
-        told.append(f"changes to the endpoint's instances also affect components of other deployments: {names}.")
-    return together, tuple(told)
+        notes.append(f"changes to the endpoint's instances also affect components of other deployments: {names}.")
+    return together, tuple(notes)
 
 
 def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
@@ -296,7 +296,7 @@ def _instances(variant: Mapping[str, Any], live: Live) -> int:
 def _placed(live: Live) -> Iterator[Placed]:
     """Yield the resources that other deployments' components need. Adapters share those of their base component."""
     for item in live.others:
-        specification = next((one for one in specifications(item.description) if one), {})
+        specification = next((part for part in specifications(item.description) if part), {})
         needs = specification.get("ComputeResourceRequirements", {})
         if "BaseInferenceComponentName" in specification:
             continue

@@ -63,36 +63,38 @@ def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool)
     """
     spec, endpoint = preparation.spec, live.endpoint
     every = servers(spec)
-    without = [one for one in every if not is_aws_image(preparation.decision.of(one).image) and not _names_release(one)]
+    without = [
+        item for item in every if not is_aws_image(preparation.decision.of(item).image) and not _names_release(item)
+    ]
     if endpoint is None or not without:
         return preparation, ()
-    named = {item.name for item in spec.components} - {item.name for one in without for item in one.components}
+    chosen = {item.name for item in spec.components} - {item.name for part in without for item in part.components}
     try:
-        found = _containers(endpoint, aws, live, named, adopt=adopt)
-        told = {_told(container, adopt=adopt) for container in found} - {""}
+        described = _containers(endpoint, aws, live, chosen, adopt=adopt)
+        releases = {_told(container, adopt=adopt) for container in described} - {""}
     except ClientError as error:
         if not is_denied(error):
             raise
         return preparation, (f"reading the image of {endpoint.name} is denied: set {_FIELD} to its LMI release",)
-    if len(told) > 1:
-        several = " and ".join(sorted(told))
+    if len(releases) > 1:
+        several = " and ".join(sorted(releases))
         return preparation, (f"{endpoint.name} responds like LMI {several}: set {_FIELD} to the release to keep",)
-    if not told:
+    if not releases:
         return preparation, ()
-    version = told.pop()
-    spec = _with_release(spec, version, named)
-    wanted = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
-    said = f"{endpoint.name} keeps responding like LMI {version}: set {_FIELD}: '{version}', or another release"
-    return replace(preparation, spec=spec, resources_in_order=wanted), (said,)
+    version = releases.pop()
+    spec = _with_release(spec, version, chosen)
+    desired = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
+    sentence = f"{endpoint.name} keeps responding like LMI {version}: set {_FIELD}: '{version}', or another release"
+    return replace(preparation, spec=spec, resources_in_order=desired), (sentence,)
 
 
-def _with_release(spec: Spec, version: str, named: Collection[str]) -> Spec:
-    """Return the specification with a release for all components that are not in `named`."""
-    if not named:
+def _with_release(spec: Spec, version: str, component_names: Collection[str]) -> Spec:
+    """Return the specification with a release for all components that are not in `component_names`."""
+    if not component_names:
         return spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
     components = tuple(
         item
-        if item.name in named
+        if item.name in component_names
         else item.model_copy(update={"environment": {**item.environment, _VARIABLE: version}})
         for item in spec.components
     )
@@ -114,8 +116,8 @@ def _containers(
         without: names of components to leave out.
     """
     config = str(endpoint.description["EndpointConfigName"])
-    found = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}
-    for part in [*found.get("ProductionVariants", ()), *_components(endpoint.name, aws, live, without, adopt=adopt)]:
+    fields = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}
+    for part in [*fields.get("ProductionVariants", ()), *_components(endpoint.name, aws, live, without, adopt=adopt)]:
         if (name := part.get("ModelName")) is not None:
             model = _described(Kind.MODEL, name, aws, live, adopt=adopt) or {}
             yield from containers(model)
@@ -127,7 +129,7 @@ def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *
     """Yield the specifications of the endpoint's inference components."""
     if not adopt or is_guest(live.deployment):  # a guest takes over only components with desired names
         components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
-        yield from (one for component in components for one in specifications(component.description))
+        yield from (part for component in components for part in specifications(component.description))
         return
     for name in components_of(aws, endpoint):
         if name not in without:

@@ -70,11 +70,11 @@ def refuse_specification(spec: Spec) -> None:
             raise SpecError(f"{setting}: {why}", f"Leave {setting} out, or run this without --shadow.")
 
 
-def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
+def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
     """Return the resources of a shadow: models, a configuration, and the endpoint with that configuration.
 
     Args:
-        wanted: resources of the deployment without `--shadow`.
+        resources: resources of the deployment without `--shadow`.
 
     Raises:
         NotThere: the endpoint does not exist.
@@ -86,8 +86,8 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
     _refuse(spec, endpoint, live)
     served = live.config
     assert served is not None
-    models = [item for item in wanted if item.kind is Kind.MODEL]
-    (config,) = (item for item in wanted if item.kind is Kind.ENDPOINT_CONFIG)
+    models = [item for item in resources if item.kind is Kind.MODEL]
+    (config,) = (item for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
     shadow = _variant(config.request["ProductionVariants"][0], _weight(endpoint, served), share)
     content = {**_as_asked(served.description), "ShadowProductionVariants": [shadow]}
     name = version_name(spec.name, content)
@@ -101,41 +101,41 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
     return (*models, new, _serving(spec.name, name))
 
 
-def plan_shadow(wanted: Sequence[Resource], live: Live) -> Plan:
+def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
     """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's remains.
 
     Raises:
         Refused: a model or a configuration of a desired name has another owner.
     """
-    made = [action for resource in wanted for action in action_of(resource, live, wanted)]
-    keep = {item.name for item in wanted} | {before(live)}
+    actions = [action for resource in desired for action in action_of(resource, live, desired)]
+    keep = {item.name for item in desired} | {before(live)}
     left = [removal_of(item, "it belonged to an earlier shadow") for item in _own_parts(live, keep)]
-    return Plan(live.deployment, (*made, *left), live.online)
+    return Plan(live.deployment, (*actions, *left), live.online)
 
 
-def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
+def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
     """Plan the promotion of the shadow, which takes over the endpoint with its current number of instances.
 
     Args:
-        wanted: resources of the deployment without `--shadow`.
+        desired: resources of the deployment without `--shadow`.
         keep: number of configuration versions to keep, including the new one.
 
     Raises:
         NotThere: there is no shadow.
         Refused: the shadow differs from the specification.
     """
-    _refuse_other_shadow(wanted, live)
+    _refuse_other_shadow(desired, live)
     kept = [
-        replace(item, update={**item.update, **_RETAINED}) if item.kind is Kind.ENDPOINT else item for item in wanted
+        replace(item, update={**item.update, **_RETAINED}) if item.kind is Kind.ENDPOINT else item for item in desired
     ]
-    made = plan(kept, live, keep=keep, adopt=True)
-    gone = {action.key for action in made.actions if action.verb is Verb.DELETE}
+    promotion = plan(kept, live, keep=keep, adopt=True)
+    gone = {action.key for action in promotion.actions if action.verb is Verb.DELETE}
     ended = [
         removal_of(item, "it has the shadow variant")
         for item in live.owned
         if TAG_BEFORE in item.tags and f"{item.kind.value}/{item.name}" not in gone
     ]
-    return replace(made, actions=(*made.actions, *ended))
+    return replace(promotion, actions=(*promotion.actions, *ended))
 
 
 def plan_end(live: Live) -> Plan:
@@ -184,15 +184,15 @@ def before(live: Live) -> str:
     return "" if config is None else config.tags.get(TAG_BEFORE, config.name)
 
 
-def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
+def _refuse_other_shadow(desired: Sequence[Resource], live: Live) -> None:
     """Refuse to promote a shadow that does not exist or differs from the specification. Allow repeating a promotion.
 
     Raises:
         NotThere, Refused: the promotion is refused; see `plan_promotion`.
     """
     endpoint, config = live.endpoint, live.config
-    named = {item.name for item in wanted}
-    if endpoint is not None and config is not None and config.is_of(live.deployment) and config.name in named:
+    desired_names = {item.name for item in desired}
+    if endpoint is not None and config is not None and config.is_of(live.deployment) and config.name in desired_names:
         return
     config = _shadow_config(live)
     if endpoint is None or config is None:
@@ -200,7 +200,7 @@ def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
     if endpoint.status not in READY:
         raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}", _AGAIN)
     shadow = str(config.description["ShadowProductionVariants"][0]["ModelName"])
-    models = [item.name for item in wanted if item.kind is Kind.MODEL]
+    models = [item.name for item in desired if item.kind is Kind.MODEL]
     if shadow not in models:
         raise Refused(
             f"the running shadow differs from the file: its model is {shadow}, but the file's is {models[0]}",
@@ -245,12 +245,12 @@ def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[s
 def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
     none = "Create a separate endpoint instead: `lmi deploy adopt --name ANOTHER` writes its file."
     variants = config.description["ProductionVariants"]
-    names = [str(one["VariantName"]) for one in variants]
+    names = [str(variant["VariantName"]) for variant in variants]
     if "AsyncInferenceConfig" in config.description:
         yield "is asynchronous, and SageMaker does not support a shadow next to asynchronous inference", none
-    if any("ServerlessConfig" in one for one in variants):
+    if any("ServerlessConfig" in variant for variant in variants):
         yield "is serverless, and SageMaker does not support a shadow next to serverless inference", none
-    if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in one for one in variants):
+    if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in variant for variant in variants):
         yield "has inference components, and SageMaker does not support a shadow next to them", none
     if len(variants) > 1:
         yield (
@@ -263,14 +263,14 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
             f"has the production variant {names[0]}, but the file's is {spec.instance.variant}",
             f"Set instance.variant: {names[0]}, so that the shadow can take its place.",
         )
-    shadows = [str(one["VariantName"]) for one in config.description.get("ShadowProductionVariants", ())]
+    shadows = [str(variant["VariantName"]) for variant in config.description.get("ShadowProductionVariants", ())]
     if shadows and not config.is_of(live.deployment):
         why = f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one"
         yield why, "Have it removed first."
-    for name in [str(one["ModelName"]) for one in variants if "ModelName" in one]:
+    for name in [str(variant["ModelName"]) for variant in variants if "ModelName" in variant]:
         model = live.get(Kind.MODEL, (name,))
-        found = containers(model.description) if model is not None else []
-        if len(found) > 1 or any(one.get("Mode") == "MultiModel" for one in found):
+        model_containers = containers(model.description) if model is not None else []
+        if len(model_containers) > 1 or any(container.get("Mode") == "MultiModel" for container in model_containers):
             yield (
                 f"serves {name}, which has several containers or models: SageMaker does not support a shadow "
                 "next to it",
@@ -341,7 +341,7 @@ def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
         keep: names of further resources to keep.
     """
     batch, config = batch_name(live.deployment), live.config
-    served = [one.get("ModelName") for one in config.description["ProductionVariants"]] if config is not None else []
+    served = [item.get("ModelName") for item in config.description["ProductionVariants"]] if config is not None else []
     own = [item for item in live.owned if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)]
     stay = {*keep, *served}
     return in_order_of_removal([item for item in own if item.name not in stay and not is_version_of(batch, item.name)])

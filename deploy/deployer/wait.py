@@ -233,7 +233,7 @@ def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[objec
     request = resource.request
     if resource.kind is Kind.COMPONENT:
         request, description = (
-            next((one for one in specifications(component) if "ModelName" in one), {})
+            next((specification for specification in specifications(component) if "ModelName" in specification), {})
             for component in (request, description)
         )
     name = "ModelName" if resource.kind is Kind.COMPONENT else "EndpointConfigName"

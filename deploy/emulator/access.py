@@ -98,14 +98,14 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
         ApiError: the signature is incomplete, expired, not a Signature Version 4, or for another service or region.
     """
     try:
-        made, seconds = _period(query)
+        signed_at, seconds = _period(query)
         scope, algorithm, _, _ = (query[f"X-Amz-{name}"] for name in _PRESIGNED)
     except (ValueError, KeyError) as error:
         raise ApiError(403, "IncompleteSignature", f"The presigned URL is incomplete or invalid: {error}.") from error
     if algorithm != "AWS4-HMAC-SHA256" or not 1 <= seconds <= _LONGEST_URL:
         raise ApiError(403, "IncompleteSignature", "Presign with Signature Version 4, for at most 7 days.")
-    if now > made + timedelta(seconds=seconds):
-        text = f"Signature expired: it was valid for {seconds} s from {made.isoformat()}."
+    if now > signed_at + timedelta(seconds=seconds):
+        text = f"Signature expired: it was valid for {seconds} s from {signed_at.isoformat()}."
         raise ApiError(403, "InvalidSignatureException", text)
     return _region(scope, region, "InvalidSignatureException")
 
@@ -117,10 +117,10 @@ def _period(query: Mapping[str, str]) -> tuple[datetime, int]:
         ValueError: one of them is invalid.
         KeyError: one of them is missing.
     """
-    made, seconds = query["X-Amz-Date"], query["X-Amz-Expires"]
-    if not made.isascii() or not is_digits(seconds):
-        raise ValueError(f"X-Amz-Date={made}, X-Amz-Expires={seconds}")
-    return datetime.strptime(made, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc), int(seconds)
+    signed_at, seconds = query["X-Amz-Date"], query["X-Amz-Expires"]
+    if not signed_at.isascii() or not is_digits(seconds):
+        raise ValueError(f"X-Amz-Date={signed_at}, X-Amz-Expires={seconds}")
+    return datetime.strptime(signed_at, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc), int(seconds)
 
 
 def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
@@ -137,8 +137,8 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     try:
         url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
         query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
-        made, seconds = _period(query)
-        until = made + timedelta(seconds=seconds)
+        signed_at, seconds = _period(query)
+        until = signed_at + timedelta(seconds=seconds)
         scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
     except (ValueError, OverflowError, KeyError) as error:
         raise _access_denied("the bearer token is not a base64-encoded presigned URL") from error
@@ -147,18 +147,18 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     if not 1 <= seconds <= _LONGEST:
         raise _access_denied(f"the bearer token is valid for {seconds} s, but the maximum is {_LONGEST} s")
     if now > until:
-        text = f"The bearer token has expired: it was valid for {seconds} s from {made.isoformat()}."
+        text = f"The bearer token has expired: it was valid for {seconds} s from {signed_at.isoformat()}."
         raise ApiError(403, "ExpiredTokenException", text)
     return _region(scope, region, "AccessDeniedException")
 
 
-def _region(credential: str, wanted: str | None, code: str) -> str:
+def _region(credential: str, expected: str | None, code: str) -> str:
     """Return the region of a credential scope, `key/date/region/service/aws4_request`."""
     match credential.rsplit("/", 4):
         case [_, _, region, service, "aws4_request"] if service == _SERVICE:
-            if wanted is None or region == wanted:
+            if expected is None or region == expected:
                 return region
-            raise ApiError(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
+            raise ApiError(403, code, f"Credential is scoped to {region}; this endpoint is in {expected}.")
         case _:
             raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
 

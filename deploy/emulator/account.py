@@ -122,8 +122,8 @@ class Quotas:
         quota = self._named(p)
         quota["Value"] = float(p["DesiredValue"])
         names = ("ServiceCode", "QuotaCode", "QuotaName")
-        asked = {"DesiredValue": quota["Value"], "Status": "APPROVED", **{name: quota[name] for name in names}}
-        return {"RequestedQuota": asked}
+        change = {"DesiredValue": quota["Value"], "Status": "APPROVED", **{name: quota[name] for name in names}}
+        return {"RequestedQuota": change}
 
     def of(self, instance_type: str) -> float:
         """Return how many instances of a type the account's endpoints may use."""
@@ -183,27 +183,27 @@ class Starts:
     def __init__(self, cloud: Cloud, log: Callable[[Thing, str], None]) -> None:
         self._cloud, self._log = cloud, log
 
-    def __call__(self, thing: Thing, wanted: Mapping[str, Any]) -> Fate:
+    def __call__(self, thing: Thing, request: Mapping[str, Any]) -> Fate:
         where = Where(thing.arn.split(":")[3], ACCOUNT)
-        faults = (self._fault(thing, model, variant, where) for variant, model in self._models(thing, wanted))
+        faults = (self._fault(thing, model, variant, where) for variant, model in self._models(thing, request))
         reason = next(filter(None, faults), None)
         if reason is None:
             return Fate("InService")
         return Fate("RolledBack" if thing.before is not None else "Failed", reason)
 
-    def _models(self, thing: Thing, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _models(self, thing: Thing, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the name of the variant and the CreateModel request of each model to serve."""
         things = self._cloud.sagemaker.things
         if thing.kind == "inference-component":
-            every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
+            every = [parameters.get("Specification", {}), *parameters.get("Specifications", ())]
         else:
-            config = things.get(("endpoint-config", wanted.get("EndpointConfigName", "")))
+            config = things.get(("endpoint-config", parameters.get("EndpointConfigName", "")))
             request = config.request if config else {}
             fields = ("ProductionVariants", "ShadowProductionVariants")
             every = [variant for field in fields for variant in request.get(field, ())]
-        for one in every:
-            variant = one.get("VariantName") or thing.request.get("VariantName", "")
-            names = [one.get("ModelName"), *(pool.get("ModelNameOverride") for pool in one.get("InstancePools", ()))]
+        for part in every:
+            variant = part.get("VariantName") or thing.request.get("VariantName", "")
+            names = [part.get("ModelName"), *(pool.get("ModelNameOverride") for pool in part.get("InstancePools", ()))]
             yield from ((variant, things["model", name].request) for name in names if ("model", name) in things)
 
     def _fault(self, thing: Thing, model: Mapping[str, Any], variant: str, where: Where) -> str | None:
@@ -246,9 +246,9 @@ class Starts:
         if own is None:  # an image of another account, for example AWS's
             return None
         region, repository, tag, digest = own.groups()
-        named = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
+        image_id = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
         try:
-            self._cloud.client("ecr", region).describe_images(repositoryName=repository, imageIds=[named])
+            self._cloud.client("ecr", region).describe_images(repositoryName=repository, imageIds=[image_id])
         except ClientError:
             return f"The requested image '{image}' could not be found."
         pulls = (need for action in _PULLS for need in needs_of_action(action, {"repositoryName": repository}, where))
@@ -265,10 +265,10 @@ class Starts:
             return None
         bucket, prefix = bucket_and_key(uri)
         try:
-            found = self._cloud.client("s3", where.region).list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            listing = self._cloud.client("s3", where.region).list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
         except ClientError:
-            found = {}
-        keys = [item["Key"] for item in found.get("Contents", ())]
+            listing = {}
+        keys = [item["Key"] for item in listing.get("Contents", ())]
         if not keys or (source["S3DataType"] == "S3Object" and keys[0] != prefix):
             return f"Could not find model data at {uri}."
         encrypted = self._cloud.keys.get(bucket)

@@ -97,8 +97,8 @@ def _covers(pattern: str, resource: str) -> bool:
     """
     if pattern == "*":
         return True
-    parts, wanted = pattern.split(":", 5), resource.split(":", 5)
-    return len(parts) == len(wanted) == 6 and all(map(_like, parts, wanted))
+    parts, expected = pattern.split(":", 5), resource.split(":", 5)
+    return len(parts) == len(expected) == 6 and all(map(_like, parts, expected))
 
 
 def _holds(operator: str, key: str, values: list[str], context: Context) -> bool:
@@ -107,11 +107,11 @@ def _holds(operator: str, key: str, values: list[str], context: Context) -> bool
     compare = _OPERATORS.get(name.removesuffix("IfExists"))
     if compare is None or several not in ("", "ForAnyValue"):
         raise Unexplained(f"the condition operator {operator} is not supported")
-    given = next((value for there, value in context.items() if there.lower() == key.lower()), None)
-    if given is None:
+    actual = next((value for there, value in context.items() if there.lower() == key.lower()), None)
+    if actual is None:
         return name.endswith("IfExists")
-    assert isinstance(given, str) == (not several), f"{key}: {operator} needs {'a list' if several else 'one value'}"
-    return any(compare(pattern, value) for pattern in values for value in _list(given))
+    assert isinstance(actual, str) == (not several), f"{key}: {operator} needs {'a list' if several else 'one value'}"
+    return any(compare(pattern, value) for pattern in values for value in _list(actual))
 
 
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {
@@ -128,7 +128,7 @@ def _like(pattern: str, value: str) -> bool:
 
 @functools.cache
 def _regex(pattern: str) -> re.Pattern[str]:
-    return re.compile("".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in pattern), re.DOTALL)
+    return re.compile("".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern), re.DOTALL)
 
 
 def _list(value: Any) -> list[Any]:
@@ -213,15 +213,15 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
     privilege = reference()[prefix]["privileges"].get(name)
     if privilege is None:
         raise Unexplained(f"{action} is not in the service authorization reference")
-    named = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
+    arns_of = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
     for kind, rules in privilege["resource_types"].items():
-        _explain(not rules["required"] or kind in named, f"{action}: the request names no {kind}: {dict(values)}")
-    has_resource = bool(named) or set(privilege["resource_types"]) == {""}
+        _explain(not rules["required"] or kind in arns_of, f"{action}: the request names no {kind}: {dict(values)}")
+    has_resource = bool(arns_of) or set(privilege["resource_types"]) == {""}
     _explain(has_resource, f"{action}: the request names no resource: {dict(values)}")
     keys = {key for rules in privilege["resource_types"].values() for key in rules["condition_keys"]}
     unknown = {key for key in context if not any(_is_key(key, known) for known in keys)}
     _explain(not unknown, f"{action} has no condition key {unknown}")
-    for arn in [arn for arns in named.values() for arn in arns] or ["*"]:
+    for arn in [arn for arns in arns_of.values() for arn in arns] or ["*"]:
         yield Need(action, arn, context)
 
 
@@ -239,13 +239,13 @@ def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> li
     if not kind:
         return []
     template = reference()[prefix]["resources"][kind]["arn"]
-    given = next((values[key] for key in ("ResourceArn", "ResourceARN", "PolicySourceArn") if key in values), None)
-    if given is not None:
+    arn = next((values[key] for key in ("ResourceArn", "ResourceARN", "PolicySourceArn") if key in values), None)
+    if arn is not None:
         head = re.split(r"\$\{(?!Partition|Region|Account)", template)[0]
-        return _spelt(prefix, given) if re.match(re.sub(r"\$\{\w+\}", "[^:]*", head), given) else []
-    place = {"Partition": where.partition, "Region": where.region, "Account": where.account}
+        return _spelt(prefix, arn) if re.match(re.sub(r"\$\{\w+\}", "[^:]*", head), arn) else []
+    base = {"Partition": where.partition, "Region": where.region, "Account": where.account}
     return [
-        spelt for one in _names(prefix, kind, values) for spelt in _spelt(prefix, _filled(template, {**place, **one}))
+        spelt for item in _names(prefix, kind, values) for spelt in _spelt(prefix, _filled(template, {**base, **item}))
     ]
 
 
@@ -301,7 +301,7 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
     """Yield a call's additional permissions, from the reference's dependent actions and AWS's guides."""
     prefix, _, name = action.partition(":")
     types = reference()[prefix]["privileges"][name]["resource_types"].values()
-    dependent = {one for rules in types for one in rules["dependent_actions"]}
+    dependent = {action for rules in types for action in rules["dependent_actions"]}
     if "iam:PassRole" in dependent and (role := values.get("ExecutionRoleArn")):
         yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
     if values.get("Tags") and name not in ("AddTags", "TagResource"):
@@ -366,7 +366,7 @@ def _s3_action(method: str, key: str, query: Mapping[str, str]) -> str:
         ("DELETE", True, "uploadId"): "AbortMultipartUpload",
     }
     kinds = ("list-type", "uploads", "uploadId", "encryption")
-    kind = next((one for one in kinds if one in query), None)
+    kind = next((subresource for subresource in kinds if subresource in query), None)
     name = names.get((method, bool(key), kind))
     if name is None:
         raise Unexplained(f"no S3 action is known for {method} {key} {dict(query)}")
@@ -443,8 +443,8 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
     if match is None:
         raise Unexplained(path)
     values = {"EndpointName": match["endpoint"]}
-    if named := component or match["component"]:
-        values["InferenceComponentName"] = named
+    if target := component or match["component"]:
+        values["InferenceComponentName"] = target
     actions = {
         "invocations": ["InvokeEndpoint"],
         # The reference lists an action for it, while the API model says that InvokeEndpoint is required.
@@ -479,8 +479,8 @@ def policies_of(caller: str) -> list[Policy]:
     holders = [user, *(group for group in _backend(user.arn).groups.values() if user in group.users)]
     return [
         policy
-        for one in holders
-        for policy in (*map(_document, one.policies.values()), *_attached(one.managed_policies))
+        for holder in holders
+        for policy in (*map(_document, holder.policies.values()), *_attached(holder.managed_policies))
     ]
 
 

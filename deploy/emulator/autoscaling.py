@@ -70,12 +70,12 @@ class Scaling:
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
 
     def describe_scalable_targets(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        found = [
+        targets = [
             target
             for (resource, dimension), target in self.targets.items()
             if resource in (p.get("ResourceIds") or [resource]) and dimension == p.get("ScalableDimension", dimension)
         ]
-        return {"ScalableTargets": found}
+        return {"ScalableTargets": targets}
 
     def deregister_scalable_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._target(p, "found")
@@ -92,14 +92,14 @@ class Scaling:
         return {"PolicyARN": kept["PolicyARN"], "Alarms": []}
 
     def describe_scaling_policies(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        found = [
+        policies = [
             policy
             for (resource, dimension, name), policy in self.policies.items()
             if resource == p.get("ResourceId", resource)
             and dimension == p.get("ScalableDimension", dimension)
             and name in (p.get("PolicyNames") or [name])
         ]
-        return {"ScalingPolicies": found}
+        return {"ScalingPolicies": policies}
 
     def delete_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
@@ -121,8 +121,8 @@ class Scaling:
     def wake(self, endpoint: str, region: str) -> None:
         """Scale out an endpoint that has waiting requests but no instance, with the policies of its backlog alarms."""
         for alarm in cloudwatch_backends[ACCOUNT][region].alarms.values():
-            named = {dimension.name: dimension.value for dimension in alarm.dimensions or ()}
-            if alarm.metric_name == "HasBacklogWithoutCapacity" and named == {"EndpointName": endpoint}:
+            dimensions = {dimension.name: dimension.value for dimension in alarm.dimensions or ()}
+            if alarm.metric_name == "HasBacklogWithoutCapacity" and dimensions == {"EndpointName": endpoint}:
                 assert (alarm.namespace, alarm.comparison_operator) == (
                     "AWS/SageMaker",
                     "GreaterThanOrEqualToThreshold",
@@ -144,9 +144,9 @@ class Scaling:
             raise ServiceException("ResourceNotFoundException", f"The resource doesn't exist: {arn}")
         return self.tags[arn]
 
-    def _target(self, p: dict[str, Any], said: str) -> None:
+    def _target(self, p: dict[str, Any], verb: str) -> None:
         if (p["ResourceId"], p["ScalableDimension"]) not in self.targets:
-            raise NotFound(f"No scalable target {said} for {_place(p)}")
+            raise NotFound(f"No scalable target {verb} for {_place(p)}")
 
     def _drop(self, resource: str, dimension: str) -> None:
         self.tags.pop(self.targets.pop((resource, dimension))["ScalableTargetARN"], None)

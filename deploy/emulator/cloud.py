@@ -276,18 +276,18 @@ class _Front:
             return [body]
         if _is_invocation(environ):
             return self._cloud.invoked(call, environ, start)
-        said: list[Any] = []
+        response: list[Any] = []
         try:
-            answer = list(self._app(environ, lambda *head: said.append(head)))
+            answer = list(self._app(environ, lambda *head: response.append(head)))
         except NotImplementedError:
             text = f"{call.operation} is not rehearsed, as moto does not support it."
             return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
         self._cloud.on_answer(call)
-        if said[0][0].startswith("404") and self._cloud.hides(call, environ):
+        if response[0][0].startswith("404") and self._cloud.hides(call, environ):
             return self._denied(environ, call, "", start)
         if call.service == "s3" and (region := _bucket_region(environ)) is not None:
-            said[0][1].append(("x-amz-bucket-region", region))  # AWS adds this header to every response
-        start(*said[0])
+            response[0][1].append(("x-amz-bucket-region", region))  # AWS adds this header to every response
+        start(*response[0])
         return answer
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
@@ -333,8 +333,8 @@ def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: st
     number, kind = str(uuid.uuid4()), "text/xml"
     head = [("x-amzn-RequestId", number), ("x-amz-bucket-region", call.region)]
     if call.service == "s3":
-        told = f"<Error><Code>{code}</Code><Message>{escape(text)}</Message></Error>"
-        body = "" if environ["REQUEST_METHOD"] == "HEAD" else told
+        xml = f"<Error><Code>{code}</Code><Message>{escape(text)}</Message></Error>"
+        body = "" if environ["REQUEST_METHOD"] == "HEAD" else xml
     elif "/operation/" in environ["PATH_INFO"]:
         start_response(status, [*head, ("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")])
         return [b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", text)))]
@@ -386,8 +386,8 @@ def _key_arn(name: str, where: Where) -> str:
     """Return the ARN of a KMS key that is given as an ARN, an ID, an alias or an alias's ARN."""
     if ":key/" in name:
         return name
-    found = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
-    return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{found}"
+    key_id = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
+    return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{key_id}"
 
 
 def _with_aliases(need: Need) -> Need:

@@ -143,10 +143,10 @@ def accept(
     filename = _text(headers, "Filename", _FILENAME)
     ttl = _number(headers, "RequestTTLSeconds", 60, 21600, 21600)
     timeout = _number(headers, "InvocationTimeoutSeconds", 1, 3600, int(limits.asynchronous))
-    found = cloud.sagemaker.get("endpoint", endpoint)
-    if found.status != "InService":
+    thing = cloud.sagemaker.get("endpoint", endpoint)
+    if thing.status != "InService":
         raise Invalid(f"Endpoint {endpoint} is not in service.")
-    config = cloud.sagemaker.get("endpoint-config", found.request["EndpointConfigName"]).request
+    config = cloud.sagemaker.get("endpoint-config", thing.request["EndpointConfigName"]).request
     if "AsyncInferenceConfig" not in config:
         raise Invalid(f"Endpoint {endpoint} does not support asynchronous inference: it has no AsyncInferenceConfig.")
     role = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"]).request["ExecutionRoleArn"]
@@ -155,10 +155,10 @@ def accept(
     name = headers.get(INFERENCE_ID) or number
     output = _place(places["S3OutputPath"], folder, filename or f"{number}.out")
     failure = _place(places.get("S3FailurePath", places["S3OutputPath"]), folder, filename or f"{number}-error.out")
-    waits = not _has_instances(found)
+    waits = not _has_instances(thing)
     if waits:
         cloud.scaling.wake(endpoint, region)
-        waits = not _has_instances(found)
+        waits = not _has_instances(thing)
     store = RoleStore(cloud, role, Where(region, ACCOUNT), places.get("KmsKeyId"))
     topics = places.get("NotificationConfig", {})
     return Accepted(store, name, body, location, topics, output, failure, ttl, timeout, waits)
@@ -202,8 +202,10 @@ def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
     if role is None and "ModelName" in variant:
         role = cloud.sagemaker.get("model", variant["ModelName"]).request["ExecutionRoleArn"]
     shadow = None
-    for one in request.get("ShadowProductionVariants", ()):
-        shadow = Shadow(one["VariantName"], one.get("InitialVariantWeight", 1) / variant.get("InitialVariantWeight", 1))
+    for item in request.get("ShadowProductionVariants", ()):
+        shadow = Shadow(
+            item["VariantName"], item.get("InitialVariantWeight", 1) / variant.get("InitialVariantWeight", 1)
+        )
     store = RoleStore(cloud, role or "", Where(region, ACCOUNT), capture.get("KmsKeyId"))
     return Capture.of(capture, store.write, shadow)
 
@@ -320,7 +322,7 @@ class Emulators:
         endpoint.capture = configured(cloud, config, region)
         endpoint.weights = weights_of(config.request, thing.request)
         endpoint.asynchronous = "AsyncInferenceConfig" in config.request
-        endpoint.components = {one.name: _component(one) for one in sagemaker.components_of(thing.name)}
+        endpoint.components = {item.name: _component(item) for item in sagemaker.components_of(thing.name)}
         return url
 
     async def _start(self, name: str) -> tuple[Endpoint, str]:

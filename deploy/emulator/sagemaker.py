@@ -135,7 +135,7 @@ class SageMaker:
     on_endpoint_gone: Callable[[str], None] = lambda name: None
     may_take: Callable[[str], bool] = lambda role: True
     quota_of: Callable[[str, Mapping[str, Any]], float] = lambda instance_type, model: math.inf
-    fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
+    fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, request: Fate("InService")
     _last: datetime.datetime = field(default_factory=now)
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
@@ -175,17 +175,17 @@ class SageMaker:
         thing: Thing,
         status: str,
         done: Callable[[], None] | None = None,
-        wanted: Mapping[str, Any] = MappingProxyType({}),
+        request: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Begin a creation or an update. Its outcome comes from `fate` or `fate_of`.
 
         Args:
             status: status while it is in progress.
             done: function to call if it succeeds, or None.
-            wanted: parameters of the request, for `fate_of`.
+            request: parameters of the request, for `fate_of`.
         """
         queue = self.fates.get(thing.name, [])
-        fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
+        fate = queue.pop(0) if queue else self.fate_of(thing, request)
         thing.status, thing.reason, thing.coming = status, None, None
         thing.left = self.polls if fate.polls is None else fate.polls
 
@@ -225,11 +225,11 @@ class SageMaker:
             if kind == "inference-component" and thing.request["EndpointName"] == endpoint
         ]
 
-    def by_arn(self, wanted: str) -> Thing:
+    def by_arn(self, arn: str) -> Thing:
         for thing in self.things.values():
-            if thing.arn == wanted:
+            if thing.arn == arn:
                 return thing
-        raise Invalid(f"Could not find resource {wanted}")
+        raise Invalid(f"Could not find resource {arn}")
 
     def _now(self) -> datetime.datetime:
         """Return the current time, or a later one if another resource has it, so that the newest resource is known."""
@@ -295,7 +295,7 @@ class Calls:
             raise Invalid("One variant for ProductionVariants and one for ShadowProductionVariants.")
         if "ShadowProductionVariants" in p and (
             "AsyncInferenceConfig" in p
-            or any("ModelName" not in one or "ServerlessConfig" in one for one in p["ProductionVariants"])
+            or any("ModelName" not in variant or "ServerlessConfig" in variant for variant in p["ProductionVariants"])
         ):
             raise Invalid(
                 "Shadow variants cannot be combined with asynchronous or serverless inference, or with components."
@@ -311,8 +311,8 @@ class Calls:
                 raise Invalid("ExecutionRoleArn is required if a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
-        made = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
-        return {"EndpointConfigArn": made.arn}
+        thing = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
+        return {"EndpointConfigArn": thing.arn}
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
         """Check that prefix-aware routing has both of its fields, which the API model itself does not require."""
@@ -349,9 +349,9 @@ class Calls:
 
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]).request, p["EndpointName"])
-        made = self._cloud.create("endpoint", p["EndpointName"], p, region)
-        self._cloud.begin(made, "Creating", wanted=p)
-        return {"EndpointArn": made.arn}
+        thing = self._cloud.create("endpoint", p["EndpointName"], p, region)
+        self._cloud.begin(thing, "Creating", request=p)
+        return {"EndpointArn": thing.arn}
 
     def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
@@ -414,11 +414,13 @@ class Calls:
 
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
-        wanted = {one["VariantName"]: one for one in p["DesiredWeightsAndCapacities"]}
+        changes = {item["VariantName"]: item for item in p["DesiredWeightsAndCapacities"]}
         config = self._config_of(endpoint)
-        if config and (unknown := wanted.keys() - {variant["VariantName"] for variant in _variants(config)}):
+        if config and (unknown := changes.keys() - {variant["VariantName"] for variant in _variants(config)}):
             raise Invalid(f'Could not find variant "{min(unknown)}" of endpoint "{endpoint.arn}".')
-        counts = {name: one["DesiredInstanceCount"] for name, one in wanted.items() if "DesiredInstanceCount" in one}
+        counts = {
+            name: item["DesiredInstanceCount"] for name, item in changes.items() if "DesiredInstanceCount" in item
+        }
         if counts:
             self._check_quota(config, endpoint.name, {**endpoint.request.get("Counts", {}), **counts})
 
@@ -452,11 +454,11 @@ class Calls:
                 if base.status != "InService":
                     raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
-        if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in one for one in _specifications(p)):
+        if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in item for item in _specifications(p)):
             raise Invalid("Inference components copy count an integer larger than 0")
-        made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
-        self._cloud.begin(made, "Creating", wanted=p)
-        return {"InferenceComponentArn": made.arn}
+        thing = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
+        self._cloud.begin(thing, "Creating", request=p)
+        return {"InferenceComponentArn": thing.arn}
 
     def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         component = self._idle("inference-component", p["InferenceComponentName"])
@@ -464,10 +466,10 @@ class Calls:
 
         def done() -> None:
             kept = component.request
-            given: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
-            if given:  # either form replaces both
+            changes: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
+            if changes:  # either form replaces both
                 kept = {name: kept[name] for name in kept if not name.startswith("Specification")}
-            component.request = {**kept, **given}
+            component.request = {**kept, **changes}
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
@@ -486,7 +488,7 @@ class Calls:
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
         component = self._idle("inference-component", p["InferenceComponentName"])
         for other in self._cloud.components_of(component.request["EndpointName"]):
-            if component.name in [one.get("BaseInferenceComponentName") for one in _specifications(other.request)]:
+            if component.name in [item.get("BaseInferenceComponentName") for item in _specifications(other.request)]:
                 raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
         self._cloud.begin_deletion(component, lambda: None)
 
@@ -515,32 +517,32 @@ class Calls:
     def describe(self, kind: str, name: str) -> dict[str, Any]:
         thing = self._cloud.look(kind, name)
         words = _words(kind)
-        said = {
+        description = {
             **copy.deepcopy(thing.request),
             f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
             "LastModifiedTime": max(thing.created, thing.changed),
         }
         if kind in ("endpoint", "inference-component"):
-            said[f"{words}Status"] = thing.status
+            description[f"{words}Status"] = thing.status
             if thing.reason is not None:
-                said["FailureReason"] = thing.reason
+                description["FailureReason"] = thing.reason
         if kind == "endpoint":
-            said["ProductionVariants"] = self._variants(thing)
+            description["ProductionVariants"] = self._variants(thing)
             if shadows := self._variants(thing, "ShadowProductionVariants"):
-                said["ShadowProductionVariants"] = shadows
-            said |= self._of_configuration(thing)
+                description["ShadowProductionVariants"] = shadows
+            description |= self._of_configuration(thing)
             if thing.status == "Updating" and (coming := thing.coming) is not None:
-                said["PendingDeploymentSummary"] = {"EndpointConfigName": coming}
+                description["PendingDeploymentSummary"] = {"EndpointConfigName": coming}
         if kind == "inference-component":
-            said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
-            for specification in _specifications(said):
+            description["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
+            for specification in _specifications(description):
                 if container := specification.get("Container"):
                     specification["Container"] = {
                         **{name: value for name, value in container.items() if name != "Image"},
                         **({"DeployedImage": {"SpecifiedImage": container["Image"]}} if "Image" in container else {}),
                     }
-        return said
+        return description
 
     def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
         for (of, _), thing in list(self._cloud.things.items()):
@@ -555,7 +557,7 @@ class Calls:
 
     def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
         words = _words(kind)
-        said = {
+        summary = {
             f"{words}Name": thing.name,
             f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
@@ -563,8 +565,8 @@ class Calls:
             f"{words}Status": thing.status,
         }
         for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
-            said[name] = thing.request.get(name, "")  # an adapter has no variant of its own
-        return said
+            summary[name] = thing.request.get(name, "")  # an adapter has no variant of its own
+        return summary
 
     def _variants(self, endpoint: Thing, field: str = "ProductionVariants") -> list[dict[str, Any]]:
         variants = self._config_of(endpoint).get(field, [])
@@ -618,10 +620,10 @@ class Calls:
 
 def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a component's specifications: one for all instance types, or one for each type."""
-    one, several = request.get("Specification"), request.get("Specifications", [])
-    if (one is None) == (not several):
+    single, several = request.get("Specification"), request.get("Specifications", [])
+    if (single is None) == (not several):
         raise Invalid("Exactly one of Specification and Specifications must be given.")
-    return several or [one]
+    return several or [single]
 
 
 def _variants(config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -637,13 +639,13 @@ def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[s
 
 def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:
     """Return the number of instances of each type. All instances of a variant with pools are in its first pool."""
-    found = Counter[str]()
+    totals = Counter[str]()
     for variant in _variants(config):
         pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
         instance = pools[0]["InstanceType"] if pools else variant.get("InstanceType")
         if instance is not None and "ServerlessConfig" not in variant:
-            found[instance] += counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
-    return found
+            totals[instance] += counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
+    return totals
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
@@ -654,8 +656,8 @@ def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]
     count = counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
     return {
         "InstancePools": [
-            {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": 0 if place else count}
-            for place, pool in enumerate(pools)
+            {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": 0 if index else count}
+            for index, pool in enumerate(pools)
         ]
     }
 
@@ -682,8 +684,8 @@ def method(call: Any) -> Any:
     """Return a method for moto's response class that responds with the result of `call`; None is an empty response."""
 
     def answer(self: SageMakerResponse) -> Any:
-        said = call(copy.deepcopy(self.params), self.region)
-        return EmptyResult() if said is None else ActionResult(said)
+        response = call(copy.deepcopy(self.params), self.region)
+        return EmptyResult() if response is None else ActionResult(response)
 
     return answer
 

@@ -91,7 +91,7 @@ async def serve(
     async with front(plan, report, log) as url, _containers(plan.commands, log, signals) as containers:
         stopping = asyncio.ensure_future(signals.wait())
         tasks = {asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))}
-        tasks |= {asyncio.ensure_future(_exit(endpoint, *one, report)) for one in containers.items()}
+        tasks |= {asyncio.ensure_future(_exit(endpoint, *container, report)) for container in containers.items()}
         try:
             running = tasks
             while not stopping.done():

@@ -64,11 +64,11 @@ def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Sp
         DeployError: an option is not KEY=VALUE.
         SpecError: the container would reject an option.
     """
-    said = {name.removeprefix("option."): value for name, value in settings_of_arguments(options).items()}
+    extra = {name.removeprefix("option."): value for name, value in settings_of_arguments(options).items()}
     if engine:
-        said["llm_engine"] = engine
-    components = tuple(item.model_copy(update={"options": {**item.options, **said}}) for item in spec.components)
-    result = spec.model_copy(update={"options": {**spec.options, **said}, "components": components})
+        extra["llm_engine"] = engine
+    components = tuple(item.model_copy(update={"options": {**item.options, **extra}}) for item in spec.components)
+    result = spec.model_copy(update={"options": {**spec.options, **extra}, "components": components})
     if wrong := options_problems(result):
         raise problems_error(wrong, ADVICE)
     return result
@@ -107,7 +107,7 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
             commands[name] = start(variables, number)
     if not commands:
         raise SpecError("components[].copies: all components have 0 copies, so there is nothing to start")
-    if unknown := adapters.keys() - {one.name for item in spec.components for one in item.adapters}:
+    if unknown := adapters.keys() - {adapter.name for item in spec.components for adapter in item.adapters}:
         raise SpecError(f"--adapter {sorted(unknown)[0]}: there is no such adapter (components[].adapters)")
     order = {item.name: components[item.name] for item in spec.components}
     return Started(commands, {**order, **components}, loaded, tuple(_notes(spec)))
@@ -158,14 +158,14 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
 
 def _variables(server: Spec, name: str) -> dict[str, str]:
     """Return the environment variables of a server's process: the same as on AWS, but with a local model path."""
-    found = {one.name: one.value for one in settings_of(server.options, server.environment)}
+    environ = {setting.name: setting.value for setting in settings_of(server.options, server.environment)}
     if server.model.context is not None:
-        found.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))
+        environ.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))
     if any(item.adapters for item in server.components):
-        found["OPTION_ENABLE_LORA"] = "true"
+        environ["OPTION_ENABLE_LORA"] = "true"
     if server.network.isolated:
-        found |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {**found, **_model(server, f"component {name}: " if name else "")}
+        environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**environ, **_model(server, f"component {name}: " if name else "")}
 
 
 def _model(server: Spec, who: str) -> dict[str, str]:

@@ -59,18 +59,18 @@ class Calls:
             raise Invalid("InstanceCount must be at most 100.")
         if absent := list(_absent(p)):
             raise Invalid(f"The rehearsal does not support {', '.join(absent)}.")
-        made = self._jobs.create(KIND, name, p, region)
-        made.status, made.left = "InProgress", self._jobs.polls
+        job = self._jobs.create(KIND, name, p, region)
+        job.status, job.left = "InProgress", self._jobs.polls
         role = model.request["ExecutionRoleArn"]  # read now because the model may be deleted while the job runs
-        made.end = lambda: self._run(made, role, region)
-        return {"TransformJobArn": made.arn}
+        job.end = lambda: self._run(job, role, region)
+        return {"TransformJobArn": job.arn}
 
     def describe_transform_job(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         job = self._job(p["TransformJobName"])
         started = job.left < self._jobs.polls
         job.look()
-        said = {**copy.deepcopy(job.request), **_summary(job)}
-        return {**said, "TransformStartTime": job.created} if started or not job.busy else said
+        description = {**copy.deepcopy(job.request), **_summary(job)}
+        return {**description, "TransformStartTime": job.created} if started or not job.busy else description
 
     def list_transform_jobs(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         jobs = [job for (kind, _), job in sorted(self._jobs.things.items()) if kind == KIND]
@@ -147,11 +147,11 @@ class Calls:
 
 def _absent(request: dict[str, Any]) -> Iterator[str]:
     """Yield the job's settings that the rehearsal does not support."""
-    given, source = request["TransformInput"], request["TransformInput"]["DataSource"]["S3DataSource"]
+    transform_input, source = request["TransformInput"], request["TransformInput"]["DataSource"]["S3DataSource"]
     yield from (name for name in ("DataProcessing", "DataCaptureConfig") if request.get(name))
-    if (split := given.get("SplitType", "None")) not in ("None", "Line"):
+    if (split := transform_input.get("SplitType", "None")) not in ("None", "Line"):
         yield f"SplitType {split}"
-    if (compressed := given.get("CompressionType", "None")) != "None":
+    if (compressed := transform_input.get("CompressionType", "None")) != "None":
         yield f"CompressionType {compressed}"
     if (kind := source["S3DataType"]) != "S3Prefix":
         yield f"S3DataType {kind}"
@@ -186,15 +186,15 @@ def _target(output: str, prefix: str, key: str) -> str:
 
 
 def _summary(job: Thing) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "TransformJobName": job.name,
         "TransformJobArn": job.arn,
         "TransformJobStatus": job.status,
         "CreationTime": job.created,
     }
     if job.status not in ("InProgress", "Stopping"):  # `job.busy` is False while the job runs
-        said |= {"TransformEndTime": max(job.created, job.changed)}
-    return {**said, "FailureReason": job.reason} if job.reason else said
+        summary |= {"TransformEndTime": max(job.created, job.changed)}
+    return {**summary, "FailureReason": job.reason} if job.reason else summary
 
 
 def install(cloud: Cloud) -> None:

@@ -43,7 +43,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
     kept = _without(content, "", lacking, lost)
-    if harm := [place for place in lost if lacking[place]]:
+    if harm := [path for path in lost if lacking[path]]:
         raise Refused(
             f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
             "Leave it out, or create the endpoint with `lmi deploy up`.",
@@ -55,11 +55,11 @@ def _without(value: Any, path: str, lacking: Mapping[str, bool], lost: list[str]
     if isinstance(value, Mapping):
         kept = {}
         for name, item in value.items():
-            place = f"{path}.{name}".removeprefix(".")
-            if place in lacking:
-                lost.append(place)
+            full_path = f"{path}.{name}".removeprefix(".")
+            if full_path in lacking:
+                lost.append(full_path)
             else:
-                kept[name] = _without(item, place, lacking, lost)
+                kept[name] = _without(item, full_path, lacking, lost)
         return kept
     return [_without(item, path, lacking, lost) for item in value] if isinstance(value, list) else value
 
@@ -103,7 +103,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
     """
     names = _logical_names(resources)
     # There is no endpoint if it belongs to another deployment.
-    endpoint = next((one for one in resources if one.kind is Kind.ENDPOINT), None)
+    endpoint = next((resource for resource in resources if resource.kind is Kind.ENDPOINT), None)
     name, shared = _deployment(resources)
     what = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
     return {
@@ -122,9 +122,9 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
 def template_notes(resources: Sequence[Resource]) -> list[str]:
     """Return a sentence for each field that the template leaves out because CloudFormation does not support it."""
     return [
-        f"{place} of {resource.key}: CloudFormation does not support it."
+        f"{path} of {resource.key}: CloudFormation does not support it."
         for resource in resources
-        for place in without_lacking(resource, resource.request)[1]
+        for path in without_lacking(resource, resource.request)[1]
     ]
 
 
@@ -185,13 +185,13 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
 
 def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
     """Map the key of each model except the first to the first component that uses it."""
-    found: dict[str, str] = {}
+    components: dict[str, str] = {}
     for component in resources:
         if component.kind is Kind.COMPONENT:
             for key in component.needs:
                 if key.startswith(f"{Kind.MODEL.value}/"):
-                    found.setdefault(key, component.name)
-    return dict(list(found.items())[1:])
+                    components.setdefault(key, component.name)
+    return dict(list(components.items())[1:])
 
 
 def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:

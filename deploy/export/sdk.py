@@ -121,12 +121,12 @@ def _waiting(resource: Resource) -> list[str]:
 def _variables(resources: Sequence[Resource]) -> Mapping[str, str]:
     """Map each resource's key to its variable in the program, such as `model` and `model_2`."""
     seen: Counter[Kind] = Counter()
-    found = {}
+    variables = {}
     for resource in resources:
         seen[resource.kind] += 1
         name = {**_CLASSES, **_BOTO3}[resource.kind][0]
-        found[resource.key] = name if seen[resource.kind] == 1 else f"{name}_{seen[resource.kind]}"
-    return found
+        variables[resource.key] = name if seen[resource.kind] == 1 else f"{name}_{seen[resource.kind]}"
+    return variables
 
 
 def _import(module: str, names: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ class Arns:
             self._served.append((shadow_of(spec), decision.shadow))
         self.data = _once(decided.model_data for _, decided in self._served)
         self.uploads = uploads(spec) if self.data else []
-        self.places = self.data + [one.artifact for component in spec.components for one in component.adapters]
+        self.places = self.data + [adapter.artifact for component in spec.components for adapter in component.adapters]
         self.written, self.read = written(spec), [*read(spec)]
         queue, batch = spec.asynchronous, spec.batch
         self.requests = [queue.output] if queue else []
@@ -134,14 +134,14 @@ class Arns:
     def shells(self) -> list[str]:
         """Return `*` if any variant allows access to instances through SSM. Its actions do not support resources."""
         shadows = self.spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
-        return ["*"] if any(one.get("EnableSSMAccess") for one in (self.spec.sagemaker.variant, *shadows)) else []
+        return ["*"] if any(fields.get("EnableSSMAccess") for fields in (self.spec.sagemaker.variant, *shadows)) else []
 
     def repositories(self) -> list[str]:
         """Return the ARNs of the images' ECR repositories, without duplicates. Other registries are left out."""
         return _once(
-            f"arn:{self._partition}:ecr:{one['region']}:{one['account']}:repository/{one['repository']}"
-            for one in (ECR_URI.fullmatch(decided.image) for _, decided in self._served)
-            if one is not None
+            f"arn:{self._partition}:ecr:{match['region']}:{match['account']}:repository/{match['repository']}"
+            for match in (ECR_URI.fullmatch(decided.image) for _, decided in self._served)
+            if match is not None
         )
 
     def own_repositories(self) -> list[str]:
@@ -155,8 +155,8 @@ class Arns:
     def objects(self, uris: list[str]) -> list[str]:
         """Return the ARN of each S3 URI: of the object for an archive, and of all objects under any other URI."""
         places = [uri.removeprefix("s3://") for uri in uris]
-        ends = ["" if place.endswith(ARCHIVE) else "*" if "/" in place else "/*" for place in places]
-        return [f"arn:{self._partition}:s3:::{place}{end}" for place, end in zip(places, ends, strict=True)]
+        ends = ["" if path.endswith(ARCHIVE) else "*" if "/" in path else "/*" for path in places]
+        return [f"arn:{self._partition}:s3:::{path}{end}" for path, end in zip(places, ends, strict=True)]
 
     def buckets(self, uris: list[str]) -> list[str]:
         return _once(f"arn:{self._partition}:s3:::{bucket_and_key(uri)[0]}" for uri in uris)

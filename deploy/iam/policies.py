@@ -38,21 +38,21 @@ class Row(NamedTuple):
 
 def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
     """Return statements that allow the actions of all rows, each with a unique ID."""
-    found: dict[str, list[Statement]] = {}
+    by_statement: dict[str, list[Statement]] = {}
     for sid, actions, on in rows:
         service, _, names = actions.partition(":")
-        asked = on(arns)
-        plain = Scope([one for one in asked if isinstance(one, str)])
-        for resources, condition in (plain, *[one for one in asked if isinstance(one, Scope)]):
+        scopes = on(arns)
+        plain = Scope([scope for scope in scopes if isinstance(scope, str)])
+        for resources, condition in (plain, *[scope for scope in scopes if isinstance(scope, Scope)]):
             if resources:
-                same = found.setdefault(sid, [])
-                one = next((one for one in same if one.get("Condition") == condition), None)
-                if one is None:
-                    same.append(one := allow(f"{sid}{len(same) or ''}", [], [], condition))
+                same = by_statement.setdefault(sid, [])
+                statement = next((statement for statement in same if statement.get("Condition") == condition), None)
+                if statement is None:
+                    same.append(statement := allow(f"{sid}{len(same) or ''}", [], [], condition))
                 needed = [f"{service}:{name}" for name in names.split()]
-                one["Action"] += [action for action in needed if action not in one["Action"]]
-                one["Resource"] += [resource for resource in resources if resource not in one["Resource"]]
-    return [one for same in found.values() for one in same]
+                statement["Action"] += [action for action in needed if action not in statement["Action"]]
+                statement["Resource"] += [resource for resource in resources if resource not in statement["Resource"]]
+    return [statement for same in by_statement.values() for statement in same]
 
 
 def allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition: Condition | None = None) -> Statement:
@@ -61,9 +61,9 @@ def allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition:
     return {**statement, "Condition": condition} if condition else statement
 
 
-def policy(found: list[Statement]) -> Policy:
+def policy(statement_list: list[Statement]) -> Policy:
     """Return a policy that consists of the statements."""
-    return {"Version": "2012-10-17", "Statement": found}
+    return {"Version": "2012-10-17", "Statement": statement_list}
 
 
 # -- the permissions that each party needs -----------------------------------------------------------------------------
@@ -90,10 +90,10 @@ _VOLUME_KEY = Row(  # only SageMaker may create a grant on it; the caller of Cre
 def _written(sid: str) -> tuple[Row, Row]:
     """Return the rows for objects that SageMaker writes. S3 decrypts the parts of multipart uploads to join them."""
     return (
-        Row(sid, "s3:PutObject", lambda a: a.objects([one.uri for one in a.written if one.sid == sid])),
+        Row(sid, "s3:PutObject", lambda a: a.objects([item.uri for item in a.written if item.sid == sid])),
         Row(
             f"{sid}Key", "kms:Decrypt Encrypt GenerateDataKey",
-            lambda a: [scope for one in a.written if one.sid == sid for scope in a.key(one.key)],
+            lambda a: [scope for item in a.written if item.sid == sid for scope in a.key(item.key)],
         ),
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("Image", f"ecr:DescribeImages {_PULL}",
             lambda a: [] if a.own_repositories() else a.repositories()),
         Row("ImageRead", f"ecr:DescribeImages {_PULL}", lambda a: [
-            one for one in a.repositories() if a.own_repositories() and one not in a.own_repositories()
+            item for item in a.repositories() if a.own_repositories() and item not in a.own_repositories()
         ]),
         # The models' files
         Row("ModelData", "s3:GetObject AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject",
@@ -282,18 +282,18 @@ def length(policy: Policy) -> int:
 
 def parts(policy: Policy, most: int = MOST) -> list[Policy]:
     """Split a policy into policies of at most `most` characters, which together allow the same. It may remain whole."""
-    found: list[Policy] = []
+    policies: list[Policy] = []
     for statement in policy["Statement"]:
         rest: dict[str, Any] | None = statement
         while rest is not None:
-            last = found[-1]["Statement"] if found else []
+            last = policies[-1]["Statement"] if policies else []
             taken, left = _split(policy, last, rest, most)
             if taken is not None:
-                found[-1:] = [{**policy, "Statement": [*last, taken]}]
+                policies[-1:] = [{**policy, "Statement": [*last, taken]}]
             else:
-                found.append({**policy, "Statement": []})
+                policies.append({**policy, "Statement": []})
             rest = left
-    return found
+    return policies
 
 
 def _split(
@@ -305,8 +305,8 @@ def _split(
     condition. Each of these is sufficient for a match, so they can be in separate statements.
     """
 
-    def fits(others: list[dict[str, Any]], one: dict[str, Any]) -> bool:
-        return length({**policy, "Statement": [*others, one]}) <= most
+    def fits(others: list[dict[str, Any]], statement: dict[str, Any]) -> bool:
+        return length({**policy, "Statement": [*others, statement]}) <= most
 
     if fits(before, statement):
         return statement, None
@@ -331,7 +331,7 @@ def _list_of(statement: dict[str, Any]) -> tuple[list[str], Callable[[list[str]]
         for key, values in keys.items():
             if isinstance(values, list):
                 lists.append((values, _put(statement, operator, key)))
-    return max(lists, key=lambda one: len(one[0]))
+    return max(lists, key=lambda chunk: len(chunk[0]))
 
 
 def _put(statement: dict[str, Any], operator: str, key: str) -> Callable[[list[str]], dict[str, Any]]:

@@ -95,10 +95,10 @@ def _context(condition: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield context entries for the simulation that satisfy the condition."""
     for operator, keys in condition.items():
         for key, values in keys.items():
-            given = values if isinstance(values, list) else [values]
+            items = values if isinstance(values, list) else [values]
             kind = "boolean" if operator == "Bool" else "string"
             several = "List" if operator.startswith("ForA") else ""
-            texts = [_example(str(value)) for value in given]
+            texts = [_example(str(value)) for value in items]
             yield {
                 "ContextKeyName": key,
                 "ContextKeyValues": texts if several else texts[:1],

@@ -161,10 +161,10 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
     Raises:
         NotThere: the endpoint does not exist.
     """
-    found = unless_missing(lambda: aws.client("sagemaker").describe_endpoint(EndpointName=name))
-    if found is None:
+    endpoint = unless_missing(lambda: aws.client("sagemaker").describe_endpoint(EndpointName=name))
+    if endpoint is None:
         raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Check the name and --region.")
-    return dict(found)
+    return dict(endpoint)
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
@@ -178,10 +178,10 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
         return
     result = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
     for target in result["ScalableTargets"]:
-        named = target["ResourceId"]
-        policies = scaling.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=named)["ScalingPolicies"]
+        key = target["ResourceId"]
+        policies = scaling.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=key)["ScalingPolicies"]
         names = tuple(policy["PolicyName"] for policy in policies)
-        yield Scaling(named, target["MinCapacity"], target["MaxCapacity"], names)
+        yield Scaling(key, target["MinCapacity"], target["MaxCapacity"], names)
 
 
 def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
@@ -274,7 +274,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     ]
     # CloudWatch aligns periods to whole minutes.
     end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)
-    asked = [
+    queries = [
         {
             "Id": own_name,
             "MetricStat": {
@@ -286,7 +286,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         for own_name, (metric, statistic, _) in _METRICS.items()
     ]
     got = aws.client("cloudwatch").get_metric_data(
-        MetricDataQueries=asked, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
+        MetricDataQueries=queries, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
     values = {item["Id"]: item["Values"] for item in got["MetricDataResults"] if item["Values"]}
     # The minutes may span two of CloudWatch's periods; then the higher percentile is used.

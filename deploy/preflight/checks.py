@@ -58,30 +58,30 @@ def _reservation(context: Context, arn: str) -> Iterator[Check]:
         return
     sagemaker = context.aws.client("sagemaker")
     try:
-        found = sagemaker.describe_training_plan(TrainingPlanName=name)
+        plan = sagemaker.describe_training_plan(TrainingPlanName=name)
     except sagemaker.exceptions.ResourceNotFound:
         yield error("reservation", f"{arn} does not exist", "Correct `reservation`.")
         return
-    wanted = context.decision.instance_type
-    types = sorted({one["InstanceType"] for one in found.get("ReservedCapacitySummaries", ())})
-    available, needed = found.get("AvailableInstanceCount", 0), context.spec.instance.count
-    if found["Status"] in _ENDED:
-        yield error("reservation", f"{name} is {found['Status']}", "Use another one, or leave `reservation` out.")
-    elif "endpoint" not in found.get("TargetResources", ()):
-        what = ", ".join(found.get("TargetResources", ())) or "nothing"
+    instance_type = context.decision.instance_type
+    types = sorted({capacity["InstanceType"] for capacity in plan.get("ReservedCapacitySummaries", ())})
+    available, needed = plan.get("AvailableInstanceCount", 0), context.spec.instance.count
+    if plan["Status"] in _ENDED:
+        yield error("reservation", f"{name} is {plan['Status']}", "Use another one, or leave `reservation` out.")
+    elif "endpoint" not in plan.get("TargetResources", ()):
+        what = ", ".join(plan.get("TargetResources", ())) or "nothing"
         yield error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
-    elif types and wanted not in types:
+    elif types and instance_type not in types:
         advice = f"Set instance.type: {types[0]}, or use another reservation."
-        yield error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {wanted}", advice)
-    elif found["Status"] != "Active":
-        start = found.get("StartTime", "a later time")
+        yield error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {instance_type}", advice)
+    elif plan["Status"] != "Active":
+        start = plan.get("StartTime", "a later time")
         advice = "No instance starts before then. Wait, or leave `reservation` out."
-        yield warning("reservation", f"{name} is {found['Status']} and starts at {start}", advice)
+        yield warning("reservation", f"{name} is {plan['Status']} and starts at {start}", advice)
     elif available < needed:
         advice = "Instances that already serve this endpoint do not count as free. No additional instance would start."
         yield warning("reservation", f"{name} has {available} free instances, but {needed} are needed", advice)
     else:
-        yield ok("reservation", f"{name}: {available} free instances of {wanted}")
+        yield ok("reservation", f"{name}: {available} free instances of {instance_type}")
 
 
 _SECONDS = 5.0  # timeout of one request
@@ -105,8 +105,8 @@ def preflight(
     checks: dict[Check, None] = {}  # an image or a secret that several servers share is reported once
     for name, check in _CHECKS.items():
         if name not in without:
-            for one in of_servers if name in _OF_A_SERVER else [context]:
-                checks.update(dict.fromkeys(run(name, partial(check, one))))
+            for server_context in of_servers if name in _OF_A_SERVER else [context]:
+                checks.update(dict.fromkeys(run(name, partial(check, server_context))))
     return list(checks)
 
 
@@ -155,19 +155,19 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
     Raises:
         BotoCoreError: there is no connection to AWS.
     """
-    found: list[Check] = []
+    checks: list[Check] = []
     try:
         result = check()
-        for one in (result,) if isinstance(result, Check) else result or ():
-            found.append(one)
+        for item in (result,) if isinstance(result, Check) else result or ():
+            checks.append(item)
     except ClientError as failure:
         deploy_error = as_deploy_error(failure)
         is_denied = isinstance(deploy_error, NotAllowed)
         says = f"{failure.operation_name} is not allowed" if is_denied else str(deploy_error)
-        found.append(warning(name, f"not checked: {says}", deploy_error.advice))
+        checks.append(warning(name, f"not checked: {says}", deploy_error.advice))
     except DeployError as failure:
-        found.append(error(name, str(failure), failure.advice))
-    return found
+        checks.append(error(name, str(failure), failure.advice))
+    return checks
 
 
 def _role(context: Context) -> Check:
@@ -193,7 +193,7 @@ def _role(context: Context) -> Check:
         advice = "Allow iam:SimulatePrincipalPolicy on the role, as `lmi deploy iam --who deployer` does."
         return warning("role", f"{arn}: permissions not checked: {failure}", advice)
     if denied:
-        actions = ", ".join(dict.fromkeys(one.action for one in denied))
+        actions = ", ".join(dict.fromkeys(need.action for need in denied))
         advice = (
             "Attach the policy that `lmi deploy iam --who execution-role` prints. "
             "Policies of buckets, keys and repositories may allow the same; they are not checked."
@@ -222,10 +222,10 @@ def _quota(context: Context) -> list[Check]:
     if context.spec.endpoint is not None:  # another deployment owns the instances
         return []
     types = [pool.instance_type for pool in context.decision.pools] or [context.decision.instance_type]
-    found = [_quota_of(context, instance) for instance in types]
-    if all(check.verdict is Verdict.ERROR for check in found):
-        return found
-    return [replace(check, verdict=min(check.verdict, Verdict.WARNING, key=list(Verdict).index)) for check in found]
+    quotas = [_quota_of(context, instance) for instance in types]
+    if all(check.verdict is Verdict.ERROR for check in quotas):
+        return quotas
+    return [replace(check, verdict=min(check.verdict, Verdict.WARNING, key=list(Verdict).index)) for check in quotas]
 
 
 def _quota_of(context: Context, instance: str) -> Check:
@@ -249,7 +249,7 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
         setting: field of the specification that chooses the instance type, for the advice.
     """
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
-    value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
+    value = next((entry["Value"] for entry in quotas if entry["QuotaName"] == name), None)
     if value is None:
         return warning(
             "quota", f"there is no quota named {name!r}", "See the type's quotas in Service Quotas, Amazon SageMaker."
@@ -297,10 +297,10 @@ def _endpoint(context: Context) -> Check | None:
     name = context.spec.endpoint
     if name is None:
         return None
-    found = unless_missing(lambda: context.aws.client("sagemaker").describe_endpoint(EndpointName=name))
-    if found is None:
+    endpoint = unless_missing(lambda: context.aws.client("sagemaker").describe_endpoint(EndpointName=name))
+    if endpoint is None:
         return error("endpoint", f"there is no endpoint {name}", "Deploy the endpoint first, or correct `endpoint`.")
-    return ok("endpoint", f"{name} is {found['EndpointStatus']}")
+    return ok("endpoint", f"{name} is {endpoint['EndpointStatus']}")
 
 
 def _name(context: Context) -> Check | None:

@@ -54,9 +54,9 @@ def key(context: Context) -> list[Check]:
     asynchronous, capture, batch = context.spec.asynchronous, context.spec.capture, context.spec.batch
     answers = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
     answers += [] if batch is None else [batch.output]
-    given = [] if batch is None else _of_object(context, Prefix(*bucket_and_key(batch.input)))
+    objects = [] if batch is None else _of_object(context, Prefix(*bucket_and_key(batch.input)))
     return [
-        *compared(context, _INPUT, dict(given)),
+        *compared(context, _INPUT, dict(objects)),
         *compared(context, _MODEL, dict(_of_model(context))),
         *compared(context, _ANSWERS, dict(_of_buckets(context, answers))),
         *compared(context, _CAPTURED, dict(_of_buckets(context, [capture.output] if capture is not None else []))),
@@ -65,7 +65,7 @@ def key(context: Context) -> list[Check]:
 
 def topics(context: Context) -> list[Check]:
     """Check that the SNS topics exist, and that the specification names their KMS keys."""
-    found = dict(_of_topics(context))
+    arns_of = dict(_of_topics(context))
     spec = context.spec
     checks = [
         warning(
@@ -74,40 +74,40 @@ def topics(context: Context) -> list[Check]:
             "Create the topic, or correct async.notify_success, async.notify_error or alarms.notify.",
         )
         for topic in spec.topics
-        if topic not in found
+        if topic not in arns_of
     ]
-    if spec.alarms is not None and (notify := spec.alarms.notify) in found:
-        checks += _of_alarms(context, str(notify), found[str(notify)])
-    told = [] if spec.asynchronous is None else spec.asynchronous.topics
-    keys = {topic: customers(context, found[topic]) for topic in told if topic in found}
+    if spec.alarms is not None and (notify := spec.alarms.notify) in arns_of:
+        checks += _of_alarms(context, str(notify), arns_of[str(notify)])
+    topics_of_spec = [] if spec.asynchronous is None else spec.asynchronous.topics
+    keys = {topic: customers(context, arns_of[topic]) for topic in topics_of_spec if topic in arns_of}
     return checks + compared(context, _TOPICS, keys)
 
 
-def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> list[Check]:
+def compared(context: Context, use: Use, keys: Mapping[str, str | None]) -> list[Check]:
     """Compare a key of `encryption` with the keys of existing resources.
 
     A difference is only a warning, because a key's own policy may allow its use.
 
     Args:
-        found: the ARN of each resource's customer managed key, or None if the resource has no such key.
+        keys: the ARN of each resource's customer managed key, or None if the resource has no such key.
     """
-    named = getattr(context.spec.encryption, use.option)
-    wanted = None if named is None else _described(context, named).get("Arn", named)
+    option = getattr(context.spec.encryption, use.option)
+    expected = None if option is None else _described(context, option).get("Arn", option)
     checks = [
-        warning("key", f"{place} is encrypted with {arn}, which is not in the specification", _advice(use, arn, named))
-        for place, arn in found.items()
-        if arn not in (None, wanted)
+        warning("key", f"{name} is encrypted with {arn}, which is not in the specification", _advice(use, arn, option))
+        for name, arn in keys.items()
+        if arn not in (None, expected)
     ]
-    if wanted is not None and wanted in found.values():
-        checks.append(ok("key", f"{named} encrypts {use.what}"))
-    elif named is not None and found and use.at_rest:
-        says = f"encryption.{use.option}: {named} does not encrypt {', '.join(found)}"
+    if expected is not None and expected in keys.values():
+        checks.append(ok("key", f"{option} encrypts {use.what}"))
+    elif option is not None and keys and use.at_rest:
+        says = f"encryption.{use.option}: {option} does not encrypt {', '.join(keys)}"
         checks.append(warning("key", says, f"Correct encryption.{use.option}, or leave it out.{use.hint}"))
     return checks
 
 
-def _advice(use: Use, arn: str | None, named: str | None) -> str:
-    if named is None:
+def _advice(use: Use, arn: str | None, option: str | None) -> str:
+    if option is None:
         return f"Set encryption.{use.option}: {arn}, and give {use.users} the permissions that `lmi deploy iam` prints."
     return f"Correct encryption.{use.option}, or also grant {use.users} kms:Decrypt on {arn}."
 
@@ -148,7 +148,7 @@ def _of_bucket(context: Context, bucket: str) -> str | None:
         raise
     rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
     defaults = [rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules]
-    return customers(context, next((one["KMSMasterKeyID"] for one in defaults if "KMSMasterKeyID" in one), None))
+    return customers(context, next((rule["KMSMasterKeyID"] for rule in defaults if "KMSMasterKeyID" in rule), None))
 
 
 def _of_topics(context: Context) -> Iterator[tuple[str, str | None]]:
@@ -185,8 +185,8 @@ def customers(context: Context, name: str | None) -> str | None:
     """
     if name is None or _AWSS in name:
         return None
-    found = _described(context, name)
-    return None if found.get("KeyManager") == "AWS" else found.get("Arn", name)
+    description = _described(context, name)
+    return None if description.get("KeyManager") == "AWS" else description.get("Arn", name)
 
 
 def _described(context: Context, name: str) -> dict[str, str]:

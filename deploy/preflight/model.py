@@ -53,9 +53,9 @@ _LARGE_ARCHIVE = 10e9  # bytes; unpacking a larger archive in one thread takes m
 
 def _archive(context: Context, uri: str) -> list[Check]:
     """Check an archive's size, and the files in its first 64 MiB."""
-    place = Prefix.of(uri)
-    check_region(context.aws, place)
-    size = next((entry.size for entry in objects(context.aws, place) if not entry.name), None)
+    prefix = Prefix.of(uri)
+    check_region(context.aws, prefix)
+    size = next((entry.size for entry in objects(context.aws, prefix) if not entry.name), None)
     if size is None:
         return [error("model", f"{uri} does not exist", "Correct model.s3.")]
     checks = [ok("model", f"{uri}: an archive of {format_size(size)}, which SageMaker unpacks")]
@@ -128,12 +128,12 @@ def secret(context: Context) -> Check | list[Check] | None:
         return error("secret", f"{arn} is in {region}, but the endpoint is in {here}", advice)
     client = context.aws.client("secretsmanager")
     try:
-        found = client.describe_secret(SecretId=arn)
+        description = client.describe_secret(SecretId=arn)
     except client.exceptions.ResourceNotFoundException:
         return error("secret", f"{arn} does not exist", "Correct model.token_secret, or create the secret.")
     return [
         ok("secret", arn.rpartition(":")[2]),
-        *compared(context, SECRET, {arn: customers(context, found.get("KmsKeyId"))}),
+        *compared(context, SECRET, {arn: customers(context, description.get("KmsKeyId"))}),
     ]
 
 
@@ -162,10 +162,10 @@ def image(context: Context) -> Check:
             f"Push the image to ECR in {context.aws.region}, or set region: {region}.",
         )
     which = {"registryId": account, "repositoryName": repository}
-    named = [{"imageDigest": digest} if digest else {"imageTag": tag or "latest"}]
+    image_ids = [{"imageDigest": digest} if digest else {"imageTag": tag or "latest"}]
     ecr = context.aws.client("ecr")
     try:
-        result = ecr.describe_images(**which, imageIds=named)["imageDetails"][0]
+        result = ecr.describe_images(**which, imageIds=image_ids)["imageDetails"][0]
     except ClientError as failure:
         if error_code(failure) in ("ImageNotFoundException", "RepositoryNotFoundException"):
             return error(

@@ -77,15 +77,15 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
             enough resources for the initial copies.
     """
     groups = servers(spec)
-    found = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
+    resolutions = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
     if spec.instance.type == "auto":
-        kind = _common_type(spec, groups, found)
-        if any(resolution.decision.instance_type != kind for resolution in found):
+        kind = _common_type(spec, groups, resolutions)
+        if any(resolution.decision.instance_type != kind for resolution in resolutions):
             groups = [_on(server, kind) for server in groups]
-            found = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
-    decisions = [resolution.decision for resolution in found]
+            resolutions = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
+    decisions = [resolution.decision for resolution in resolutions]
     _one_host(groups, decisions)
-    placed = tuple(_placed(groups, found))
+    placed = tuple(_placed(groups, resolutions))
     sums = Sums(placed, find(decisions[0].instance_type), _instances(spec))
     if not spec.instance.unchecked and (problem := _without_room(sums, spec)):
         raise SpecError(problem, _MORE_ROOM)
@@ -100,8 +100,8 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
             for item in server.components
         },
     )
-    candidates = found[0].candidates if len(groups) == 1 else None
-    return replace(found[0], decision=joined, candidates=candidates, sums=sums)
+    candidates = resolutions[0].candidates if len(groups) == 1 else None
+    return replace(resolutions[0], decision=joined, candidates=candidates, sums=sums)
 
 
 _MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances. options.replicas adds engines to a copy."
@@ -165,19 +165,19 @@ def _on(server: Spec, kind: str) -> Spec:
     return server.model_copy(update={"instance": server.instance.model_copy(update={"type": kind})})
 
 
-def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]) -> str:
+def _common_type(spec: Spec, groups: Sequence[Spec], resolutions: Sequence[Resolution]) -> str:
     """Return the cheapest instance type that fits each model, and has enough resources for all initial copies.
 
     Raises:
         DoesNotFit: there is no such type.
     """
-    lists = [resolution.candidates.fits for resolution in found if resolution.candidates is not None]
+    lists = [resolution.candidates.fits for resolution in resolutions if resolution.candidates is not None]
     fitting = [{item.instance.name for item in fits if item.fits} for fits in lists]
-    places = [{item.instance.name: place for place, item in enumerate(fits)} for fits in lists]
+    places = [{item.instance.name: rank for rank, item in enumerate(fits)} for fits in lists]
     # A type's rank is its worst rank for any model.
     ranked = {name: max(of_model[name] for of_model in places) for name in set.intersection(*fitting)}
-    for name in sorted(ranked, key=lambda one: (ranked[one], one)):
-        sums = Sums(tuple(_placed(groups, found)), find(name), _instances(spec))
+    for name in sorted(ranked, key=lambda type_name: (ranked[type_name], type_name)):
+        sums = Sums(tuple(_placed(groups, resolutions)), find(name), _instances(spec))
         if not any(taken > has for _, taken, has in sums.rows()):
             return name
     if len(groups) == 1:
@@ -188,8 +188,8 @@ def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]
     )
 
 
-def _placed(groups: Sequence[Spec], found: Sequence[Resolution]) -> Iterator[Placed]:
-    for server, resolution in zip(groups, found, strict=True):
+def _placed(groups: Sequence[Spec], resolutions: Sequence[Resolution]) -> Iterator[Placed]:
+    for server, resolution in zip(groups, resolutions, strict=True):
         chosen = None if resolution.candidates is None else resolution.candidates.chosen
         for item in server.components:
             yield placed(item, server.model, resolution.decision, chosen)
@@ -260,9 +260,9 @@ def _left_over(sums: Sums) -> str:
     together.
     """
     assert sums.instance is not None
-    resources = [one for one in _resources(sums.instance) if one[2]]
+    resources = [resource for resource in _resources(sums.instance) if resource[2]]
     free: list[tuple[list[float], int]] = [([has for _, _, has in resources], sums.count)]
-    for item in sorted(sums.placed, key=lambda one: tuple(-of_copy(one) for _, of_copy, _ in resources)):
+    for item in sorted(sums.placed, key=lambda placed: tuple(-of_copy(placed) for _, of_copy, _ in resources)):
         needs = [of_copy(item) for _, of_copy, _ in resources]
         left = item.copies
         remaining: list[tuple[list[float], int]] = []

@@ -81,7 +81,7 @@ class Decision:
     @property
     def start(self) -> int:
         """Return the timeout of the longest start in seconds: the download of the model data and the startup."""
-        return max(one.download + one.startup for one in self.both)
+        return max(decision.download + decision.startup for decision in self.both)
 
     def of(self, server: Spec) -> Decision:
         """Return the decision for one of the specification's servers (`spec/components.py`)."""

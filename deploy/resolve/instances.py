@@ -132,8 +132,8 @@ def _edits(item: str, other: str) -> int:
     row = list(range(len(other) + 1))
     for number, letter in enumerate(item, 1):
         above, row[0] = row[0], number
-        for place, letter_of_other in enumerate(other, 1):
-            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (letter != letter_of_other))
+        for index, letter_of_other in enumerate(other, 1):
+            above, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, above + (letter != letter_of_other))
     return row[-1]
 
 

@@ -56,33 +56,33 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
         DoesNotFit: the model does not fit on a pool's type.
         SpecError: the settings for a pool's type are invalid, or the types need different host AMIs.
     """
-    found: list[tuple[Pool, Resolution]] = []
-    for place, item in enumerate(spec.instance.pools):
-        pool = Pool(item.priority or place + 1, item.type, 0, options=item.options)
+    resolved: list[tuple[Pool, Resolution]] = []
+    for index, item in enumerate(spec.instance.pools):
+        pool = Pool(item.priority or index + 1, item.type, 0, options=item.options)
         try:
             resolution = resolve(spec_on(spec, pool))
         except (DoesNotFit, SpecError) as error:
-            raise type(error)(f"instance.pools[{place}]: {error}", error.advice) from error
+            raise type(error)(f"instance.pools[{index}]: {error}", error.advice) from error
         decision = resolution.decision
         pool = replace(
             pool, gpus=decision.gpus, tensor_parallel=decision.tensor_parallel, expert_parallel=decision.expert_parallel
         )
-        found.append((pool, resolution))
-    found.sort(key=lambda item: item[0].priority)
-    decisions = [resolution.decision for _, resolution in found]
+        resolved.append((pool, resolution))
+    resolved.sort(key=lambda item: item[0].priority)
+    decisions = [resolution.decision for _, resolution in resolved]
     _one_host(decisions)
     joined = replace(
         decisions[0],
         download=max(decision.download for decision in decisions),
         startup=max(decision.startup for decision in decisions),
         warnings=tuple(dict.fromkeys(warning for decision in decisions for warning in decision.warnings)),
-        pools=tuple(pool for pool, _ in found),
+        pools=tuple(pool for pool, _ in resolved),
         components={
-            name: replace(decision, pools=tuple(pool for pool, _ in found))
+            name: replace(decision, pools=tuple(pool for pool, _ in resolved))
             for name, decision in decisions[0].components.items()
         },
     )
-    return replace(found[0][1], decision=joined)
+    return replace(resolved[0][1], decision=joined)
 
 
 def _one_host(decisions: list[Decision]) -> None:
@@ -272,21 +272,21 @@ class _Asked:
     prices: Prices
 
 
-def _resolve(spec: Spec, asked: _Asked) -> Resolution:
+def _resolve(spec: Spec, inputs: _Asked) -> Resolution:
     if spec.shadow is not None:
-        return with_shadow(spec, lambda one: _resolve(one, asked))
+        return with_shadow(spec, lambda shadow_spec: _resolve(shadow_spec, inputs))
     if spec.instance.pools:
-        return resolve_pools(spec, lambda on_type: _resolve(on_type, asked))
+        return resolve_pools(spec, lambda on_type: _resolve(on_type, inputs))
     if spec.components:
-        return resolve_components(spec, lambda server: _of_server(server, asked))
-    return _of_server(spec, asked)
+        return resolve_components(spec, lambda server: _of_server(server, inputs))
+    return _of_server(spec, inputs)
 
 
-def _of_server(spec: Spec, asked: _Asked) -> Resolution:
+def _of_server(spec: Spec, inputs: _Asked) -> Resolution:
     """Resolve a specification that has one server and at most one instance type."""
-    aws, prices = asked.aws, asked.prices
-    image = images.resolve_image(spec.image, asked.region, asked.account, aws)
-    size = find_size(spec, aws, asked.hub)
+    aws, prices = inputs.aws, inputs.prices
+    image = images.resolve_image(spec.image, inputs.region, inputs.account, aws)
+    size = find_size(spec, aws, inputs.hub)
     need, need_warnings = _need(spec, size.shape, image)
     instance = None if spec.instance.type == "auto" else find(spec.instance.type)
     fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
@@ -300,8 +300,8 @@ def _of_server(spec: Spec, asked: _Asked) -> Resolution:
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
     times = _times(spec, need.stored_gib if need is not None else size.packed)
     decision = Decision(
-        region=asked.region,
-        account=asked.account,
+        region=inputs.region,
+        account=inputs.account,
         image=image.uri,
         instance_type=spec.instance.type if instance is None else instance.name,
         gpus=_min_gpus(spec) if instance is None else instance.gpus,
@@ -350,9 +350,9 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
         prefix = model.s3
         return ModelSize(_readable(aws, lambda aws: shape_in_s3(aws, prefix, notes)), "its files in S3", tuple(notes))
     name = str(model.id)
-    found = _on_hub(hub, name, str(spec.options.get("revision", "main")), notes) if hub is not None else None
-    if found is not None and hub is not None:
-        return ModelSize(found, f"its files on {hub.name}", tuple(notes))
+    size = _on_hub(hub, name, str(spec.options.get("revision", "main")), notes) if hub is not None else None
+    if size is not None and hub is not None:
+        return ModelSize(size, f"its files on {hub.name}", tuple(notes))
     shape = known_model(name)
     return ModelSize(shape, "known model" if hub is None else "table of known models", tuple(notes))
 
@@ -607,28 +607,28 @@ def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tup
         candidates: the candidate instance types, or None for no advice on size.
     """
     chosen = None if candidates is None else candidates.chosen
-    found = [] if chosen is None or candidates is None else [*_size(spec, chosen, candidates.fits)]
-    return (*found, *_advised_number(spec, decision), *_routing(spec))
+    lines = [] if chosen is None or candidates is None else [*_size(spec, chosen, candidates.fits)]
+    return (*lines, *_advised_number(spec, decision), *_routing(spec))
 
 
 def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
     """Yield advice on the size of instances, which depends on the number of concurrent requests that fit."""
     if not chosen.fits:
         return
-    wanted = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))
+    requests = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))
     server = f"A copy on {chosen.instance.name}" if spec.components else chosen.instance.name
     gpus = spec.components[0].accelerators if spec.components else chosen.instance.gpus
     sequences = chosen.sequences * num_engines(spec, gpus, chosen.degree)
     held = f"{server} has room for {sequences} concurrent requests of the full context"
-    if sequences >= wanted:
+    if sequences >= requests:
         yield f"{held}. For more, use more instances (instance.count, scaling.max), not larger ones."
         return
-    bigger = next((item for item in fits if item.fits and item.sequences >= wanted), None)
+    bigger = next((item for item in fits if item.fits and item.sequences >= requests), None)
     name = "a larger instance"
     if bigger is not None:
         name = f"{bigger.instance.name} ({bigger.price.text}), which has room for {bigger.sequences}"
     yield (
-        f"{held}. For {wanted}, use {name}, or set a shorter model.context. More instances serve more requests, but "
+        f"{held}. For {requests}, use {name}, or set a shorter model.context. More instances serve more requests, but "
         "not longer ones."
     )
 

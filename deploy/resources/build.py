@@ -131,7 +131,7 @@ def _models(
 
     if not spec.components:
         on_types = [(spec_on(spec, pool), decision.on(pool)) for pool in decision.pools]
-        return [made(*one) for one in on_types or [(spec, decision)]], {}
+        return [made(*server) for server in on_types or [(spec, decision)]], {}
     groups = servers(spec)
     of_component: dict[str, Resource] = {}
     for server in groups:

@@ -95,8 +95,8 @@ def endpoint_config(
         content["ShadowProductionVariants"] = [_shadow(spec, decision, shadow)]
     content = merged(content, spec.sagemaker.endpoint_config)
     name = version_name(spec.name, content)
-    named = () if spec.components else (*models, *([shadow] if shadow is not None else []))
-    needs = tuple(dict.fromkeys(model.key for model in named))
+    model_names = () if spec.components else (*models, *([shadow] if shadow is not None else []))
+    needs = tuple(dict.fromkeys(model.key for model in model_names))
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 
 

@@ -73,9 +73,9 @@ def _key(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _is_inside(given: Setting, required: Setting) -> bool:
+def _is_inside(setting: Setting, required: Setting) -> bool:
     """Return whether the user's setting is a directory inside the model data."""
-    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
+    return required.value == MODEL_DATA and setting.value.startswith(f"{MODEL_DATA}/")
 
 
 def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:

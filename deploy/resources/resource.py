@@ -94,7 +94,7 @@ def specifications(component: Json) -> tuple[Json, ...]:
 
 def containers(model: Json) -> list[Json]:
     """Return the containers in a CreateModel request."""
-    return [one for one in (model.get("PrimaryContainer"), *model.get("Containers", ())) if one]
+    return [container for container in (model.get("PrimaryContainer"), *model.get("Containers", ())) if container]
 
 
 def refs(value: Any) -> tuple[Ref, ...]:

@@ -24,19 +24,19 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
     if spec.scaling is None:
         return
     component = scaled.kind is Kind.COMPONENT
-    place = {"ServiceNamespace": "sagemaker", "ResourceId": scaled.key, "ScalableDimension": DIMENSIONS[scaled.kind]}
+    ids = {"ServiceNamespace": "sagemaker", "ResourceId": scaled.key, "ScalableDimension": DIMENSIONS[scaled.kind]}
     if not component:
-        place["ResourceId"] += f"/variant/{spec.instance.variant}"
+        ids["ResourceId"] += f"/variant/{spec.instance.variant}"
     target = Resource(
         Kind.SCALABLE_TARGET,
-        place["ResourceId"],
-        {**place, "MinCapacity": spec.scaling.min, "MaxCapacity": spec.scaling.max, "Tags": tag_map(tags)},
+        ids["ResourceId"],
+        {**ids, "MinCapacity": spec.scaling.min, "MaxCapacity": spec.scaling.max, "Tags": tag_map(tags)},
         needs=(scaled.key,),
     )
     yield target
     yield _policy(
         scoped_name(*_stem(spec, scaled), "concurrency"),
-        place,
+        ids,
         target,
         {
             "PolicyType": "TargetTrackingScaling",
@@ -49,7 +49,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
         },
     )
     if spec.scaling.min == 0:
-        yield from _waking(spec, scaled, place, target, tags)
+        yield from _waking(spec, scaled, ids, target, tags)
 
 
 def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class _Waking(NamedTuple):
 
 
 def _waking(
-    spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
+    spec: Spec, scaled: Resource, ids: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
     """Build the step scaling policy that adds the first instance or copy, and the alarm that triggers it.
 
@@ -94,7 +94,7 @@ def _waking(
     wakes = _component(scaled, between) if scaled.kind is Kind.COMPONENT else _queue(scaled, between)
     policy = _policy(
         scoped_name(*_stem(spec, scaled), "wake"),
-        place,
+        ids,
         target,
         {
             "PolicyType": "StepScaling",
@@ -151,8 +151,8 @@ def _stem(spec: Spec, scaled: Resource) -> tuple[str, ...]:
     return (spec.name, scaled.name) if scaled.kind is Kind.COMPONENT else (spec.name,)
 
 
-def _policy(name: str, place: dict[str, str], target: Resource, rule: dict[str, Any]) -> Resource:
-    return Resource(Kind.SCALING_POLICY, name, {"PolicyName": name, **place, **rule}, needs=(target.key,))
+def _policy(name: str, ids: dict[str, str], target: Resource, rule: dict[str, Any]) -> Resource:
+    return Resource(Kind.SCALING_POLICY, name, {"PolicyName": name, **ids, **rule}, needs=(target.key,))
 
 
 # -- CloudWatch alarms (PutMetricAlarm), which also trigger the automatic rollback of an update ------------------------

@@ -76,7 +76,7 @@ def read_artifact(aws: Aws, uri: str) -> Artifact:
 
 def read_archive(packed: Any) -> Artifact:
     """Read an archive's file names, and the serving.properties at its top level or in the only directory there."""
-    found: dict[PurePosixPath, bytes] = {}
+    contents: dict[PurePosixPath, bytes] = {}
     places: list[PurePosixPath] = []
     weights = fault = ""
     try:
@@ -88,37 +88,37 @@ def read_archive(packed: Any) -> Artifact:
                     raise tarfile.ReadError(_SPARSE)
                 if len(archive.pax_headers) > _MOST_COMMON:
                     raise tarfile.ReadError(f"it has too many global header fields ({len(archive.pax_headers)})")
-                place = PurePosixPath(member.name)
-                fault = fault or _fault(member, place)
+                path = PurePosixPath(member.name)
+                fault = fault or _fault(member, path)
                 if not member.isfile():
                     continue
-                places.append(place)
-                if place.name.endswith(WEIGHTS):
-                    weights = weights or str(place)
-                elif place.name == OPTIONS_FILE and len(place.parts) <= _DEEPEST:
+                places.append(path)
+                if path.name.endswith(WEIGHTS):
+                    weights = weights or str(path)
+                elif path.name == OPTIONS_FILE and len(path.parts) <= _DEEPEST:
                     file = archive.extractfile(member)
-                    found[place] = file.read(MOST_BYTES + 1) if file is not None else b""
+                    contents[path] = file.read(MOST_BYTES + 1) if file is not None else b""
     except _TooLongError:
         weights = weights or f"more than {_MOST >> 20} MiB"
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         problem = f"it cannot be read as a tar.gz: {error}"
         return Artifact(problem=problem, fault=problem)
-    tops = {place.parts[0] for place in places if place.parts and not place.parts[0].startswith(".")}
+    tops = {path.parts[0] for path in places if path.parts and not path.parts[0].startswith(".")}
     read = Artifact(
-        others=tuple(dict.fromkeys(place.name for place in places if place not in found)),
+        others=tuple(dict.fromkeys(path.name for path in places if path not in contents)),
         weights=weights,
-        folder=tops.pop() if len(tops) == 1 and all(len(place.parts) > 1 for place in places) else "",
+        folder=tops.pop() if len(tops) == 1 and all(len(path.parts) > 1 for path in places) else "",
         fault=fault,
     )
-    first = min(found, key=lambda place: len(place.parts), default=None)
-    return read if first is None else _with_options(found[first], read)
+    first = min(contents, key=lambda path: len(path.parts), default=None)
+    return read if first is None else _with_options(contents[first], read)
 
 
-def _fault(member: tarfile.TarInfo, place: PurePosixPath) -> str:
+def _fault(member: tarfile.TarInfo, path: PurePosixPath) -> str:
     """Return the reason why SageMaker cannot unpack a member, or "". Only files and directories inside the model's
     directory are accepted.
     """
-    if place.is_absolute() or ".." in place.parts:
+    if path.is_absolute() or ".." in path.parts:
         return f"its member {member.name!r} is outside the model's directory"
     return "" if member.isfile() or member.isdir() else f"its member {member.name!r} is a link or a special file"
 

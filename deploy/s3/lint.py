@@ -94,42 +94,42 @@ def list_directory(directory: Path) -> Listing:
     findings: list[Finding] = []
 
     def unreadable(error: OSError) -> None:
-        place = Path(str(error.filename)).relative_to(directory).as_posix()
+        path = Path(str(error.filename)).relative_to(directory).as_posix()
         findings.append(
-            Finding(Level.ERROR, place, f"cannot be read: {error.strerror}", "Make it readable, or delete it.")
+            Finding(Level.ERROR, path, f"cannot be read: {error.strerror}", "Make it readable, or delete it.")
         )
 
     for root, directories, names in os.walk(directory, onerror=unreadable):
         here = Path(root).relative_to(directory)
         for name in sorted(directories):
-            place = (here / name).as_posix()
+            shown = (here / name).as_posix()
             if name in _SKIPPED_DIRECTORIES:
                 directories.remove(name)
             elif (Path(root) / name).is_symlink():
-                findings.append(Finding(Level.ERROR, place, "a link to a directory", "Replace it with the directory."))
+                findings.append(Finding(Level.ERROR, shown, "a link to a directory", "Replace it with the directory."))
                 directories.remove(name)
         directories.sort()
         for name in sorted(names):
-            place, path = (here / name).as_posix(), Path(root) / name
+            shown, path = (here / name).as_posix(), Path(root) / name
             if name in _SKIPPED_NAMES or name.startswith(_APPLE_DOUBLE):
                 continue
-            if fault := _fault(place, path):
+            if fault := _fault(shown, path):
                 findings.append(fault)
             else:
-                files.append(Entry(place, path.stat().st_size))
+                files.append(Entry(shown, path.stat().st_size))
                 if path.is_symlink() and not _within(path.resolve(), directory):
-                    findings.append(_leads_out(place, path.resolve()))
+                    findings.append(_leads_out(shown, path.resolve()))
     return Listing(tuple(_without_duplicates(files)), tuple(findings))
 
 
-def _fault(place: str, path: Path) -> Finding | None:
+def _fault(name: str, path: Path) -> Finding | None:
     """Return a finding that says why a file cannot be uploaded, or None if it can."""
     if _CONTROL.search(path.name):
         advice = "Rename it, as S3 may change such a name."
-        return Finding(Level.ERROR, ascii(place), "a name with control characters or invalid UTF-8", advice)
+        return Finding(Level.ERROR, ascii(name), "a name with control characters or invalid UTF-8", advice)
     if not path.exists():
-        return Finding(Level.ERROR, place, "a broken link", "Download the model again, or delete it.")
-    return None if path.is_file() else Finding(Level.ERROR, place, "neither a file nor a directory", "Delete it.")
+        return Finding(Level.ERROR, name, "a broken link", "Download the model again, or delete it.")
+    return None if path.is_file() else Finding(Level.ERROR, name, "neither a file nor a directory", "Delete it.")
 
 
 def _within(target: Path, directory: Path) -> bool:
@@ -139,10 +139,10 @@ def _within(target: Path, directory: Path) -> bool:
     return target.is_relative_to(top) or target.is_relative_to(blobs)
 
 
-def _leads_out(place: str, target: Path) -> Finding:
+def _leads_out(name: str, target: Path) -> Finding:
     return Finding(
         Level.WARNING,
-        place,
+        name,
         f"a link to {target}, which is outside the directory but will be uploaded",
         "Check that the file belongs to the model and is not private.",
     )

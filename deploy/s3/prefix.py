@@ -54,9 +54,9 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
     Raises:
         NotThere: the bucket does not exist.
     """
-    found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=prefix.bucket, Prefix=prefix.key)
+    contents = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=prefix.bucket, Prefix=prefix.key)
     try:
-        return [Entry(item["Key"][len(prefix.key) :], item["Size"]) for item in found]
+        return [Entry(item["Key"][len(prefix.key) :], item["Size"]) for item in contents]
     except ClientError as error:
         if error_code(error) == "NoSuchBucket":
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None

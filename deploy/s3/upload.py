@@ -166,8 +166,8 @@ class PartUploader:
         upload = self._upload(part, where)
         tag = there = _matching_tag(upload.there.get(part.number), content, checksum)
         if there is None:
-            place = {**where, "UploadId": upload.id, "PartNumber": part.number}
-            tag = self._s3.upload_part(**place, Body=content, ChecksumSHA256=checksum)["ETag"]
+            request = {**where, "UploadId": upload.id, "PartNumber": part.number}
+            tag = self._s3.upload_part(**request, Body=content, ChecksumSHA256=checksum)["ETag"]
         with self._locks[part.name]:
             upload.sent[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
             upload.remaining -= 1

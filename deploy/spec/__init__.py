@@ -175,7 +175,7 @@ class Spec(Section):
         if self.components and any(pool.options for pool in pools):
             yield "instance.pools[].options cannot be combined with components, whose model is the same for all types"
         types = [pool.type for pool in pools]
-        priorities = [str(pool.priority or place) for place, pool in enumerate(pools, 1)]
-        for what, said in ("type", types), ("priority", priorities):
-            if twice := {item for item in said if said.count(item) > 1}:
+        priorities = [str(pool.priority or index) for index, pool in enumerate(pools, 1)]
+        for what, field_values in ("type", types), ("priority", priorities):
+            if twice := {item for item in field_values if field_values.count(item) > 1}:
                 yield f"instance.pools[].{what}: {', '.join(sorted(twice))} is given twice"

@@ -32,21 +32,21 @@ def servers(spec: Spec) -> list[Spec]:
     """
     if not spec.components:
         return [spec]
-    found: dict[str, list[Component]] = {}
+    groups: dict[str, list[Component]] = {}
     whole: dict[str, Spec] = {}
     for item in spec.components:
         own = _server(spec, item)
         parts = own.model_dump_json(include={"model", "image", "options", "environment"})
         key = f"{item.accelerators} {parts}"
         whole.setdefault(key, own)
-        found.setdefault(key, []).append(item)
-    return [server.model_copy(update={"components": tuple(found[key])}) for key, server in whole.items()]
+        groups.setdefault(key, []).append(item)
+    return [server.model_copy(update={"components": tuple(groups[key])}) for key, server in whole.items()]
 
 
 def uploads(spec: Spec) -> list[str]:
     """Return the S3 prefixes to which models are uploaded, without duplicates."""
-    found = [server.model.upload for server in servers(spec)]
-    return list(dict.fromkeys(prefix for prefix in found if prefix is not None))
+    flags = [server.model.upload for server in servers(spec)]
+    return list(dict.fromkeys(prefix for prefix in flags if prefix is not None))
 
 
 def title(server: Spec) -> str:
@@ -237,6 +237,6 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
         "sagemaker.variant": bool(spec.sagemaker.variant),
         "sagemaker.endpoint": bool(spec.sagemaker.endpoint),
     }
-    for path, given in theirs.items():
-        if given:
+    for path, value in theirs.items():
+        if value:
             yield f"{path} belongs to the endpoint {spec.endpoint}; set it in the file of that endpoint's deployment"

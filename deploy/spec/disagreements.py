@@ -29,7 +29,7 @@ def disagreements(spec: Spec) -> Iterator[str]:
     yield from _partitions(spec)
     container = spec.sagemaker.model.get("PrimaryContainer", {})
     models = [*(server.model for server in servers(spec)), *([spec.shadow.model] if spec.shadow is not None else [])]
-    if "ModelDataSource" in container and any(one is not None and one.id is not None for one in models):
+    if "ModelDataSource" in container and any(model is not None and model.id is not None for model in models):
         yield "sagemaker.model.PrimaryContainer.ModelDataSource: requires a model in S3 (model.s3 or model.path)"
     rolling = spec.sagemaker.endpoint.get("DeploymentConfig", {}).get("RollingUpdatePolicy")
     managed = spec.instance.managed
@@ -47,13 +47,13 @@ def disagreements(spec: Spec) -> Iterator[str]:
 def _beside(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `capture`, `shadow` or `reservation`."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
-    for name, given, place, fields, field in (
+    for name, value, path, fields, field in (
         ("capture", spec.capture, _CONFIG, config, "DataCaptureConfig"),
         ("shadow", spec.shadow, _CONFIG, config, "ShadowProductionVariants"),
         ("reservation", spec.reservation, _VARIANT, variant, "CapacityReservationConfig"),
     ):
-        if given is not None and field in fields:
-            yield f"{place}.{field}: cannot be combined with {name}, which sets it"
+        if value is not None and field in fields:
+            yield f"{path}.{field}: cannot be combined with {name}, which sets it"
     if spec.batch is not None and (own := ", ".join(item.name for item in spec.components if _is_its_own(item))):
         yield f"batch: components have their own settings ({own}), but a job has one model; use a separate file"
     if spec.encryption.capture_key is not None and spec.capture is None:
@@ -92,14 +92,14 @@ def component_fields(spec: Spec, item: Component) -> list[Mapping[str, Any]]:
 
 
 def _shadows(spec: Spec) -> Iterator[str]:
-    place = f"{_CONFIG}.ShadowProductionVariants"
+    path = f"{_CONFIG}.ShadowProductionVariants"
     shadows = spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
     if len(shadows) > 1:
-        yield f"{place}: SageMaker accepts only one shadow variant, not {len(shadows)}"
+        yield f"{path}: SageMaker accepts only one shadow variant, not {len(shadows)}"
     if shadows and spec.asynchronous is not None:
-        yield f"{place}: cannot be combined with async"
+        yield f"{path}: cannot be combined with async"
     if shadows and spec.components:
-        yield f"{place}: cannot be combined with components"
+        yield f"{path}: cannot be combined with components"
 
 
 def _partitions(spec: Spec) -> Iterator[str]:
@@ -107,13 +107,13 @@ def _partitions(spec: Spec) -> Iterator[str]:
 
     SageMaker places one component on each partition, if the instances have its type and the component asks for it.
     """
-    place = f"{_VARIANT}.AcceleratorPartitionLayouts"
+    path = f"{_VARIANT}.AcceleratorPartitionLayouts"
     layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
     there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]
     if len(layouts) > 1:
-        yield f"{place}: SageMaker accepts only one layout for all accelerators, not {len(layouts)}"
+        yield f"{path}: SageMaker accepts only one layout for all accelerators, not {len(layouts)}"
     if layouts and not spec.components:
-        yield f"{place}: requires components, one for each partition"
+        yield f"{path}: requires components, one for each partition"
     for item in spec.components:
         kinds = [kind for fields in component_fields(spec, item) for kind in _partition_types(fields)]
         field = f"components {item.name}: AcceleratorPartitionType"
@@ -122,31 +122,31 @@ def _partitions(spec: Spec) -> Iterator[str]:
         elif layouts and not kinds:
             yield f"{field}: is required, as the instances are partitioned ({', '.join(there)})"
         elif layouts and (other := [kind for kind in kinds if kind not in there]):
-            yield f"{field}: {other[0]} is not in {place} ({', '.join(there)})"
+            yield f"{field}: {other[0]} is not in {path} ({', '.join(there)})"
         if kinds and item.accelerators != 1:
             yield f"{field}: requires accelerators: 1 (one partition), but accelerators is {item.accelerators}"
 
 
 def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
-    for one in (fields.get("Specification", {}), *fields.get("Specifications", ())):
-        if (kind := one.get("ComputeResourceRequirements", {}).get("AcceleratorPartitionType")) is not None:
+    for specification in (fields.get("Specification", {}), *fields.get("Specifications", ())):
+        if (kind := specification.get("ComputeResourceRequirements", {}).get("AcceleratorPartitionType")) is not None:
             yield kind
 
 
 def _specifications(spec: Spec, item: Component) -> Iterator[str]:
     """Yield contradictions between a component's specifications by instance type and the deployment's types."""
-    place = f"components {item.name}: Specifications"
+    path = f"components {item.name}: Specifications"
     pools = [pool.type for pool in spec.instance.pools]
     types = [
-        one.get("InstanceType") for fields in component_fields(spec, item) for one in fields.get("Specifications", ())
+        item.get("InstanceType") for fields in component_fields(spec, item) for item in fields.get("Specifications", ())
     ]
     if types and not pools:
-        yield f"{place}: requires instance.pools, which list the types"
+        yield f"{path}: requires instance.pools, which list the types"
         return
     if twice := {str(kind) for kind in types if types.count(kind) > 1}:
-        yield f"{place}: {', '.join(sorted(twice))} is given twice"
+        yield f"{path}: {', '.join(sorted(twice))} is given twice"
     for kind in types:
         if kind is None:
-            yield f"{place}: InstanceType is required"
+            yield f"{path}: InstanceType is required"
         elif kind not in pools:
-            yield f"{place}: {kind} is not in instance.pools ({', '.join(pools)})"
+            yield f"{path}: {kind} is not in instance.pools ({', '.join(pools)})"

@@ -73,11 +73,11 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
         auto="",  # an image may choose the engine
     )
     origins = {f"environment variable {name}": setting.origin for name, setting in by_name.items()}
-    found = [(origins.get(problem.where, problem.where), problem) for problem in reading.problems]
+    problems = [(origins.get(problem.where, problem.where), problem) for problem in reading.problems]
     wrong = [] if front in FRONTS else [f"{by_name['LMI_FRONT'].origin}: {front}: must be {' or '.join(FRONTS)}"]
     return wrong + [
         f"{origin}: {problem.message.replace('option.', '')}"
-        for origin, problem in found
+        for origin, problem in problems
         if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, "")
     ]
 
@@ -109,7 +109,7 @@ def is_aws_image(uri: str) -> bool:
 
 def variable_of(option: str) -> str:
     """Return the name of the environment variable for an option, given without `option.`."""
-    is_bare = any(one.field and not one.engines for one in KNOWN.get(option, ()))
+    is_bare = any(variable.field and not variable.engines for variable in KNOWN.get(option, ()))
     return variable(option if is_bare else f"option.{option}")
 
 
@@ -151,9 +151,9 @@ def written(spec: Spec) -> list[Written]:
     variants = [("sagemaker.variant", "CoreDumps", spec.sagemaker.variant)]
     for shadow in config.get("ShadowProductionVariants", ()):
         variants.append((f"{_CONFIG}.ShadowProductionVariants", "ShadowCoreDumps", shadow))
-    for place, sid, variant in variants:
+    for path, sid, variant in variants:
         if (dump := variant.get("CoreDumpConfig")) is not None:
-            places.append(Written(f"{place}.CoreDumpConfig", sid, dump["DestinationS3Uri"], dump.get("KmsKeyId")))
+            places.append(Written(f"{path}.CoreDumpConfig", sid, dump["DestinationS3Uri"], dump.get("KmsKeyId")))
     return places
 
 
@@ -162,27 +162,27 @@ def named(spec: Spec) -> dict[str, str]:
 
     They include the output of asynchronous inference, but not models and adapters.
     """
-    found = {place.uri: place.field for place in written(spec)}
+    fields = {location.uri: location.field for location in written(spec)}
     if spec.asynchronous is not None:
-        found |= {spec.asynchronous.output: "async.output"}
-        found |= {} if spec.asynchronous.failures is None else {spec.asynchronous.failures: "async.failures"}
-    return found | read(spec)
+        fields |= {spec.asynchronous.output: "async.output"}
+        fields |= {} if spec.asynchronous.failures is None else {spec.asynchronous.failures: "async.failures"}
+    return fields | read(spec)
 
 
 def read(spec: Spec) -> dict[str, str]:
     """Return the S3 URIs of model data in `sagemaker` fields, each with the name of its field."""
     container = spec.sagemaker.model.get("PrimaryContainer", {})
-    place = "sagemaker.model.PrimaryContainer"
-    found: dict[str, str] = {}
+    path = "sagemaker.model.PrimaryContainer"
+    fields: dict[str, str] = {}
     sources = [
         ("ModelDataSource", container.get("ModelDataSource", {})),
         *[("AdditionalModelDataSources", source) for source in container.get("AdditionalModelDataSources", ())],
     ]
     for field, source in sources:
         data = source.get("S3DataSource", {})
-        found |= {data[name]: f"{place}.{field}" for name in ("S3Uri", "ManifestS3Uri") if name in data}
+        fields |= {data[name]: f"{path}.{field}" for name in ("S3Uri", "ManifestS3Uri") if name in data}
     explainer = spec.sagemaker.endpoint_config.get("ExplainerConfig", {}).get("ClarifyExplainerConfig", {})
     shap = explainer.get("ShapConfig", {}).get("ShapBaselineConfig", {})
     if "ShapBaselineUri" in shap:
-        found[shap["ShapBaselineUri"]] = f"{_CONFIG}.ExplainerConfig"
-    return found
+        fields[shap["ShapBaselineUri"]] = f"{_CONFIG}.ExplainerConfig"
+    return fields

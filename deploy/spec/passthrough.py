@@ -188,69 +188,69 @@ def shape_of(part: str) -> Any:
     return shape.members[member].member if member else shape
 
 
-def _value(part: str, shape: Any, value: Any, place: str, path: str) -> Iterator[str]:
+def _value(part: str, shape: Any, value: Any, where: str, path: str) -> Iterator[str]:
     types, words = TYPES.get(shape.type_name, ((str,), "a string (put it in quotes)"))
     if type(value) not in types:  # `isinstance` would accept booleans as numbers
-        yield f"{place}: must be {words}{_given(value)}"
+        yield f"{where}: must be {words}{_given(value)}"
     elif shape.type_name == "structure":
-        yield from _structure(part, shape, value, place, path)
+        yield from _structure(part, shape, value, where, path)
     elif shape.type_name == "list":
-        yield from _bounds(shape, len(value), place, "entries")
+        yield from _bounds(shape, len(value), where, "entries")
         for number, item in enumerate(value):
-            yield from _value(part, shape.member, item, f"{place}[{number}]", path)
+            yield from _value(part, shape.member, item, f"{where}[{number}]", path)
     elif shape.type_name == "map":
-        yield from _bounds(shape, len(value), place, "entries")
+        yield from _bounds(shape, len(value), where, "entries")
         for name, item in value.items():
-            yield from _value(part, shape.key, name, place, path)
-            yield from _value(part, shape.value, item, f"{place}.{name}", path)
+            yield from _value(part, shape.key, name, where, path)
+            yield from _value(part, shape.value, item, f"{where}.{name}", path)
     else:
-        yield from _scalar(shape, value, place)
+        yield from _scalar(shape, value, where)
 
 
-def _structure(part: str, shape: Any, content: Fields, place: str, path: str) -> Iterator[str]:
+def _structure(part: str, shape: Any, content: Fields, where: str, path: str) -> Iterator[str]:
     owned = OWNED[part]
     for name, value in content.items():
-        here, below = f"{place}.{name}", f"{path}.{name}".removeprefix(".")
+        here, below = f"{where}.{name}", f"{path}.{name}".removeprefix(".")
         if below in owned:
             yield f"{here}: is set by {owned[below]}"
         elif name not in shape.members:
-            yield f"{here}: there is no such field{_suggestion(part, shape, str(name), place)}"
+            yield f"{here}: there is no such field{_suggestion(part, shape, str(name), where)}"
         else:
             yield from _value(part, shape.members[name], value, here, below)
     for name in shape.required_members:
         below = f"{path}.{name}".removeprefix(".")
-        ours = any(one == below or one.startswith(f"{below}.") for one in (*owned, *_FILLED))
+        ours = any(owned_path == below or owned_path.startswith(f"{below}.") for owned_path in (*owned, *_FILLED))
         if name not in content and not ours:
-            yield f"{place}.{name}: is required"
+            yield f"{where}.{name}: is required"
 
 
-def _scalar(shape: Any, value: Any, place: str) -> Iterator[str]:
+def _scalar(shape: Any, value: Any, where: str) -> Iterator[str]:
     if isinstance(value, bool):
         return
-    told, size = shape.metadata, len(value) if isinstance(value, str) else value
-    wrong = [*_bounds(shape, size, place, "characters" if isinstance(value, str) else "")]
-    name = re.sub(r"\[[0-9]+\]", "", place).rpartition(".")[2]
+    limits, size = shape.metadata, len(value) if isinstance(value, str) else value
+    wrong = [*_bounds(shape, size, where, "characters" if isinstance(value, str) else "")]
+    name = re.sub(r"\[[0-9]+\]", "", where).rpartition(".")[2]
     if not isinstance(value, str):
         if not wrong and value not in _IN_PROSE.get(name, (value,)):
-            wrong.append(f"{place}: must be {_either(_IN_PROSE[name])}{_given(value)}")
+            wrong.append(f"{where}: must be {_either(_IN_PROSE[name])}{_given(value)}")
     elif shape.enum:
         if value not in shape.enum:
-            wrong = [f"{place}: {_no_such_word(value, shape.enum)}{_given(value)}"]
-    elif not wrong and (pattern := told.get("pattern")) and not re.fullmatch(pattern, value, re.DOTALL):
-        wrong.append(f"{place}: must match {pattern}{_given(value)}")
+            wrong = [f"{where}: {_no_such_word(value, shape.enum)}{_given(value)}"]
+    elif not wrong and (pattern := limits.get("pattern")) and not re.fullmatch(pattern, value, re.DOTALL):
+        wrong.append(f"{where}: must match {pattern}{_given(value)}")
     elif not wrong and pattern and "|s3)://" in pattern and not value.startswith("s3://"):
-        wrong.append(f"{place}: must start with s3://{_given(value)}")  # for https://, policies could not name a bucket
+        wrong.append(f"{where}: must start with s3://{_given(value)}")  # for https://, policies could not name a bucket
     yield from wrong
 
 
-def _bounds(shape: Any, size: float, place: str, what: str) -> Iterator[str]:
+def _bounds(shape: Any, size: float, where: str, what: str) -> Iterator[str]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     unit = f" {what}" if what else ""
     verb = "have" if what else "be"
     if least is not None and size < least:
-        yield f"{place}: must {verb} at least {least:g}{unit} (given: {size:g})"
+        yield f"{where}: must {verb} at least {least:g}{unit} (given: {size:g})"
     elif most is not None and size > most:
-        yield f"{place}: must {verb} at most {most:g}{unit} (given: {size:g})"
+        yield f"{where}: must {verb} at most {most:g}{unit} (given: {size:g})"
 
 
 _SHOWN = 12  # maximum number of an enumeration's values to list in a message
@@ -274,14 +274,14 @@ def _given(value: Any) -> str:
     return f" (given: {json.dumps(value, ensure_ascii=False)})" if isinstance(value, str | int | float) else ""
 
 
-def _suggestion(part: str, shape: Any, name: str, place: str) -> str:
+def _suggestion(part: str, shape: Any, name: str, where: str) -> str:
     """Return text such as `; did you mean sagemaker.variant.EnableSSMAccess?`, or "" if there is no similar name."""
     lowered = {member.lower(): member for member in shape.members}
     if name.lower() in lowered:
         return f"; did you mean {lowered[name.lower()]}?"
     for other in (part, *_SHAPES):
-        if (found := _places(other).get(name)) is not None:
-            return f"; did you mean sagemaker.{other}.{found}?"
+        if (path := _places(other).get(name)) is not None:
+            return f"; did you mean sagemaker.{other}.{path}?"
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     return f"; did you mean {lowered[near[0]]}?" if near else ""
 
@@ -289,18 +289,18 @@ def _suggestion(part: str, shape: Any, name: str, place: str) -> str:
 @functools.cache
 def _places(part: str) -> Mapping[str, str]:
     """Return the shortest dotted name of each field in a part, by the field's name, except for fields in `OWNED`."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     level = [("", shape_of(part))]
     while level:
         below: list[tuple[str, Any]] = []
         for path, shape in level:
             for name, member in shape.members.items():
-                place = f"{path}.{name}".removeprefix(".")
-                if place in OWNED[part] or path.count(".") > 5:
+                full_path = f"{path}.{name}".removeprefix(".")
+                if full_path in OWNED[part] or path.count(".") > 5:
                     continue
-                found.setdefault(name, place)
+                paths.setdefault(name, full_path)
                 inner = member.member if member.type_name == "list" else member
                 if inner.type_name == "structure":
-                    below.append((place, inner))
+                    below.append((full_path, inner))
         level = below
-    return found
+    return paths

@@ -33,9 +33,9 @@ def messages(error: ValidationError) -> list[str]:
     ]
 
 
-def _placed(place: str, line: str) -> str:
+def _placed(path: str, line: str) -> str:
     """Return a line with the error's location in front. A line that starts with a dot continues the location."""
-    return f"{place}{line}" if line.startswith(".") or not place else f"{place}: {line}"
+    return f"{path}{line}" if line.startswith(".") or not path else f"{path}: {line}"
 
 
 def _place(loc: Sequence[int | str]) -> str:
@@ -88,10 +88,10 @@ def _without_as(example: str) -> str:
 
 
 def _actual(error: Mapping[str, Any]) -> str:
-    given = error.get("input")
-    if not isinstance(given, str | int | float) or any(word in _place(error["loc"]).lower() for word in _SECRET):
+    value = error.get("input")
+    if not isinstance(value, str | int | float) or any(word in _place(error["loc"]).lower() for word in _SECRET):
         return ""
-    return f" (given: {json.dumps(given, ensure_ascii=False)})"
+    return f" (given: {json.dumps(value, ensure_ascii=False)})"
 
 
 def _suggestion(loc: Sequence[int | str]) -> str:
@@ -217,9 +217,9 @@ def _options_problems(content: Mapping[str, Any]) -> list[str]:
 
 
 def _entries(content: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
-    found = content.get(section)
+    entries = content.get(section)
     return (
-        (name, value) for name, value in (found.items() if isinstance(found, dict) else ()) if isinstance(name, str)
+        (name, value) for name, value in (entries.items() if isinstance(entries, dict) else ()) if isinstance(name, str)
     )
 
 

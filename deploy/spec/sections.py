@@ -41,9 +41,9 @@ def one_of(section: Section, *names: str) -> None:
     Raises:
         ValueError: no field or several fields are set.
     """
-    given = [name for name in names if getattr(section, name) is not None]
-    if len(given) != 1:
-        raise ValueError(f"set exactly one of {', '.join(names)}" + (f", not {' and '.join(given)}" if given else ""))
+    used = [name for name in names if getattr(section, name) is not None]
+    if len(used) != 1:
+        raise ValueError(f"set exactly one of {', '.join(names)}" + (f", not {' and '.join(used)}" if used else ""))
 
 
 class Image(Section):

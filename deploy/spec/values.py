@@ -126,7 +126,7 @@ def _variable(value: Any) -> Any:
     """Check that a variable's value is a string: YAML changes `0777` and `12:30:45` to other numbers, `on` to true."""
     if not isinstance(value, str):
         raise ValueError("must be a string (put it in quotes)")
-    if any(unicodedata.category(one) == "Cc" for one in value):
+    if any(unicodedata.category(character) == "Cc" for character in value):
         raise ValueError("must not contain control characters or line breaks")
     return value
 

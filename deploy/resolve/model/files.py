@@ -100,8 +100,8 @@ class Config:
 
 def part(value: object, name: str) -> Mapping[str, Any]:
     """Return a nested object, or an empty one if it is missing."""
-    found = value.get(name) if isinstance(value, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    content = value.get(name) if isinstance(value, Mapping) else None
+    return content if isinstance(content, Mapping) else {}
 
 
 def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
@@ -159,8 +159,8 @@ class S3Prefix:
         }
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        wanted = f"bytes={start}-{start + length - 1}"
-        with self._s3.get_object(Bucket=self._bucket, Key=self._path + name, Range=wanted)["Body"] as body:
+        byte_range = f"bytes={start}-{start + length - 1}"
+        with self._s3.get_object(Bucket=self._bucket, Key=self._path + name, Range=byte_range)["Body"] as body:
             return bytes(body.read(length))
 
 
@@ -238,16 +238,16 @@ class Hub:
         Raises:
             HubError: the hub cannot be reached, or does not provide the model.
         """
-        place = model, revision
-        if place not in self._asked:
+        key = model, revision
+        if key not in self._asked:
             try:
-                self._asked[place] = HubFiles(self, model, revision)
+                self._asked[key] = HubFiles(self, model, revision)
             except HubError as error:
-                self._asked[place] = error
-        found = self._asked[place]
-        if isinstance(found, HubError):
-            raise found
-        return found
+                self._asked[key] = error
+        files = self._asked[key]
+        if isinstance(files, HubError):
+            raise files
+        return files
 
     def get(self, path: str, start: int | None = None, length: int = LARGEST_FILE, until: float | None = None) -> bytes:
         """Send a GET request to the hub, and return the response's body.
@@ -301,9 +301,9 @@ class HubFiles:
     def __init__(self, hub: Hub, model: str, revision: str) -> None:
         self._hub = hub
         self._until = time.monotonic() + _IN_ALL
-        place = urllib.parse.quote(revision, safe="")
-        self._path = f"/{urllib.parse.quote(model)}/resolve/{place}/"
-        answer = hub.get(f"/api/models/{urllib.parse.quote(model)}/revision/{place}?blobs=true", until=self._until)
+        quoted = urllib.parse.quote(revision, safe="")
+        self._path = f"/{urllib.parse.quote(model)}/resolve/{quoted}/"
+        answer = hub.get(f"/api/models/{urllib.parse.quote(model)}/revision/{quoted}?blobs=true", until=self._until)
         self.sizes: Mapping[str, int] = _sizes(parse("list of files", answer))
 
     def read(self, name: str, start: int, length: int) -> bytes:
@@ -313,12 +313,12 @@ class HubFiles:
 def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of a model's files by name, except for those in subdirectories."""
     listed = answer.get("siblings")
-    found = {}
+    sizes = {}
     for item in listed if isinstance(listed, list) else ():
         if isinstance(item, dict) and isinstance(item.get("rfilename"), str) and "/" not in item["rfilename"]:
             size = item.get("size")
-            found[item["rfilename"]] = size if isinstance(size, int) and size >= 0 else 0
-    return found
+            sizes[item["rfilename"]] = size if isinstance(size, int) and size >= 0 else 0
+    return sizes
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

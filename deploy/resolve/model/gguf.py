@@ -36,14 +36,14 @@ def parts(files: Files, name: str | None = None) -> list[str]:
         files: the files to choose from.
         name: name of a file of the model, or None to choose the first model.
     """
-    found = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
-    if name is None and len(found) > 1:
-        found = [item for item in found if not _stands_beside(_Head(files, item, _START))]
-    first = name if name in found else None if name is not None else next(iter(found), None)
+    names = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
+    if name is None and len(names) > 1:
+        names = [item for item in names if not _stands_beside(_Head(files, item, _START))]
+    first = name if name in names else None if name is not None else next(iter(names), None)
     if first is None or (match := _PART.search(first)) is None:
         return [] if first is None else [first]
     stem, end = first[: match.start()], f"-of-{match[2]}.gguf"
-    return [item for item in found if item.startswith(f"{stem}-") and item.endswith(end) and _PART.search(item)]
+    return [item for item in names if item.startswith(f"{stem}-") and item.endswith(end) and _PART.search(item)]
 
 
 def _stands_beside(head: _Head) -> bool:
@@ -90,7 +90,7 @@ def _shape(metadata: Mapping[bytes, object], weights: Counter[int], size: int) -
         return metadata.get(f"{of}.{name}".encode())
 
     def number(name: str, default: int | None = None) -> int:
-        value = default if (given := said(name)) is None else given
+        value = default if (own_value := said(name)) is None else own_value
         value = max(value, default=0) if isinstance(value, list) else value
         if not isinstance(value, int) or not 0 <= value <= 1 << 31:
             raise SpecError(f"the .gguf file has an invalid {of}.{name}: {value!r}")

@@ -89,7 +89,7 @@ def quantization(config: Config) -> Quantization:
     size = whole_number("group_size", group if isinstance(group, int) and group > 0 else None)
     blocks = says.get("weight_block_size") or weights.get("block_structure")
     block = (
-        max((whole_number("weight_block_size", one) for one in blocks), default=0) if isinstance(blocks, list) else 0
+        max((whole_number("weight_block_size", item) for item in blocks), default=0) if isinstance(blocks, list) else 0
     )
     padded = "mxfp4" in str(says.get("quant_method"))  # engines pad gpt-oss's experts
     kept = _kept(config, says)
@@ -100,8 +100,8 @@ def _dtype(says: Mapping[str, Any], weights: Mapping[str, Any]) -> Precision:
     algorithms = {
         str(part(says["quantized_layers"], name).get("quant_algo")) for name in part(says, "quantized_layers")
     }
-    named = (says.get("quant_method"), says.get("quant_algo"), says.get("format"), *sorted(algorithms))
-    method = " ".join(map(str, named)).lower()
+    method_names = (says.get("quant_method"), says.get("quant_algo"), says.get("format"), *sorted(algorithms))
+    method = " ".join(map(str, method_names)).lower()
     bits = weights.get("num_bits") or says.get("bits") or says.get("w_bit")
     floating = weights.get("type") == "float" or "fp" in method
     if "mxfp4" in method:
@@ -131,15 +131,15 @@ def _kept(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
         listed = says.get(name)
         for module in listed if isinstance(listed, list) else ():
             words = str(module)[:500].replace("\\", "") + "."
-            named = next((named for word, named in _WORDS if word in words), None)
-            if named is None:
+            word_dtype = next((word_dtype for word, word_dtype in _WORDS if word in words), None)
+            if word_dtype is None:
                 continue
             if (layer := _NUMBERED_LAYER.search(words)) is None:
-                kept[named] = 1.0
+                kept[word_dtype] = 1.0
             else:
-                of_layers.setdefault(named, set()).add(int(layer[1]))
-    for named, numbers in of_layers.items():
-        kept[named] = max(kept.get(named, 0.0), min(1.0, len(numbers) / config.layers()))
+                of_layers.setdefault(word_dtype, set()).add(int(layer[1]))
+    for word_dtype, numbers in of_layers.items():
+        kept[word_dtype] = max(kept.get(word_dtype, 0.0), min(1.0, len(numbers) / config.layers()))
     if str(says.get("quant_method")) == "mxfp4":  # gpt-oss quantizes only its experts
         kept |= {"attention": 1.0}
     return kept
@@ -198,13 +198,13 @@ def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Con
     Raises:
         SpecError: a header is invalid, or there are too many files.
     """
-    wanted = list(names)
-    if len(wanted) > _MOST_FILES:
-        raise SpecError(f"there are {len(wanted)} safetensors files, but at most {_MOST_FILES} are supported")
+    file_names = list(names)
+    if len(file_names) > _MOST_FILES:
+        raise SpecError(f"there are {len(file_names)} safetensors files, but at most {_MOST_FILES} are supported")
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(lambda name: _tensors(files, name, bits or 4), wanted))
+        read = list(threads.map(lambda name: _tensors(files, name, bits or 4), file_names))
     return Contents(
-        sum(one.parameters for one in found), sum(one.stored for one in found), max(one.layers for one in found)
+        sum(item.parameters for item in read), sum(item.stored for item in read), max(item.layers for item in read)
     )
 
 
@@ -212,17 +212,17 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
     size = files.sizes[name]
     parameters, end, layers = 0.0, 0, 0
     header, length = _header(files, name, size)
-    for tensor, said in header.items():
+    for tensor, fields in header.items():
         if tensor == "__metadata__":
             continue
-        if not isinstance(said, Mapping):
+        if not isinstance(fields, Mapping):
             raise SpecError(f"{name}: the header's entry {tensor[:100]!r} is not an object")
-        number, span = _numbers(name, tensor, said, size - 8 - length)
-        parameters += _weights(tensor, str(said.get("dtype")), number, bits)
+        number, span = _numbers(name, tensor, fields, size - 8 - length)
+        parameters += _weights(tensor, str(fields.get("dtype")), number, bits)
         end = max(end, span)
         # Encoders of media and draft layers for multi-token prediction have their own layer numbers.
-        if (place := _LAYER.search(tensor)) and not re.search(r"vis|audio|mtp|draft", tensor):
-            layers = max(layers, int(place[1]) + 1)
+        if (match := _LAYER.search(tensor)) and not re.search(r"vis|audio|mtp|draft", tensor):
+            layers = max(layers, int(match[1]) + 1)
     return Contents(parameters, end, layers)
 
 
@@ -231,8 +231,8 @@ def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]
     start = files.read(name, 0, _FIRST)
     length = struct.unpack_from("<Q", start)[0] if len(start) >= 8 else -1
     if not 2 <= length <= size - 8:
-        said = "has no header" if length < 0 else f"says that its header has {length} bytes"
-        raise SpecError(f"{name} {said}, but the file has {size} bytes")
+        problem = "has no header" if length < 0 else f"says that its header has {length} bytes"
+        raise SpecError(f"{name} {problem}, but the file has {size} bytes")
     if length > _LARGEST_HEADER:
         raise SpecError(f"{name}: the header has {length} bytes, but at most {_LARGEST_HEADER} bytes are supported")
     content = start[8 : 8 + length]
@@ -247,7 +247,7 @@ def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]
     return header, length
 
 
-def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tuple[int, int]:
+def _numbers(name: str, tensor: str, fields: Mapping[str, Any], room: int) -> tuple[int, int]:
     """Return the number of a tensor's elements, and the offset of its end.
 
     Args:
@@ -256,7 +256,7 @@ def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tupl
     Raises:
         SpecError: the shape or the offsets are invalid, or do not match.
     """
-    shape, offsets, bits = said.get("shape"), said.get("data_offsets"), _BITS.get(str(said.get("dtype")))
+    shape, offsets, bits = fields.get("shape"), fields.get("data_offsets"), _BITS.get(str(fields.get("dtype")))
     if (
         not (isinstance(shape, list) and isinstance(offsets, list) and len(shape) <= 8 and len(offsets) == 2)
         or not all(isinstance(item, int) and 0 <= item < 1 << 48 for item in (*shape, *offsets))

@@ -162,11 +162,11 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
     except SpecError as error:
         notes.append(f"The number of weights is estimated from the files' sizes: {error}.")
         return None
-    said, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
-    if held.layers and not said <= held.layers <= said + drafts:
-        notes.append(f"config.json says {said} layers, but the files contain {held.layers}. The larger number is used.")
+    own, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
+    if held.layers and not own <= held.layers <= own + drafts:
+        notes.append(f"config.json says {own} layers, but the files contain {held.layers}. The larger number is used.")
     elif held.layers:
-        return Contents(held.parameters, held.stored, said)
+        return Contents(held.parameters, held.stored, own)
     return held
 
 
@@ -179,7 +179,7 @@ def _weight_files(files: Files) -> list[str]:
     index = json_file(files, "model.safetensors.index.json") or {}
     places = index.get("weight_map")
     if isinstance(places, dict):
-        listed = sorted({str(place) for place in places.values()} & files.sizes.keys())
+        listed = sorted({str(name) for name in places.values()} & files.sizes.keys())
         if listed:
             return listed
     for ending in (".safetensors", ".bin"):

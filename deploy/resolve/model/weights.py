@@ -96,8 +96,8 @@ class Cache:
 def kinds(config: Config) -> list[Kind]:
     """Return the kind of each layer. Unknown kinds count as full attention, which needs the most memory."""
     layers = config.layers()
-    found = _listed(config) or _by_pattern(config, layers)
-    return (found + [Kind.FULL] * layers)[:layers]
+    kinds_of_layers = _listed(config) or _by_pattern(config, layers)
+    return (kinds_of_layers + [Kind.FULL] * layers)[:layers]
 
 
 def _listed(config: Config) -> list[Kind]:
@@ -265,19 +265,19 @@ def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list
     weights, of_layers = count(config), kinds(config)
     dense = config.number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden_size(config))
     of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
-    found = []
+    ranges = []
     if weights["dense"]:
-        found.append(parts(config.number("intermediate_size_mlp", default=dense), "dense"))
+        ranges.append(parts(config.number("intermediate_size_mlp", default=dense), "dense"))
     if weights["shared"] and (width := _shared(config, of_expert, dense)):
-        found.append(parts(width, "shared"))
+        ranges.append(parts(width, "shared"))
     if Kind.FULL in of_layers or Kind.WINDOW in of_layers:
         values = whole_number("v_head_dim", config.get("v_head_dim")) or head_size(config)
-        found.append(parts(num_heads(config) * values, "attention"))
+        ranges.append(parts(num_heads(config) * values, "attention"))
     if Kind.LINEAR in of_layers:
-        found += linear(config)[::2]
+        ranges += linear(config)[::2]
     if Kind.MAMBA in of_layers:
-        found.append(mamba(config)[0])
-    return found, parts(of_expert, "experts") if weights["experts"] else None
+        ranges.append(mamba(config)[0])
+    return ranges, parts(of_expert, "experts") if weights["experts"] else None
 
 
 Part = Literal["embeddings", "head", "attention", "dense", "experts", "shared", "router", "media"]
@@ -308,21 +308,21 @@ def count(config: Config) -> Weights:
     Raises:
         SpecError: a value in config.json is missing or invalid.
     """
-    found = Counter[Part]()
+    parameters = Counter[Part]()
     hidden, vocabulary = hidden_size(config), config.number("vocab_size", "padded_vocab_size")
-    found["embeddings"] = vocabulary * hidden + _per_layer_embeddings(config, hidden)
-    found["head"] = 0 if config.flag("tie_word_embeddings") else vocabulary * hidden
+    parameters["embeddings"] = vocabulary * hidden + _per_layer_embeddings(config, hidden)
+    parameters["head"] = 0 if config.flag("tie_word_embeddings") else vocabulary * hidden
     of_layers = kinds(config)
     shared_from = len(of_layers) - config.number("num_kv_shared_layers", default=0)
     for number, kind in enumerate(of_layers):
-        found["attention"] += _mixer(config, kind, hidden)
-        _feed_forward(config, number, kind, hidden, found, wide=number >= shared_from)
+        parameters["attention"] += _mixer(config, kind, hidden)
+        _feed_forward(config, number, kind, hidden, parameters, wide=number >= shared_from)
     for _ in range(min(config.number("num_nextn_predict_layers", default=0), 8)):  # multi-token prediction
-        found["attention"] += _mixer(config, Kind.FULL, hidden) + 2 * hidden * hidden
-        _feed_forward(config, len(of_layers) - 1, Kind.FULL, hidden, found)
-        found["embeddings"] += 2 * vocabulary * hidden if config.type in _OWN_ENDS else 0
-    found["media"] += sum(_encoder(config.part(name), hidden) for name in ("vision_config", "audio_config"))
-    return found
+        parameters["attention"] += _mixer(config, Kind.FULL, hidden) + 2 * hidden * hidden
+        _feed_forward(config, len(of_layers) - 1, Kind.FULL, hidden, parameters)
+        parameters["embeddings"] += 2 * vocabulary * hidden if config.type in _OWN_ENDS else 0
+    parameters["media"] += sum(_encoder(config.part(name), hidden) for name in ("vision_config", "audio_config"))
+    return parameters
 
 
 def _per_layer_embeddings(config: Config, hidden: int) -> int:
@@ -369,18 +369,18 @@ def _latent(config: Config, hidden: int) -> int:
     heads, rope = num_heads(config), config.number("qk_rope_head_dim")
     key, value = config.number("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
     compressed, queries = config.number("kv_lora_rank"), config.number("q_lora_rank", default=0)
-    found = hidden * (compressed + rope) + compressed * heads * (key + value) + heads * value * hidden
-    found += queries * (hidden + heads * (key + rope)) if queries else hidden * heads * (key + rope)
+    parameters = hidden * (compressed + rope) + compressed * heads * (key + value) + heads * value * hidden
+    parameters += queries * (hidden + heads * (key + rope)) if queries else hidden * heads * (key + rope)
     if "index_n_heads" in config:
         index_heads, index = config.number("index_n_heads"), config.number("index_head_dim")
-        found += queries * index_heads * index + hidden * (index + index_heads)
-    return found
+        parameters += queries * index_heads * index + hidden * (index + index_heads)
+    return parameters
 
 
 def _feed_forward(
-    config: Config, number: int, kind: Kind, hidden: int, found: Counter[Part], *, wide: bool = False
+    config: Config, number: int, kind: Kind, hidden: int, parameters: Counter[Part], *, wide: bool = False
 ) -> None:
-    """Add the number of weights in a layer's feed-forward network to `found`.
+    """Add the number of weights in a layer's feed-forward network to `parameters`.
 
     Args:
         number: index of the layer.
@@ -391,21 +391,21 @@ def _feed_forward(
     words = config.words()
     if not _ALONE.isdisjoint(words):  # each layer is either attention or a feed-forward network
         if words[number : number + 1] in (("-",), ("mlp",)):
-            found["dense"] += matrices * dense
+            parameters["dense"] += matrices * dense
         if words[number : number + 1] not in (("E",), ("moe",)):
             return
     experts = config.number(*_EXPERTS, default=0)
     if not experts or _is_dense(config, number):
         dense = config.number("intermediate_size_mlp", default=dense)  # Llama 4: size in layers without experts
-        found["dense"] += matrices * dense * (2 if wide and config.flag("use_double_wide_mlp") else 1)
+        parameters["dense"] += matrices * dense * (2 if wide and config.flag("use_double_wide_mlp") else 1)
         return
     of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
     size = config.number("moe_latent_size", "routed_expert_hidden_size", default=hidden)  # may be smaller for experts
-    found["experts"] += matrices // hidden * size * of_expert * experts
-    found["router"] += hidden * experts
-    found["shared"] += matrices * _shared(config, of_expert, dense) + (2 * hidden * size if size != hidden else 0)
+    parameters["experts"] += matrices // hidden * size * of_expert * experts
+    parameters["router"] += hidden * experts
+    parameters["shared"] += matrices * _shared(config, of_expert, dense) + (2 * hidden * size if size != hidden else 0)
     if config.flag("enable_moe_block"):  # Gemma 4 has a dense network in addition to the experts
-        found["dense"] += matrices * dense
+        parameters["dense"] += matrices * dense
 
 
 def _shared(config: Config, of_expert: int, dense: int) -> int:
