@@ -330,13 +330,13 @@ def address(url: str) -> Address:
     """
     try:
         where = urllib.parse.urlsplit(url)
-        given = where.port
+        own_port = where.port
     except ValueError as error:
         raise ConfigError(f"{url!r} is not the URL of a server: {error}") from None
     if where.scheme not in ("http", "https") or not where.hostname:
         raise ConfigError(f"{url!r} is not the URL of a server; use http://host:port")
     secure = where.scheme == "https"
-    port = given or (443 if secure else 80)
+    port = own_port or (443 if secure else 80)
     return where.hostname, port, ssl.create_default_context() if secure else None
 
 

@@ -119,8 +119,8 @@ def undisturbed(
     kept: list[T] = []
     disturbed: list[T] = []
     for turn in range(2 * repeat):
-        found = measure(turn)
-        (disturbed if others(found) > quiet else kept).append(found)
+        measurement = measure(turn)
+        (disturbed if others(measurement) > quiet else kept).append(measurement)
         if len(kept) == repeat:
             break
     disturbed.sort(key=others)

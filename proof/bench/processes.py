@@ -108,8 +108,8 @@ class _Output:
         assert self._running.stderr is not None
         for line in self._running.stderr:
             self._last.append(line)
-            if found := _LISTENING.search(line):
-                self._url = found[1]
+            if match := _LISTENING.search(line):
+                self._url = match[1]
 
 
 # -- load an HTTP server from several worker processes, each with an event loop for its share of the clients -----------

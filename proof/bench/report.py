@@ -180,7 +180,7 @@ def compare(curves: Sequence[Curve]) -> str:
     by_load = [{curve.load_name(level): level for level in curve.levels} for curve in curves]
     rows = []
     for name in names:
-        levels = [found.get(name) for found in by_load]
+        levels = [by_name.get(name) for by_name in by_load]
         rows.append([name, "tokens/s", *_rates(curves, levels)])
         for label, (time, percentile) in _ROWS.items():
             values = [None if level is None else level.times[time].get(percentile) for level in levels]
@@ -213,10 +213,10 @@ def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
         yield f"noise unknown for {', '.join(once)}, because of a single repetition"
 
 
-def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+def _overlap(first: Sequence[float], other: Sequence[float]) -> bool:
     """Return whether the ranges of two sets of repetitions overlap. A single repetition never overlaps."""
-    repeated = min(len(one), len(other)) > 1
-    return repeated and max(min(one), min(other)) <= min(max(one), max(other))
+    repeated = min(len(first), len(other)) > 1
+    return repeated and max(min(first), min(other)) <= min(max(first), max(other))
 
 
 def _cells(values: Sequence[float | None]) -> list[str]:

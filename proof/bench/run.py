@@ -44,18 +44,18 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
         print_result: draws the plot, prints the JSON document, and returns an exit status.
     """
     points = measure_all(plan)
-    found = document(plan, points)
-    print(machine.summary(found))
-    show(plan, points, found)
-    return print_result(found) or int(any(value["errors"] for value in found["results"]))
+    result = document(plan, points)
+    print(machine.summary(result))
+    show(plan, points, result)
+    return print_result(result) or int(any(value["errors"] for value in result["results"]))
 
 
-def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
+def show(plan: Plan, points: Sequence[Point], result: dict[str, Any]) -> None:
     """Print the results as a table."""
     again = f", {plan.repeat} times" if plan.repeat > 1 else ""
     print(f"responses of {plan.tokens} tokens, prompts of {plan.prompt_words} words{again}")
-    print(report.show(points, found["results"]))
-    if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
+    print(report.show(points, result["results"]))
+    if any((value["others_cores"] or 0.0) > plan.quiet for value in result["results"]):
         print(f"DISTURBED: other processes used more than {plan.quiet:g} cores; see others_cores in the JSON line")
 
 
@@ -88,7 +88,7 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, ad
             advance(f"{load_name(load)}, repetition {turn + 1} of {plan.repeat}")
         return _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
 
-    kept, disturbed = machine.undisturbed(plan.repeat, plan.quiet, repetition, lambda found: found.others or 0.0)
+    kept, disturbed = machine.undisturbed(plan.repeat, plan.quiet, repetition, lambda run: run.others or 0.0)
     return Point(load, kept, disturbed)
 
 

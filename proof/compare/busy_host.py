@@ -244,11 +244,11 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
 def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
     """Wait until all streams have begun or the time is over. Raise RuntimeError if no stream has begun."""
     deadline = time.monotonic() + _BEGIN_SECONDS
-    while _sum(found := clients.totals(), "streaming") < number and time.monotonic() < deadline:
+    while _sum(totals := clients.totals(), "streaming") < number and time.monotonic() < deadline:
         time.sleep(0.2)
-    if not _sum(found, "streaming"):
-        raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {found}")
-    return found
+    if not _sum(totals, "streaming"):
+        raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {totals}")
+    return totals
 
 
 def _sum(totals: Sequence[Streams] | Sequence[Answers], name: str) -> int:
@@ -276,12 +276,12 @@ def _in_turns(
     front_ends: dict[str, FrontEnd], repeat: int, title: str, measure: Callable[[FrontEnd], T]
 ) -> dict[str, list[T]]:
     """Measure each front end in turn, `repeat` times, and return the results by name."""
-    found: dict[str, list[T]] = {name: [] for name in front_ends}
+    results: dict[str, list[T]] = {name: [] for name in front_ends}
     for _ in range(repeat):
         for name, front_end in front_ends.items():
-            found[name].append(measure(front_end))
-            print(f"{title}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
-    return found
+            results[name].append(measure(front_end))
+            print(f"{title}, {name}: {results[name][-1]}", file=sys.stderr, flush=True)
+    return results
 
 
 def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
@@ -367,24 +367,24 @@ def main() -> int:
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
     add("--requests", action="store_true", help="measure requests per second")
-    given = parser.parse_args()
+    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server keeps running
     if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
         parser.error(f"this comparison needs CPU cores {SERVER_CORE} and {CLIENT_CORE}")
-    if given.rust and not given.model:
+    if args.rust and not args.model:
         parser.error("--rust needs --model")
-    if given.whole and given.requests:
+    if args.whole and args.requests:
         parser.error("--requests always uses a whole core; leave out --whole")
     front_ends: dict[str, FrontEnd] = {"ours": OURS}
-    if given.rust:
-        front_ends["vllm-rs"] = rust(given.rust, given.model)
-    if given.requests:
+    if args.rust:
+        front_ends["vllm-rs"] = rust(args.rust, args.model)
+    if args.requests:
         front_ends = {"ours": OURS, "ours, engine apart": OURS_APART, **front_ends}
-        found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
+        results = {"requests": run_requests(front_ends, _numbers(args.tokens), args.seconds, args.repeat)}
     else:
-        half = not given.whole
-        found = {"streams": run_streams(front_ends, _numbers(given.clients), given.seconds, given.repeat, half)}
-    print(json.dumps({**found, **describe()}))
+        half = not args.whole
+        results = {"streams": run_streams(front_ends, _numbers(args.clients), args.seconds, args.repeat, half)}
+    print(json.dumps({**results, **describe()}))
     return 0
 
 

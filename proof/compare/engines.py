@@ -113,33 +113,33 @@ _RATIOS: dict[str, Callable[[Sample], float]] = {
 }
 
 
-def sample(given: argparse.Namespace, server: Server, turn: int, load: Closed) -> Sample:
+def sample(args: argparse.Namespace, server: Server, turn: int, load: Closed) -> Sample:
     """Measure a server once. The number of the turn determines the prompts."""
-    target = Completions(server.url, given.tokens, given.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
+    target = Completions(server.url, args.tokens, args.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
     before, others = [Cpu(0.0, 0.0)], machine.OthersMeter()
-    results = measure(target, load, given.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))
+    results = measure(target, load, args.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))
     return Sample(results, cpu_seconds(server.pid, CORE).since(before[-1]), others.cores() or 0.0)
 
 
-def turns(given: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
+def turns(args: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
     """Measure all servers in turns, each of which starts with a different server.
 
     Returns:
         The turns, and how many of them were disturbed by other processes.
     """
-    load = Closed(clients, given.rounds)
+    load = Closed(clients, args.rounds)
 
     def turn(number: int) -> Turn:
         first = number % len(servers)
-        found = {}
+        samples = {}
         for name in [*servers][first:] + [*servers][:first]:
-            found[name] = sample(given, servers[name], number, load)
-            print(f"{clients:4} clients, {name}: {found[name].rate:,.1f} tokens/s", file=sys.stderr, flush=True)
-        return {name: found[name] for name in servers}
+            samples[name] = sample(args, servers[name], number, load)
+            print(f"{clients:4} clients, {name}: {samples[name].rate:,.1f} tokens/s", file=sys.stderr, flush=True)
+        return {name: samples[name] for name in servers}
 
     for server in servers.values():  # a warm-up, so that work at the first requests of this number is not measured
-        sample(given, server, 2 * given.repeat, Closed(clients, 1))
-    return machine.undisturbed(given.repeat, given.quiet, turn, lambda turn: max(own.others for own in turn.values()))
+        sample(args, server, 2 * args.repeat, Closed(clients, 1))
+    return machine.undisturbed(args.repeat, args.quiet, turn, lambda turn: max(own.others for own in turn.values()))
 
 
 def summarize(clients: int | str, turns: Sequence[Turn], disturbed: int) -> dict[str, Any]:
@@ -168,10 +168,10 @@ def show(values: Sequence[dict[str, Any]]) -> str:
     head = ["clients", "server", "tokens/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms", "host CPU us/token", "engine's"]
     rows = []
     for value in values:
-        for name, found in value["servers"].items():
-            figures = [found["ttft_ms"]["p50"], found["ttft_ms"]["p99"], found["itl_ms"]["p50"], found["itl_ms"]["p99"]]
-            figures = [found["tokens_per_second"], *figures, found["host_cpu_us"], found["engine_cpu_us"]]
-            rows.append([str(value["clients"]), name, *map(report.cell, figures), str(sum(found["errors"].values()))])
+        for name, data in value["servers"].items():
+            figures = [data["ttft_ms"]["p50"], data["ttft_ms"]["p99"], data["itl_ms"]["p50"], data["itl_ms"]["p99"]]
+            figures = [data["tokens_per_second"], *figures, data["host_cpu_us"], data["engine_cpu_us"]]
+            rows.append([str(value["clients"]), name, *map(report.cell, figures), str(sum(data["errors"].values()))])
     return report.table([*head, "errors"], rows)
 
 
@@ -206,28 +206,28 @@ def _peer(text: str) -> tuple[str, str]:
     return name, command
 
 
-def run(given: argparse.Namespace) -> int:
-    options = [part for option in given.options or ["option.model_id=demo"] for part in ("-o", option)]
+def run(args: argparse.Namespace) -> int:
+    options = [part for option in args.options or ["option.model_id=demo"] for part in ("-o", option)]
     with contextlib.ExitStack() as stack:
         servers = {OURS: stack.enter_context(lmi_serve(options, timeout=_LOADING))}
-        for name, command in given.peers:
+        for name, command in args.peers:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
             servers[name] = Server(url, stack.enter_context(started(words, url, _LOADING)))
-        first = {name: sample(given, server, 2 * given.repeat + 1, Closed(1, 1)) for name, server in servers.items()}
+        first = {name: sample(args, server, 2 * args.repeat + 1, Closed(1, 1)) for name, server in servers.items()}
         values = [summarize(FIRST, [first], 0)]
-        values += [summarize(clients, *turns(given, clients, servers)) for clients in given.clients]
+        values += [summarize(clients, *turns(args, clients, servers)) for clients in args.clients]
     facts = machine.describe()
     print(machine.summary(facts))
-    print(f"responses of {given.tokens} tokens, prompts of {given.prompt_words} words, {given.rounds} rounds, ", end="")
-    print(f"{given.repeat} times, {given.processes} load processes\n\n{show(values)}\n")
-    if given.peers:
+    print(f"responses of {args.tokens} tokens, prompts of {args.prompt_words} words, {args.rounds} rounds, ", end="")
+    print(f"{args.repeat} times, {args.processes} load processes\n\n{show(values)}\n")
+    if args.peers:
         print(show_ratios(values) + "\n")
     if any(value["turns_disturbed"] for value in values):
-        print(f"DISTURBED: in some turns, other processes used more than {given.quiet:g} cores")
-    print(json.dumps({**facts, "plan": vars(given), "results": values}))
-    return int(any(found["errors"] for value in values for found in value["servers"].values()))
+        print(f"DISTURBED: in some turns, other processes used more than {args.quiet:g} cores")
+    print(json.dumps({**facts, "plan": vars(args), "results": values}))
+    return int(any(data["errors"] for value in values for data in value["servers"].values()))
 
 
 def main() -> int:

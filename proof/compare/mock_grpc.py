@@ -78,8 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("port", type=int)
     parser.add_argument("--pace", type=float, default=50.0, help="steps per second (default: %(default)s)")
-    given = parser.parse_args()
-    asyncio.run(serve(given.port, given.pace))
+    args = parser.parse_args()
+    asyncio.run(serve(args.port, args.pace))
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ def _cpu_seconds(pid: int, engine: tuple[bytes, ...], own: float, *, inside: boo
     host, core = (0.0, own) if inside else (own, 0.0)
     for child in children(pid):
         with contextlib.suppress(OSError):
-            found = _cpu_seconds(child, engine, process_seconds(child), inside=inside)
-            host, core = host + found.host, core + found.engine
+            seconds = _cpu_seconds(child, engine, process_seconds(child), inside=inside)
+            host, core = host + seconds.host, core + seconds.engine
     return Cpu(host, core)
 
 
@@ -120,8 +120,8 @@ def _command(pid: int) -> bytes:
 
 def child_by_command(pid: int, part: bytes) -> int:
     """Return the only descendant of `pid` whose command contains `part`."""
-    (found,) = (child for child in descendants(pid) if part in _command(child))
-    return found
+    (child_pid,) = (child for child in descendants(pid) if part in _command(child))
+    return child_pid
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -138,9 +138,9 @@ def children(pid: int) -> list[int]:
             threads = list((_PROC / str(pid) / "task").iterdir())
         except (FileNotFoundError, ProcessLookupError):
             return []
-        found = [_started_by(thread) for thread in threads]
-        if None not in found:  # if a thread has ended, its children now belong to another, so all are read again
-            return [child for some in found for child in some or ()]
+        started = [_started_by(thread) for thread in threads]
+        if None not in started:  # if a thread has ended, its children now belong to another, so all are read again
+            return [child for some in started for child in some or ()]
 
 
 def _started_by(thread: Path) -> list[int] | None:

@@ -130,11 +130,11 @@ def _conform(arguments: argparse.Namespace) -> int:
 
     def write(paths: Iterable[Path]) -> None:
         nonlocal text
-        found = report.document(plan, known, arguments.title or arguments.url)
-        text = report.markdown(found)
+        content = report.document(plan, known, arguments.title or arguments.url)
+        text = report.markdown(content)
         for path in paths:
             if path not in unwritten and _write(
-                path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text
+                path, json.dumps(content, indent=1) + "\n" if path.suffix == ".json" else text
             ):
                 unwritten.add(path)
 
@@ -187,8 +187,8 @@ def _check_names(plan: Plan) -> None:
             raise ConfigError(f"lmi conform: there is no rule or group {name}; lmi conform --list shows all")
     if not rules_of(plan):
         others = {profile for rule in RULES.values() if named(rule, plan.only) for profile in rule.profiles}
-        wanted = " or ".join(name for name in PROFILES if name in others)
-        raise ConfigError(f"lmi conform: {', '.join(plan.only)}: needs --profile {wanted}")
+        expected = " or ".join(name for name in PROFILES if name in others)
+        raise ConfigError(f"lmi conform: {', '.join(plan.only)}: needs --profile {expected}")
 
 
 def _lifetime(arguments: argparse.Namespace) -> Lifetime | None:

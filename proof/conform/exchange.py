@@ -90,15 +90,15 @@ class Answer:
     @property
     def events(self) -> list[dict[str, Any]]:
         """JSON objects of a stream, from its lines or its events' data. Other lines, such as `[DONE]`, are left out."""
-        found = []
+        events = []
         for line in self.text.split("\n"):
             try:
                 value = json.loads(line[5:] if line.startswith("data:") else line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
-                found.append(value)
-        return found
+                events.append(value)
+        return events
 
     @property
     def got(self) -> str:
@@ -116,13 +116,13 @@ class Connection(client.Connection[Recorder]):
         super().__init__(Recorder)
         self._news = asyncio.Event()
 
-    async def send(self, request: bytes, asked: str, timeout: float) -> Answer:
+    async def send(self, request: bytes, label: str, timeout: float) -> Answer:
         """Send the request and return its answer. A failed exchange is returned as an answer with `failure` set."""
         start = time.monotonic()
         failure = await self.exchange(request, timeout)
         end, reader = time.monotonic(), self.reader
         return Answer(
-            asked=asked,
+            asked=label,
             status=reader.status,
             headers=reader.headers,
             body=bytes(reader.body),

@@ -51,8 +51,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += [f"Asked by lmi-handler {report['conform']} at {report['time']}.", ""]
     lines += ["| profile | passed | failed | not asked |", "|---|---|---|---|"]
     for profile in report["profiles"]:
-        found = [result["result"] for result in results if result["profile"] == profile]
-        lines.append(f"| {profile} | {' | '.join(str(found.count(verdict)) for verdict in VERDICTS)} |")
+        verdicts = [result["result"] for result in results if result["profile"] == profile]
+        lines.append(f"| {profile} | {' | '.join(str(verdicts.count(verdict)) for verdict in VERDICTS)} |")
     if failed := [result for result in results if result["result"] == "failed"]:
         lines += ["", "## Failed"]
         for result in failed:
@@ -70,8 +70,8 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 def line(result: Result) -> str:
     """Return a result as one line for a terminal."""
-    told = f"  {result.wanted}" if result.wanted else ""
-    return _printable(f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{told}")
+    reason = f"  {result.wanted}" if result.wanted else ""
+    return _printable(f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{reason}")
 
 
 def total(results: Sequence[Result]) -> str:
@@ -81,10 +81,10 @@ def total(results: Sequence[Result]) -> str:
 
 def rules_table(profiles: Iterable[str] = PROFILES) -> str:
     """Return the rules of the profiles as a Markdown table, with links to their sources."""
-    wanted = set(profiles)
+    profile_names = set(profiles)
     lines = ["| rule, and its source | requirement | profiles |", "|---|---|---|"]
     for rule in RULES.values():
-        if wanted & set(rule.profiles):
+        if profile_names & set(rule.profiles):
             names = "all" if rule.profiles == PROFILES else ", ".join(rule.profiles)
             source = _link(rule.id, rule.source.url) + ("" if rule.source.url else f" ({rule.source.title})")
             lines.append(f"| {source} | {rule.sentence} | {names} |")
@@ -119,22 +119,22 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def compare(reports: Sequence[Mapping[str, Any]]) -> str:
     """Return a Markdown comparison of reports: their counts, and the rules that failed in at least one of them."""
     titles = [_plain(report["title"]) for report in reports]
-    found = [
+    changed = [
         {(result["profile"], result["rule"]): result["result"] for result in report["results"]} for report in reports
     ]
-    profiles = [name for name in PROFILES if any(name == profile for results in found for profile, _ in results)]
+    profiles = [name for name in PROFILES if any(name == profile for results in changed for profile, _ in results)]
     lines = [f"| passed / asked | {' | '.join(titles)} |", f"|---{'|---' * len(titles)}|"]
     for profile in profiles:
         cells = []
-        for results in found:
+        for results in changed:
             verdicts = [verdict for (name, _), verdict in results.items() if name == profile]
-            asked = sum(verdict != "not asked" for verdict in verdicts)
-            cells.append(f"{verdicts.count('passed')} / {asked}" if verdicts else "")
+            num_checked = sum(verdict != "not asked" for verdict in verdicts)
+            cells.append(f"{verdicts.count('passed')} / {num_checked}" if verdicts else "")
         lines.append(f"| {profile} | {' | '.join(cells)} |")
     lines += ["", f"| failed somewhere | {' | '.join(titles)} |", f"|---{'|---' * len(titles)}|"]
     for profile in profiles:
         for rule in RULES:
-            verdicts = [results.get((profile, rule), "") for results in found]
+            verdicts = [results.get((profile, rule), "") for results in changed]
             if "failed" in verdicts:
                 lines.append(f"| {profile}: {rule} | {' | '.join(verdicts)} |")
     return "\n".join(lines) + "\n"

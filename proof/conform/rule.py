@@ -27,14 +27,14 @@ class Failed(Exception):
     """Failure of a rule.
 
     Attributes:
-        wanted: the expected answer.
+        expected: the expected answer.
         asked, got: the request and the answer, or "" if there was no request.
         late: whether the answer was not awaited beyond `--timeout`.
     """
 
-    def __init__(self, wanted: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
+    def __init__(self, expected: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
+        super().__init__(expected)
+        self.wanted = expected
         self.asked = answer.asked if answer else asked
         self.got = answer.got if answer else got
         self.late = answer is not None and answer.late
@@ -83,15 +83,15 @@ def rule(
     return add
 
 
-def expect(holds: object, wanted: str, answer: Answer) -> None:
+def expect(holds: object, expected: str, answer: Answer) -> None:
     """Raise `Failed` if `holds` is false."""
     if not holds:
-        raise Failed(wanted, answer)
+        raise Failed(expected, answer)
 
 
-def expect_fields(answer: Answer, found: Any, *wanted: str) -> None:
-    """Raise `Failed` if `found`, a part of the answer, is not an object with the wanted fields."""
-    expect(isinstance(found, dict) and set(wanted) <= set(found), f"the fields {', '.join(wanted)}", answer)
+def expect_fields(answer: Answer, value: Any, *fields: str) -> None:
+    """Raise `Failed` if `value`, a part of the answer, is not an object with the wanted fields."""
+    expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", answer)
 
 
 def expect_answer(answer: Answer) -> Answer:

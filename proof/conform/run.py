@@ -118,8 +118,8 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
     start = time.monotonic()
     server.last = None
 
-    def result(verdict: Verdict, wanted: str = "", asked: str = "", got: str = "") -> Result:
-        return Result(rule, server.profile, verdict, wanted, asked, got, time.monotonic() - start)
+    def result(verdict: Verdict, expected: str = "", request: str = "", got: str = "") -> Result:
+        return Result(rule, server.profile, verdict, expected, request, got, time.monotonic() - start)
 
     if named(rule, plan.left_out):
         return result("not asked", "skipped by --skip")

@@ -154,15 +154,15 @@ class Container(Lifetime):
         Raises:
             ConfigError: neither of them has the container, or it is not running.
         """
-        told = []
+        lines = []
         for engine in filter(shutil.which, _ENGINES):
             status, words = await _call(engine, *_INSPECT, self._name)
             if not status:
                 self._engine = engine
                 break
-            told.append(f"{engine}: {words}")
+            lines.append(f"{engine}: {words}")
         else:
-            why = "; ".join(told) or f"{' or '.join(_ENGINES)} is required"
+            why = "; ".join(lines) or f"{' or '.join(_ENGINES)} is required"
             raise ConfigError(f"lmi conform: --container {self._name}: {why}")
         if words != "true":
             raise ConfigError(f"lmi conform: --container {self._name}: the container is not running; start it first")
@@ -292,7 +292,7 @@ class Server:
             headers: headers that are added to content-type, authorization and x-api-key, or replace them.
             keyed: whether to send the API key.
         """
-        request, asked = self._request(method, path, body, headers or {}, keyed)
+        request, shown_request = self._request(method, path, body, headers or {}, keyed)
         own, timeout = timeout is None, timeout or self.limits.answer
         start = time.monotonic()
         try:
@@ -300,9 +300,9 @@ class Server:
         except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
             late = isinstance(error, asyncio.TimeoutError)
             reason = "connection timeout" if late else "refused"
-            return Answer(asked, failure=reason, seconds=time.monotonic() - start, late=late and own)
+            return Answer(shown_request, failure=reason, seconds=time.monotonic() - start, late=late and own)
         try:
-            answer = await connection.send(request, asked, timeout)
+            answer = await connection.send(request, shown_request, timeout)
             self.last = replace(answer, late=own and answer.failure == "timeout")
             return self.last
         finally:
@@ -326,9 +326,9 @@ class Server:
         Args:
             timeout: time limit of the answer in seconds; the default is that of a long stream.
         """
-        request, asked = self._request("POST", path, body, {}, True)
+        request, label = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)
-        task = asyncio.ensure_future(connection.send(request, asked, timeout or self.limits.answer + self.limits.long))
+        task = asyncio.ensure_future(connection.send(request, label, timeout or self.limits.answer + self.limits.long))
         try:
             yield connection, task
         finally:
@@ -339,19 +339,19 @@ class Server:
         self, method: str, path: str, body: Body | bytes | None, headers: Mapping[str, str], keyed: bool
     ) -> tuple[bytes, str]:
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"host": self._where.netloc}
+        every = {"host": self._where.netloc}
         if data or method == "POST":
-            given["content-length"] = str(len(data))
+            every["content-length"] = str(len(data))
         if body is not None:
-            given["content-type"] = "application/json"
+            every["content-type"] = "application/json"
         if keyed and self.asking.key:
-            given |= {"authorization": f"Bearer {self.asking.key}", "x-api-key": self.asking.key}
-        given |= {name.lower(): value for name, value in headers.items()}
+            every |= {"authorization": f"Bearer {self.asking.key}", "x-api-key": self.asking.key}
+        every |= {name.lower(): value for name, value in headers.items()}
         path = self._where.path.rstrip("/") + path
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
-        told = "".join(f" {name}: {value}" for name, value in headers.items() if "key" not in name.lower())
-        asked = " ".join(part for part in (f"{method} {path}{told if keyed else ''}", shown(data)) if part)
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + data, asked
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in every.items())]
+        keys = "".join(f" {name}: {value}" for name, value in headers.items() if "key" not in name.lower())
+        label = " ".join(part for part in (f"{method} {path}{keys if keyed else ''}", shown(data)) if part)
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + data, label
 
     # -- in the profile's dialect --------------------------------------------------------------------------------
 

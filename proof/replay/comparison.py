@@ -56,7 +56,7 @@ class Class(str, Enum):
 
 
 CLASSES = tuple(Class)
-_RANK = {one: rank for rank, one in enumerate(CLASSES)}
+_RANK = {cls: rank for rank, cls in enumerate(CLASSES)}
 
 
 class Finding(NamedTuple):
@@ -144,7 +144,7 @@ def _is_greedy(body: Mapping[str, Any], parameters: Mapping[str, Any], path: str
 def _schema(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
     """Return the requested schema, and whether JSON was requested."""
     for values in (body, parameters):
-        for found in (
+        for schema in (
             _at(values, "response_format", "json_schema", "schema"),
             _at(values, "response_format", "schema"),
             _at(values, "text", "format", "schema"),
@@ -155,13 +155,13 @@ def _schema(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Map
             _at(values, "grammar", "value") if _at(values, "grammar", "type") == "json" else None,
             _at(values, "response_format", "value"),
         ):
-            if isinstance(found, str):
+            if isinstance(schema, str):
                 try:
-                    found = orjson.loads(found)
+                    schema = orjson.loads(schema)
                 except ValueError:
                     continue
-            if isinstance(found, dict):
-                return found, True
+            if isinstance(schema, dict):
+                return schema, True
         if _at(values, "response_format", "type") == "json_object":
             return None, True
     return None, False
@@ -250,12 +250,12 @@ class Seen:
     def add(self, documents: _Documents) -> None:
         if len(self.types) < _MAX_TYPES:
             self.types |= documents.types
-        for part, one in documents.shapes.items():
+        for part, part_shape in documents.shapes.items():
             known = self.shapes.get(part)
             if known is None:
                 if len(self.shapes) < _MAX_TYPES:
-                    self.shapes[part] = one
-            elif known != one and len(repr(both := merged([known, one]))) < _MAX_SEEN:
+                    self.shapes[part] = part_shape
+            elif known != part_shape and len(repr(both := merged([known, part_shape]))) < _MAX_SEEN:
                 self.shapes[part] = both
 
 
@@ -271,30 +271,30 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
         return [Finding(Class.LOST, f"{side}: {old.lost or new.lost}", learnable=False)]
     if old.status != new.status:
         return [Finding(Class.STATUS, "status", change=f"{old.status} -> {new.status}", learnable=False)]
-    found = list(_content_type(old.content_type, new.content_type))
+    result = list(_content_type(old.content_type, new.content_type))
     if old.body == new.body:
-        return found
+        return result
     try:
         before, after = _Documents(old.body), _Documents(new.body)
     except NotJson:
-        return [*found, *_texts(old.body, new.body, traits)]
+        return [*result, *_texts(old.body, new.body, traits)]
     if old.status >= 400:
-        return [*found, *_errors(before, after)]
-    found += [*_glue(before, after), *_event_names(before, after, strict=traits.greedy)]
-    said = list(_said(before, after, near)) if traits.greedy else []
-    if said or not traits.greedy:
+        return [*result, *_errors(before, after)]
+    result += [*_glue(before, after), *_event_names(before, after, strict=traits.greedy)]
+    texts = list(_said(before, after, near)) if traits.greedy else []
+    if texts or not traits.greedy:
         seen.add(before)
         loose = (*_loose_shapes(before, after, seen), *_cuts(before, after), *_schemas(before, after, traits))
         if len(before.values) == 1 and not traits.streams:
             loose = (*_number(before, after), *_items(before, after, _REQUESTED), *loose)
-        return [*found, *loose, *_unsampled(before, after, near), *_places(before, after, strict=False), *said]
+        return [*result, *loose, *_unsampled(before, after, near), *_places(before, after, strict=False), *texts]
     seen.add(before)
     if wrong := list(_number(before, after)):
-        found += wrong
-    elif place := misplaced(before.spans, after.spans):
-        found.append(Finding(Class.FRAMING, "order", _public(without_indexes(place))))
+        result += wrong
+    elif path := misplaced(before.spans, after.spans):
+        result.append(Finding(Class.FRAMING, "order", _public(without_indexes(path))))
     strict = (*_strict_shapes(before, after), *_places(before, after, strict=True))
-    return [*found, *strict, *_items(before, after), *_values(before, after, near)]
+    return [*result, *strict, *_items(before, after), *_values(before, after, near)]
 
 
 # -- framing ---------------------------------------------------------------------------------------------------------
@@ -414,8 +414,8 @@ def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_ma
         yield Finding(Class.SHAPE, "field", where, what)
 
 
-def _public(place: str) -> str:
-    return ".".join(name if re.fullmatch(r"[\w$()\[\]?-]{1,64}", name) else "<name>" for name in place.split("."))
+def _public(path: str) -> str:
+    return ".".join(name if re.fullmatch(r"[\w$()\[\]?-]{1,64}", name) else "<name>" for name in path.split("."))
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -426,10 +426,10 @@ def _errors(old: _Documents, new: _Documents) -> Iterator[Finding]:
     for finding in [*_glue(old, new), *_number(old, new), *_strict_shapes(old, new), *_items(old, new)]:
         yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
     before, after = old.places, new.places
-    for place in before.keys() & after.keys():
-        was, now = before[place], after[place]
+    for path in before.keys() & after.keys():
+        was, now = before[path], after[path]
         if was != now and not any(_is_prose(value) for value in (*was, *now)):
-            yield Finding(Class.STATUS, "error's value", without_indexes(place), content=_both(was, now), timed=True)
+            yield Finding(Class.STATUS, "error's value", without_indexes(path), content=_both(was, now), timed=True)
 
 
 def _is_prose(value: Any) -> bool:
@@ -443,39 +443,39 @@ def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
     """Compare generated texts, and the arguments of tool calls."""
     before, after = old.places, new.places
     texts = []
-    for place in sorted(before.keys() & after.keys()):
-        name = name_of(place)
-        if before[place] == after[place] or _ALTERNATIVES.search(place):
+    for path in sorted(before.keys() & after.keys()):
+        name = name_of(path)
+        if before[path] == after[path] or _ALTERNATIVES.search(path):
             continue
-        if name in ARGUMENTS and _parsed(before[place]) != _parsed(after[place]):
+        if name in ARGUMENTS and _parsed(before[path]) != _parsed(after[path]):
             yield Finding(
                 Class.TEXT,
                 "tool calls",
-                without_indexes(place),
-                content=_both(before[place], after[place]),
+                without_indexes(path),
+                content=_both(before[path], after[path]),
                 learnable=False,
             )
-        elif name in TEXTS and all(isinstance(value, str) for value in (*before[place], *after[place])):
-            texts.append(place)  # values of another type are compared by shape
+        elif name in TEXTS and all(isinstance(value, str) for value in (*before[path], *after[path])):
+            texts.append(path)  # values of another type are compared by shape
     if texts:
         yield _text_finding(old, new, texts, near)
 
 
 def _text_finding(old: _Documents, new: _Documents, places: Sequence[str], near: float) -> Finding:
-    place = min(places, key=len)
+    path = min(places, key=len)
     before, after = tokens_by_choice(old.values), tokens_by_choice(new.values)
     parted = [
         part for choice in sorted(before.keys() & after.keys()) if (part := parted_at(before[choice], after[choice]))
     ]
     is_tie = bool(parted) and all(part.is_tie(near) for part in parted)
-    content = [_both(old.places[place], new.places[place])]
+    content = [_both(old.places[path], new.places[path])]
     change = ""
     if parted:
         first = min(parted, key=lambda part: len(part.same))
         change = f"first at token {len(first.same) + 1}"
         content += [f"{change}: {_said_token(first.old)} -> {_said_token(first.new)}"]
     cls = Class.TIE if is_tie else Class.TEXT
-    return Finding(cls, "text", without_indexes(place), change, "; ".join(content), learnable=False)
+    return Finding(cls, "text", without_indexes(path), change, "; ".join(content), learnable=False)
 
 
 def _said_token(token: Token | None) -> str:
@@ -485,13 +485,13 @@ def _said_token(token: Token | None) -> str:
 
 
 def _parsed(values: Sequence[Any]) -> list[Any]:
-    found = []
+    result = []
     for value in values:
         try:
-            found.append(json.loads(value) if isinstance(value, str) else value)
+            result.append(json.loads(value) if isinstance(value, str) else value)
         except (ValueError, RecursionError):
-            found.append(value)
-    return found
+            result.append(value)
+    return result
 
 
 # -- other values ----------------------------------------------------------------------------------------------------
@@ -500,29 +500,29 @@ def _parsed(values: Sequence[Any]) -> list[Any]:
 def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
     """Compare all values. Those of two streams of equal length are compared one by one, except for texts."""
     aligned = len(old.values) == len(new.values)
-    found: dict[tuple[str, str, str], Finding] = {}
+    result: dict[tuple[str, str, str], Finding] = {}
     if aligned:  # a field that only one of several choices lost
-        for place in sorted(old.places.keys() ^ new.places.keys()):
-            if (name := name_of(place)) not in TEXTS and name not in ARGUMENTS:
-                change = "present -> absent" if place in old.places else "absent -> present"
-                finding = Finding(Class.TEXT, "value", _public(without_indexes(place)), change)
-                found.setdefault(finding.key, finding)
-    for place in sorted(old.places.keys() & new.places.keys()):
-        name = name_of(place)
+        for path in sorted(old.places.keys() ^ new.places.keys()):
+            if (name := name_of(path)) not in TEXTS and name not in ARGUMENTS:
+                change = "present -> absent" if path in old.places else "absent -> present"
+                finding = Finding(Class.TEXT, "value", _public(without_indexes(path)), change)
+                result.setdefault(finding.key, finding)
+    for path in sorted(old.places.keys() & new.places.keys()):
+        name = name_of(path)
         one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
-        was, now = ((side.scalars if one_by_one else side.places)[place] for side in (old, new))
+        was, now = ((side.scalars if one_by_one else side.places)[path] for side in (old, new))
         if was == now:
             types = next((pair for pair in zip(was, now, strict=True) if type(pair[0]) is not type(pair[1])), None)
             if types is None:
                 continue
-            where = _public(without_indexes(place))
+            where = _public(without_indexes(path))
             finding = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, types)))  # 9 and 9.0
         elif name in ARGUMENTS and _parsed(was) == _parsed(now):
             continue
         else:
-            finding = _value_finding(place, name, was, now, near)
-        found.setdefault(finding.key, finding)
-    yield from found.values()
+            finding = _value_finding(path, name, was, now, near)
+        result.setdefault(finding.key, finding)
+    yield from result.values()
 
 
 def _items(old: _Documents, new: _Documents, lists: re.Pattern[str] = _ANY) -> Iterator[Finding]:
@@ -530,9 +530,9 @@ def _items(old: _Documents, new: _Documents, lists: re.Pattern[str] = _ANY) -> I
     if len(old.values) != len(new.values):
         return
     before, after = num_items(old.values), num_items(new.values)
-    differing = (place for place in before.keys() & after.keys() if before[place] != after[place])
-    for place in filter(lists.search, sorted(differing)):
-        yield Finding(Class.TEXT, "items", _public(place), f"{before[place]} -> {after[place]}")
+    differing = (path for path in before.keys() & after.keys() if before[path] != after[path])
+    for path in filter(lists.search, sorted(differing)):
+        yield Finding(Class.TEXT, "items", _public(path), f"{before[path]} -> {after[path]}")
 
 
 def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
@@ -540,10 +540,10 @@ def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Findin
     before, after = (
         {place: one.places[place] for place in one.places if _UNSAMPLED.search(place)} for one in (old, new)
     )
-    for place in sorted(before.keys() & after.keys()):
-        was, now = (list(dict.fromkeys(values)) for values in (before[place], after[place]))
+    for path in sorted(before.keys() & after.keys()):
+        was, now = (list(dict.fromkeys(values)) for values in (before[path], after[path]))
         if was != now:
-            yield _value_finding(place, name_of(place), was, now, near)
+            yield _value_finding(path, name_of(path), was, now, near)
 
 
 def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Finding]:
@@ -553,16 +553,16 @@ def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Findi
         strict: whether both answers have the same text; otherwise one may have more items than the other.
     """
     before, after = indexes(old.scalars), indexes(new.scalars)
-    for place in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):
-        was, now = before.get(place, []), after.get(place, [])
+    for path in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):
+        was, now = before.get(path, []), after.get(path, [])
         length = None if strict else min(len(was), len(now))
         if was[:length] != now[:length]:
-            yield Finding(Class.TEXT, "index", _public(place), content=_both(was, now))
+            yield Finding(Class.TEXT, "index", _public(path), content=_both(was, now))
     common = old.places.keys() & new.places.keys()
     one, other = (links(side.places, common, first=not strict) for side in (old, new))
-    differing = {without_indexes(place) for place in one.keys() & other.keys() if one[place] != other[place]}
-    for place in sorted(differing):
-        yield Finding(Class.TEXT, "links", _public(place))
+    differing = {without_indexes(path) for path in one.keys() & other.keys() if one[path] != other[path]}
+    for path in sorted(differing):
+        yield Finding(Class.TEXT, "links", _public(path))
 
 
 def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
@@ -575,18 +575,18 @@ def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, st
     return {one.key for one in found if one.kind in VALUES}
 
 
-def _value_finding(place: str, name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> Finding:
-    where, content = without_indexes(place), _both(was, now)
+def _value_finding(path: str, name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> Finding:
+    where, content = without_indexes(path), _both(was, now)
     if _are_near(name, was, now, near):
         return Finding(Class.TIE, "number", where, "nearly equal", content)
-    if _ALTERNATIVES.search(place) and not _numbers(was):
+    if _ALTERNATIVES.search(path) and not _numbers(was):
         return Finding(Class.TIE, "alternatives", where, "", content)
     kind = "value"
     if name in _FINISH:
         kind = "finish reason"
-    elif _USAGE.search(place):
+    elif _USAGE.search(path):
         kind = "usage"
-    elif _TOOLS.search(place):
+    elif _TOOLS.search(path):
         kind = "tool calls"
     return Finding(Class.TEXT, kind, where, content=content, timed=True)
 
@@ -612,21 +612,21 @@ def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Findi
         return
     before, after = (_answers(documents) for documents in (old, new))
     texts = (
-        (place, was, now)
-        for place in sorted(before.keys() & after.keys())
-        for was, now in zip(before[place], after[place], strict=False)
+        (path, was, now)
+        for path in sorted(before.keys() & after.keys())
+        for was, now in zip(before[path], after[path], strict=False)
     )
-    for place, was, now in islice(texts, _MAX_CHECKED):
+    for path, was, now in islice(texts, _MAX_CHECKED):
         if fits(was, traits.schema) and not fits(now, traits.schema):
-            yield Finding(Class.TEXT, "schema", without_indexes(place), content=_both(was, now), learnable=False)
+            yield Finding(Class.TEXT, "schema", without_indexes(path), content=_both(was, now), learnable=False)
 
 
 def _answers(documents: _Documents) -> dict[str, list[str]]:
     """Return the generated texts of an answer, by JSON path."""
     return {
-        place: [value for value in values if isinstance(value, str)]
-        for place, values in documents.places.items()
-        if name_of(place) in TEXTS
+        path: [value for value in values if isinstance(value, str)]
+        for path, values in documents.places.items()
+        if name_of(path) in TEXTS
     }
 
 

@@ -49,12 +49,12 @@ def read_documents(body: bytes) -> Documents:
         NotJson: the body contains no JSON object or list.
     """
     try:
-        found = _by_lines(body)
+        documents = _by_lines(body)
     except ValueError:  # a document of several lines, NaN, or a number of more than 64 bits
-        found = _by_place(body)
-    if not found.values:
+        documents = _by_place(body)
+    if not documents.values:
         raise NotJson("not a JSON object or list")
-    return found
+    return documents
 
 
 def _by_lines(body: bytes) -> Documents:
@@ -133,26 +133,26 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
     Args:
         by_index: identify items by their own `index`, because a stream may send them in any order.
     """
-    found: dict[str, list[Any]] = {}
+    scalars: dict[str, list[Any]] = {}
     for document in documents:
-        _walk(document, root_of(document), found, by_index)
-    return found
+        _walk(document, root_of(document), scalars, by_index)
+    return scalars
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
     """Return the values at each place; those of a stream are joined, so that its cuts do not matter."""
     if num_documents < 2:
         return scalars
-    return {place: _joined(place, values) for place, values in scalars.items()}
+    return {path: _joined(path, values) for path, values in scalars.items()}
 
 
-def name_of(place: str) -> str:
+def name_of(path: str) -> str:
     """Return the field name at the end of a place."""
-    return _INDEX.sub("", place.rpartition(".")[2]).removesuffix("[]")
+    return _INDEX.sub("", path.rpartition(".")[2]).removesuffix("[]")
 
 
-def without_indexes(place: str) -> str:
-    return _INDEX.sub("[]", place)
+def without_indexes(path: str) -> str:
+    return _INDEX.sub("[]", path)
 
 
 def root_of(document: Any) -> str:
@@ -169,21 +169,21 @@ def type_of(document: Any) -> str:
     return without_indexes(root_of(document)).removesuffix("[]")
 
 
-def _walk(value: Any, place: str, found: dict[str, list[Any]], by_index: bool) -> None:
+def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) -> None:
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
-        parts = [(f"{place}.{public_name(name)}", _alternatives_of(name, part)) for name, part in value.items()]
+        parts = [(f"{path}.{public_name(name)}", _alternatives_of(name, part)) for name, part in value.items()]
     else:
-        item = f"{place}[]"
-        parts = [(_item(part, place) if by_index and isinstance(part, dict) else item, part) for part in value]
+        item = f"{path}[]"
+        parts = [(_item(part, path) if by_index and isinstance(part, dict) else item, part) for part in value]
     for where, part in parts:
         if isinstance(part, (dict, list)):
-            _walk(part, where, found, by_index)
-        elif where in found:
-            found[where].append(part)
+            _walk(part, where, scalars, by_index)
+        elif where in scalars:
+            scalars[where].append(part)
         else:
-            found[where] = [part]
+            scalars[where] = [part]
 
 
 def _alternatives_of(name: str, value: Any) -> Any:
@@ -209,9 +209,9 @@ def public_name(name: str) -> str:
     return name if _NAME.fullmatch(name) else "<name>"
 
 
-def _joined(place: str, values: list[Any]) -> list[Any]:
+def _joined(path: str, values: list[Any]) -> list[Any]:
     """Return the values of a stream at one place: texts joined, other values without repetitions."""
-    name = name_of(place)
+    name = name_of(path)
     if name in TEXTS or name in ARGUMENTS:
         return ["".join(value for value in values if isinstance(value, str))]
     if name in LOGPROBS:
@@ -241,15 +241,15 @@ class Cut(NamedTuple):
 def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
     """Return how a stream's text is cut, or None if the number of tokens is unknown or tools are called."""
     tokens = max(
-        (count for place, values in scalars.items() if name_of(place) in _COUNTS for count in _counts(values)),
+        (count for path, values in scalars.items() if name_of(path) in _COUNTS for count in _counts(values)),
         default=0,
     )
-    if not tokens or any(name_of(place) in ARGUMENTS for place in scalars):
+    if not tokens or any(name_of(path) in ARGUMENTS for path in scalars):
         return None
     events: Counter[str] = Counter()
-    for place, values in scalars.items():
-        if name_of(place) in TEXTS:
-            events[without_indexes(place)] += sum(_events(value) for value in values if isinstance(value, str))
+    for path, values in scalars.items():
+        if name_of(path) in TEXTS:
+            events[without_indexes(path)] += sum(_events(value) for value in values if isinstance(value, str))
     return Cut(max(events.values(), default=0), tokens)
 
 
@@ -307,19 +307,19 @@ def merged(shapes: Sequence[Any]) -> Any:
     """Return the shape that covers all of `shapes`."""
     if len(shapes := _different(shapes)) == 1:  # most events of a stream have the same shape
         return shapes[0]
-    shapes = [part for one in shapes for part in _alternatives(one)]
-    objects = [one for one in shapes if isinstance(one, dict)]
-    lists = [one for one in shapes if isinstance(one, list)]
-    scalars = {name for one in shapes if isinstance(one, str) for name in one.split("|")}
+    shapes = [part for alternative in shapes for part in _alternatives(alternative)]
+    objects = [part for part in shapes if isinstance(part, dict)]
+    lists = [part for part in shapes if isinstance(part, list)]
+    scalars = {name for part in shapes if isinstance(part, str) for name in part.split("|")}
     if "number" in scalars:  # JavaScript and Go write a whole number among fractions as an integer
         scalars.discard("integer")
-    found: list[Any] = ["|".join(sorted(scalars))] if scalars else []
+    variants: list[Any] = ["|".join(sorted(scalars))] if scalars else []
     if lists:
-        items = [one[0] for one in lists if one]
-        found.append([merged(items), *([_EMPTY] if any(len(one) != 1 for one in lists) else [])] if items else [])
+        items = [part[0] for part in lists if part]
+        variants.append([merged(items), *([_EMPTY] if any(len(part) != 1 for part in lists) else [])] if items else [])
     if objects:
-        found.append(_merged_objects(objects))
-    return found[0] if len(found) == 1 else {_ANY_OF: found}
+        variants.append(_merged_objects(objects))
+    return variants[0] if len(variants) == 1 else {_ANY_OF: variants}
 
 
 def _alternatives(shape: Any) -> list[Any]:
@@ -329,17 +329,17 @@ def _alternatives(shape: Any) -> list[Any]:
 
 def _different(shapes: Sequence[Any]) -> Sequence[Any]:
     """Return the shapes without repetitions; objects with names in another order count as different."""
-    return list({repr(one): one for one in shapes}.values())
+    return list({repr(part): part for part in shapes}.values())
 
 
 def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     always: Counter[str] = Counter()
-    found: dict[str, list[Any]] = {}
-    for one in objects:
-        for key, part in one.items():
-            found.setdefault(key.removesuffix("?"), []).append(part)
+    fields: dict[str, list[Any]] = {}
+    for fields_of_object in objects:
+        for key, part in fields_of_object.items():
+            fields.setdefault(key.removesuffix("?"), []).append(part)
             always[key] += 1
-    return {name if always[name] == len(objects) else f"{name}?": merged(parts) for name, parts in found.items()}
+    return {name if always[name] == len(objects) else f"{name}?": merged(parts) for name, parts in fields.items()}
 
 
 def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
@@ -376,7 +376,7 @@ def _covered(scalars: str) -> set[str]:
 
 
 def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one_of_many: bool) -> Iterator[str]:
-    here, there = ({name.removesuffix("?"): name for name in one} for one in (old, new))
+    here, there = ({name.removesuffix("?"): name for name in fields} for fields in (old, new))
     for name, key in here.items():
         if name not in there:
             if not (one_of_many and key.endswith("?")):
@@ -431,20 +431,20 @@ def _validator(schema: bytes) -> Any:
     steps = 0
 
     def counted(keyword: str, check: Any) -> Any:
-        def spend(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
+        def spend(validator: Any, rule: Any, value: Any, schema: Any) -> Iterator[Any]:
             nonlocal steps
-            steps += 1 + sum(len(one) for one in (wanted, value) if isinstance(one, dict | list))
+            steps += 1 + sum(len(item) for item in (rule, value) if isinstance(item, dict | list))
             if steps > _MAX_STEPS:
                 raise OverflowError(f"more than {_MAX_STEPS} steps")
             if keyword not in _UNCHECKED and not (keyword == "additionalProperties" and "patternProperties" in schema):
-                yield from check(validator, wanted, value, schema) or ()
+                yield from check(validator, rule, value, schema) or ()
 
         return spend
 
     base = jsonschema.Draft202012Validator
-    validator = jsonschema.validators.extend(base, {name: counted(name, one) for name, one in base.VALIDATORS.items()})(
-        orjson.loads(schema), registry=referencing.Registry()
-    )
+    validator = jsonschema.validators.extend(
+        base, {name: counted(name, check) for name, check in base.VALIDATORS.items()}
+    )(orjson.loads(schema), registry=referencing.Registry())
 
     def fits(value: Any) -> bool:
         nonlocal steps
@@ -480,13 +480,13 @@ class Token(NamedTuple):
 
 def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
     """Return the generated tokens by choice; an answer without tokens gives an empty dict."""
-    found: dict[int, list[Token]] = {}
+    tokens: dict[int, list[Token]] = {}
     for document in documents:
         for number, answer in enumerate(document if isinstance(document, list) else [document]):
             if isinstance(answer, dict):
                 for choice, token in _tokens(answer):
-                    found.setdefault(number + choice, []).append(token)
-    return found
+                    tokens.setdefault(number + choice, []).append(token)
+    return tokens
 
 
 def _tokens(answer: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
@@ -500,12 +500,12 @@ def _tokens(answer: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
             if isinstance(token, dict):
                 yield 0, _native(token, top[at] if isinstance(top, list) and at < len(top) else None)
     choices = answer.get("choices")
-    for place, choice in enumerate(choices if isinstance(choices, list) else ()):
+    for position, choice in enumerate(choices if isinstance(choices, list) else ()):
         if not isinstance(choice, dict) or not isinstance(logprobs := choice.get("logprobs"), dict):
             continue
         index = choice.get("index")
         for token in _of_chat(logprobs) if "content" in logprobs else _of_completion(logprobs):
-            yield index if isinstance(index, int) else place, token
+            yield index if isinstance(index, int) else position, token
 
 
 def _native(token: Mapping[str, Any], top: Any) -> Token:
@@ -534,11 +534,11 @@ def _logprob(token: Mapping[str, Any]) -> float | None:
 
 
 def _others(top: Any) -> dict[str, float]:
-    found = {}
+    logprobs = {}
     for other in top if isinstance(top, list) else ():
         if isinstance(other, dict) and (logprob := _logprob(other)) is not None:
-            found[str(other.get("text", other.get("token")))] = logprob
-    return found
+            logprobs[str(other.get("text", other.get("token")))] = logprob
+    return logprobs
 
 
 def is_number(value: Any) -> bool:
@@ -564,7 +564,7 @@ class Parted(NamedTuple):
         """Return whether the difference is a near tie, and the earlier tokens have nearly equal log-probabilities."""
         if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
             return False
-        return all(is_near(one.logprob, other.logprob, RELATIVE_LOGPROB, near) for one, other in self.same)
+        return all(is_near(reference.logprob, other.logprob, RELATIVE_LOGPROB, near) for reference, other in self.same)
 
 
 def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:

@@ -70,10 +70,10 @@ class Histogram:
 
     def percentile(self, percent: float) -> float | None:
         """Return the percentile in seconds, or None if the histogram is empty."""
-        wanted = sum(self._counts.values()) * percent / 100
+        rank = sum(self._counts.values()) * percent / 100
         for step in sorted(self._counts):
-            wanted -= self._counts[step]
-            if wanted <= 0:
+            rank -= self._counts[step]
+            if rank <= 0:
                 return math.exp(step * self._STEP)
         return None
 
@@ -90,7 +90,7 @@ class Summary:
 
     def __init__(self) -> None:
         self.classes: Counter[Class] = Counter()
-        self.names: dict[Class, Counter[str]] = {one: Counter() for one in CLASSES}
+        self.names: dict[Class, Counter[str]] = {cls: Counter() for cls in CLASSES}
         self.times = {side: {name: Histogram() for name in TIMES} for side in SIDES}
         self.throttled = dict.fromkeys(SIDES, 0)
         self.num_unreadable = 0
@@ -135,9 +135,9 @@ class Summary:
         ]
 
 
-def outcome(number: int, found: Sequence[Finding], old: Answer, new: Answer) -> Outcome:
-    names = tuple((one.cls.value, one.name) for one in found)
-    return Outcome(number, class_of(found), names, (old.times, new.times), (old.throttled, new.throttled))
+def outcome(number: int, differences: Sequence[Finding], old: Answer, new: Answer) -> Outcome:
+    names = tuple((finding.cls.value, finding.name) for finding in differences)
+    return Outcome(number, class_of(differences), names, (old.times, new.times), (old.throttled, new.throttled))
 
 
 # -- the run on disk: one line per request, so that a killed run can be continued -------------------------------------
@@ -186,11 +186,11 @@ class Journal:
     def has(self, number: int) -> bool:
         return number < self._below or number in self._done
 
-    def add(self, one: Outcome) -> None:
-        self.summary.add(one)
-        self._mark(one.number)
-        times = [list(times) if times else None for times in one.times]
-        self._write([one.number, one.cls.value, one.names, times, one.throttled])
+    def add(self, outcome: Outcome) -> None:
+        self.summary.add(outcome)
+        self._mark(outcome.number)
+        times = [list(times) if times else None for times in outcome.times]
+        self._write([outcome.number, outcome.cls.value, outcome.names, times, outcome.throttled])
 
     def skip(self, number: int, unreadable: Unreadable) -> None:
         self.summary.skip(unreadable)
@@ -201,7 +201,7 @@ class Journal:
         self.summary.examples[cls] = dict(example)
         part = self._examples.with_suffix(".part")
         with self._told():
-            part.write_bytes(orjson.dumps({one.value: value for one, value in self.summary.examples.items()}))
+            part.write_bytes(orjson.dumps({cls.value: value for cls, value in self.summary.examples.items()}))
             part.replace(self._examples)
 
     def keep_volatile(self, learnt: Mapping[str, str]) -> None:
@@ -326,7 +326,9 @@ class Progress:
         done = self._journal.num_done
         rate = (done - self._before) / max(now - self._began, 1e-3)
         classes = self._journal.summary.classes
-        counts = ", ".join(f"{count:,} {cls.value}" for cls, count in sorted(classes.items(), key=lambda one: -one[1]))
+        counts = ", ".join(
+            f"{count:,} {cls.value}" for cls, count in sorted(classes.items(), key=lambda item: -item[1])
+        )
         return f"{done:,} requests, {rate:,.0f}/s: {counts}"
 
     def close(self) -> None:

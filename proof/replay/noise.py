@@ -71,32 +71,32 @@ class Noise:
             other: the earlier answer of that side.
         """
         kind = self.kind(request, traits, old)
-        found = self._compare(kind, traits, old, new)
-        if not found:
+        changes = self._compare(kind, traits, old, new)
+        if not changes:
             return []
         if again is None:
-            return self._without_asking(kind, old, found)
-        suspects = [one for one in found if one.cls is not Class.LOST and kind.confirmed[one.key] < _CONFIRMED]
+            return self._without_asking(kind, old, changes)
+        suspects = [item for item in changes if item.cls is not Class.LOST and kind.confirmed[item.key] < _CONFIRMED]
         unsteady: list[Finding] = []
         for late in (False, True):
             if late:
-                suspects = [one for one in suspects if one.timed and kind.asked_later[one.key] < _ASKED_LATER]
+                suspects = [item for item in suspects if item.timed and kind.asked_later[item.key] < _ASKED_LATER]
             if not suspects:
                 break
             if late:
                 await asyncio.sleep(self._later)
             noise = await self._noise(kind, request, traits, other, again)
-            self._learn(kind, request, (one for one in suspects if one.key in noise and one.learnable))
-            unsteady += [one for one in suspects if one.key in noise and not one.learnable]
-            suspects = [one for one in suspects if one.key not in noise]
+            self._learn(kind, request, (item for item in suspects if item.key in noise and item.learnable))
+            unsteady += [item for item in suspects if item.key in noise and not item.learnable]
+            suspects = [item for item in suspects if item.key not in noise]
             if late:  # not earlier, because concurrent requests wait for the same value
-                kind.asked_later.update(one.key for one in suspects)
-        real = [one for one in found if one.key not in kind.volatile and one not in unsteady]
-        kind.confirmed.update(one.key for one in real)
-        return [*real, *(one._replace(cls=Class.TIE, kind=f"unsteady {one.kind}") for one in unsteady)]
+                kind.asked_later.update(item.key for item in suspects)
+        real = [item for item in changes if item.key not in kind.volatile and item not in unsteady]
+        kind.confirmed.update(item.key for item in real)
+        return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
 
     def _compare(self, kind: Kind, traits: Traits, old: Answer, new: Answer) -> list[Finding]:
-        return [one for one in findings(old, new, traits, kind.seen, self._near) if one.key not in kind.volatile]
+        return [item for item in findings(old, new, traits, kind.seen, self._near) if item.key not in kind.volatile]
 
     async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Answer, again: Ask) -> set[Key]:
         self.asked += 1
@@ -105,26 +105,26 @@ class Noise:
             return set()
         return _keys(findings(other, repeated, traits, kind.seen, self._near))
 
-    def _learn(self, kind: Kind, request: Request, found: Iterable[Finding]) -> None:
-        for one in found:
-            kind.volatile.add(one.key)
+    def _learn(self, kind: Kind, request: Request, changes: Iterable[Finding]) -> None:
+        for item in changes:
+            kind.volatile.add(item.key)
             if len(self.learnt) < _MAX_KINDS:
-                self.learnt[f"{request.path.partition('?')[0]}: {one.name}"] = one.cls.value
+                self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
-    def _without_asking(self, kind: Kind, old: Answer, found: Sequence[Finding]) -> list[Finding]:
+    def _without_asking(self, kind: Kind, old: Answer, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences if no request can be sent again.
 
         A value is then volatile if it differs between successive answers of the old side.
         """
         last, kind.last = kind.last, old
-        suspects = {one.key for one in found if one.kind in VALUES}
+        suspects = {item.key for item in changes if item.kind in VALUES}
         if suspects and last is not None:
             suspects &= changing_values(last, old, self._near)
-        return [one for one in found if one.key not in suspects]
+        return [item for item in changes if item.key not in suspects]
 
 
-def _keys(found: Iterable[Finding]) -> set[Key]:
+def _keys(changes: Iterable[Finding]) -> set[Key]:
     """Return the keys of findings. A volatile tie makes the text volatile as well, and the reverse."""
-    keys = {one.key for one in found}
+    keys = {item.key for item in changes}
     texts = {(cls.value, *key[1:]) for key in keys for cls in (Class.TIE, Class.TEXT) if key[1] in ("text", "number")}
     return keys | texts

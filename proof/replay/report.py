@@ -39,7 +39,7 @@ def document(run: Mapping[str, Any], summary: Summary, noise: Noise, allowed: Ma
         "findings": {cls.value: dict(summary.names[cls].most_common()) for cls in CLASSES if summary.names[cls]},
         "unreadable": {
             "count": summary.num_unreadable,
-            "first": [{"place": one.place, "reason": one.reason} for one in summary.unreadable],
+            "first": [{"place": item.place, "reason": item.reason} for item in summary.unreadable],
         },
         "throttled": dict(summary.throttled),
         "volatile": dict(summary.volatile),
@@ -112,7 +112,7 @@ def times(report: Mapping[str, Any]) -> Table:
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield notes, each with a list of details that may be empty."""
     if count := report["unreadable"]["count"]:
-        yield f"left out: {count:,}", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]]
+        yield f"left out: {count:,}", [f"{item['place']}: {item['reason']}" for item in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():
         if count:
             yield f"the {side} was busy; retries: {count:,}", []
@@ -194,7 +194,7 @@ def _table(table: Table, title: str = "") -> Iterator[str]:
 
 def _list(items: Sequence[str]) -> Iterator[str]:
     if items:
-        yield "<ul>" + "".join(f"<li>{_text(one)}" for one in items) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{_text(item)}" for item in items) + "</ul>"
 
 
 def _diff_line(line: str) -> str:
@@ -225,7 +225,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
         "size": example.size,
         "id": printable(request.id),
         "request": printable(f"{request.method} {request.path.partition('?')[0]}"),
-        "findings": [printable(_finding(one, show)) for one in example.findings if one.cls is cls],
+        "findings": [printable(_finding(finding, show)) for finding in example.findings if finding.cls is cls],
         "diff": [printable(line) for line in difflib.unified_diff(old, new, "reference", "target", lineterm="", n=3)],
     }
     if show:
@@ -235,7 +235,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
 
 def printable(text: str) -> str:
     """Replace control characters, and characters that UTF-8 cannot encode."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _finding(finding: Any, show: bool) -> str:

@@ -110,13 +110,13 @@ class Replay:
             self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
         old, new = await self._answers(number, request)
-        wanted = traits(request, self._plan.greedy)
+        request_traits = traits(request, self._plan.greedy)
         again, other = self._again(old, new)
-        real = await self._noise.real(request, wanted, old, new, again, other)
+        real = await self._noise.real(request, request_traits, old, new, again, other)
         self._journal.keep_volatile(self._noise.learnt)
-        found = [one._replace(cls=Class.EQUAL) if one.name in self._plan.expected else one for one in real]
-        result = outcome(number, found, old, new)
-        example = Example(request, old, new, found)
+        changes = [item._replace(cls=Class.EQUAL) if item.name in self._plan.expected else item for item in real]
+        result = outcome(number, changes, old, new)
+        example = Example(request, old, new, changes)
         if self._journal.summary.wants_example(result.cls, example.size):
             self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
         self._journal.add(result)
@@ -276,11 +276,11 @@ def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
     """Raise ConfigError if the first requests of the recording have no answers or times that the arguments require."""
     if not read:
         raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read at its beginning")
-    if arguments.to == RECORDED and all(one.other is None for one in read):
+    if arguments.to == RECORDED and all(request.other is None for request in read):
         raise ConfigError("lmi replay: --to recorded: the recording has no answers of a shadow variant")
-    if arguments.recorded_pace and all(one.at is None for one in read):
+    if arguments.recorded_pace and all(request.at is None for request in read):
         raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
-    if arguments.against == RECORDED and all(one.answer is None for one in read):
+    if arguments.against == RECORDED and all(request.answer is None for request in read):
         raise ConfigError("lmi replay: the recording has no answers; name a server with --against")
     if arguments.noise == RECORDED:
         raise ConfigError("lmi replay: --noise recorded: a recording cannot be asked again")

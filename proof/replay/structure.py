@@ -31,37 +31,37 @@ def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list
     Args:
         glue: texts before the documents.
     """
-    found: dict[str, list[str]] = {}
+    names_by_type: dict[str, list[str]] = {}
     for document, text in zip(documents, glue, strict=False):
-        names = found.setdefault(type_of(document), [])
+        names = names_by_type.setdefault(type_of(document), [])
         name = (_EVENT.findall(text) or [""])[-1]
         if names[-1:] != [name]:
             names.append(name)
-    return found
+    return names_by_type
 
 
 def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
     """Return the distinct indexes of choices, blocks, tool calls and events, in ascending order."""
-    found: dict[str, set[int]] = {}
-    for place, values in scalars.items():
-        if name_of(place) in _INDEXES:
-            found.setdefault(without_indexes(place), set()).update(one for one in values if isinstance(one, int))
-    return {place: sorted(numbers) for place, numbers in found.items()}
+    numbers_of: dict[str, set[int]] = {}
+    for path, values in scalars.items():
+        if name_of(path) in _INDEXES:
+            numbers_of.setdefault(without_indexes(path), set()).update(n for n in values if isinstance(n, int))
+    return {path: sorted(numbers) for path, numbers in numbers_of.items()}
 
 
 def num_items(documents: Iterable[Any]) -> Counter[str]:
     """Return the number of items of the lists at each place, in all documents together."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     left = [(type_of(document), document) for document in documents]
     while left:
-        place, value = left.pop()
+        path, value = left.pop()
         if isinstance(value, list):
-            found[place] += len(value)
+            counts[path] += len(value)
         parts = value.items() if isinstance(value, dict) else ((None, part) for part in value)
         for name, part in parts:
             if isinstance(part, (dict, list)):
-                left.append((f"{place}[]" if name is None else f"{place}.{public_name(name)}", part))
-    return found
+                left.append((f"{path}[]" if name is None else f"{path}.{public_name(name)}", part))
+    return counts
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
@@ -72,24 +72,24 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
         first: only number the first id of each place; for a stream's id, add whether it changes.
     """
     numbers: dict[str, int] = {}
-    found: dict[str, list[int]] = {}
-    for place in sorted(common):
-        values = [value for value in places[place] if isinstance(value, str)] if _ID.fullmatch(name_of(place)) else []
+    result: dict[str, list[int]] = {}
+    for path in sorted(common):
+        values = [value for value in places[path] if isinstance(value, str)] if _ID.fullmatch(name_of(path)) else []
         if values:
-            several = [int(len(values) > 1)] if first and place == "$.id" else []
-            found[place] = several + [
+            several = [int(len(values) > 1)] if first and path == "$.id" else []
+            result[path] = several + [
                 numbers.setdefault(value, len(numbers)) for value in values[: 1 if first else None]
             ]
-    return found
+    return result
 
 
 def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
     """Return the numbers of the first and the last document with each place."""
-    found: dict[str, tuple[int, int]] = {}
+    result: dict[str, tuple[int, int]] = {}
     for number, document in enumerate(documents):
-        for place in scalars_by_place([document], by_index=True):
-            found[place] = found.get(place, (number, 0))[0], number
-    return found
+        for path in scalars_by_place([document], by_index=True):
+            result[path] = result.get(path, (number, 0))[0], number
+    return result
 
 
 def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]) -> str | None:
@@ -98,17 +98,17 @@ def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, i
     Choices of a stream may arrive in any order.
     """
     groups: dict[str, list[str]] = {}
-    for place in sorted(old.keys() & new.keys()):
-        if not place.startswith(_PING):
-            choice = _CHOICE.search(place) if place.startswith("$.") else None
-            groups.setdefault(choice.group() if choice else "", []).append(place)
+    for path in sorted(old.keys() & new.keys()):
+        if not path.startswith(_PING):
+            choice = _CHOICE.search(path) if path.startswith("$.") else None
+            groups.setdefault(choice.group() if choice else "", []).append(path)
     for places in groups.values():
         for end in (0, 1):
-            was, now = (_ranks([spans[place][end] for place in places]) for spans in (old, new))
-            if found := next(
-                (place for place, *ranks in zip(places, was, now, strict=True) if ranks[0] != ranks[1]), ""
+            was, now = (_ranks([spans[path][end] for path in places]) for spans in (old, new))
+            if difference := next(
+                (path for path, *ranks in zip(places, was, now, strict=True) if ranks[0] != ranks[1]), ""
             ):
-                return found
+                return difference
     return None
 
 

@@ -127,24 +127,24 @@ class Turn(NamedTuple):
     others: float  # CPU cores that other processes kept busy
 
 
-def measure_turn(given: argparse.Namespace, clients: int, server: DjlServer) -> Turn:
+def measure_turn(args: argparse.Namespace, clients: int, server: DjlServer) -> Turn:
     worker, meter = server.worker_pid(), machine.OthersMeter()
     before = cpu_seconds(worker)
-    results = measure(Target(server.url, given.tokens), Closed(clients, seconds=given.seconds), processes=1)
+    results = measure(Target(server.url, args.tokens), Closed(clients, seconds=args.seconds), processes=1)
     tokens = sum(result.num_tokens for result in results)
     cpu = cpu_seconds(worker).since(before).host / tokens * 1e6
     first = statistics.median(report.first_token_times(results))
     return Turn(report.tokens_per_second(results), first, cpu, report.errors(results), meter.cores() or 0.0)
 
 
-def run(given: argparse.Namespace, version: str) -> Iterator[dict[str, Any]]:
+def run(args: argparse.Namespace, version: str) -> Iterator[dict[str, Any]]:
     """Measure one version of DJL, and yield a row for each number of clients and each handler."""
-    with servers(version, given.pace) as running:
-        for clients in given.clients:
+    with servers(version, args.pace) as running:
+        for clients in args.clients:
             turns: dict[str, list[Turn]] = {name: [] for name in running}
-            for number in range(given.repeat + 1):
+            for number in range(args.repeat + 1):
                 for name, server in running.items():
-                    turn = measure_turn(given, clients, server)
+                    turn = measure_turn(args, clients, server)
                     print(f"DJL {version}, {clients:3} clients, {name}: {turn.rate:,.0f} tokens/s", file=sys.stderr)
                     if number:  # the first turn is a warm-up, because Java compiles hot code only after a while
                         turns[name].append(turn)
@@ -187,11 +187,11 @@ def main() -> int:
     add("--pace", type=float, default=0.0, help="steps per second of our engine; 0: no limit (default: %(default)g)")
     add("--seconds", type=float, default=4.0, help="seconds of each measurement (default: %(default)s)")
     add("--repeat", type=int, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
-    given = parser.parse_args()
-    rows = [row for version in given.versions.split(",") for row in run(given, version)]
+    args = parser.parse_args()
+    rows = [row for version in args.versions.split(",") for row in run(args, version)]
     facts = machine.describe()
-    print(f"{machine.summary(facts)}\nresponses of {given.tokens} tokens, {given.repeat} times\n{show(rows)}")
-    print(json.dumps({**facts, "plan": vars(given), "rows": rows}))
+    print(f"{machine.summary(facts)}\nresponses of {args.tokens} tokens, {args.repeat} times\n{show(rows)}")
+    print(json.dumps({**facts, "plan": vars(args), "rows": rows}))
     return int(any(row["errors"] for row in rows))
 
 

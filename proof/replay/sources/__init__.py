@@ -66,12 +66,12 @@ def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadabl
 
 
 def _with_others(
-    kinds: Sequence[tuple[File, str]], found: Iterator[Request | Unreadable]
+    kinds: Sequence[tuple[File, str]], requests: Iterator[Request | Unreadable]
 ) -> Iterator[Request | Unreadable]:
     for file, kind in kinds:
         if kind not in ("batch", "answers"):
             yield _fault(file) or Unreadable(file.name, "it contains neither requests nor answers of a batch")
-    yield from found
+    yield from requests
 
 
 def _beside(path: Path) -> list[File]:
@@ -102,7 +102,7 @@ def _fault(file: File) -> Unreadable | None:
 
 def _kind_of_line(text: str) -> str:
     try:
-        found: Mapping[str, Member] = members(text)
+        fields: Mapping[str, Member] = members(text)
     except Malformed:
         return ""
     kinds = {
@@ -111,4 +111,4 @@ def _kind_of_line(text: str) -> str:
         "answers": batch.is_answer,
         "lines": request_lines.is_line,
     }
-    return next((kind for kind, is_one in kinds.items() if is_one(found)), "")
+    return next((kind for kind, is_one in kinds.items() if is_one(fields)), "")

@@ -23,14 +23,14 @@ from proof.replay.sources.files import (
 _JSON = "application/json"
 
 
-def is_request(found: Mapping[str, Member]) -> bool:
+def is_request(fields: Mapping[str, Member]) -> bool:
     """Return whether a line is a batch's request."""
-    return "custom_id" in found and "url" in found
+    return "custom_id" in fields and "url" in fields
 
 
-def is_answer(found: Mapping[str, Member]) -> bool:
+def is_answer(fields: Mapping[str, Member]) -> bool:
     """Return whether a line is from a batch's output or error file."""
-    return "custom_id" in found and "response" in found
+    return "custom_id" in fields and "response" in fields
 
 
 def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request | Unreadable]:
@@ -40,27 +40,27 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
         for file in answers:
             yield from _keep(known, file)
         for file in requests:
-            yield from read_lines(file, lambda _, found: _request(known, found))
+            yield from read_lines(file, lambda _, fields: _request(known, fields))
 
 
 def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
     """Store a file's answers in the table; yield the lines that cannot be read."""
     known.execute("BEGIN")
     try:
-        for answer in read_lines(file, lambda place, found: (place, _answer(found))):
+        for answer in read_lines(file, lambda location, fields: (location, _answer(fields))):
             if isinstance(answer, Unreadable):
                 yield answer
                 continue
-            place, row = answer
+            location, row = answer
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
-                yield Unreadable(place, f"an earlier answer for custom_id {row[0]!r} is used instead")
+                yield Unreadable(location, f"an earlier answer for custom_id {row[0]!r} is used instead")
     finally:
         known.execute("COMMIT")
 
 
-def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
+def _answer(fields: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
     """Return id, status and body of an answer, or None if the request never ran."""
-    id, response = _id(found), found.get("response", ABSENT)
+    id, response = _id(fields), fields.get("response", ABSENT)
     if response.value is None:
         return None
     if not isinstance(response.value, dict):
@@ -71,23 +71,23 @@ def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
     return id, status, from_member(members(response.text).get("body", ABSENT), "response.body")
 
 
-def _request(known: sqlite3.Connection, found: Mapping[str, Member]) -> Request:
-    id, url = _id(found), found.get("url", ABSENT).value
-    method = found.get("method", Member("POST", "")).value
+def _request(known: sqlite3.Connection, fields: Mapping[str, Member]) -> Request:
+    id, url = _id(fields), fields.get("url", ABSENT).value
+    method = fields.get("method", Member("POST", "")).value
     if method != "POST":
         raise Malformed(f"method: must be POST, not {str(method)[:20]!r}")
     if not isinstance(url, str) or not (parts := split_url(url, "url")).path.startswith("/"):
         raise Malformed("url: must be a path, such as /v1/chat/completions")
-    if not isinstance(found.get("body", ABSENT).value, dict):
+    if not isinstance(fields.get("body", ABSENT).value, dict):
         raise Malformed("body: must be an object")
     row = known.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
     answer = None if row is None else Recorded(row[0], _JSON, row[1])
-    body = from_member(found["body"], "body")
+    body = from_member(fields["body"], "body")
     return Request(id, path_of(parts), {"content-type": _JSON}, body, answer=answer)
 
 
-def _id(found: Mapping[str, Member]) -> str:
-    id = found.get("custom_id", ABSENT).value
+def _id(fields: Mapping[str, Member]) -> str:
+    id = fields.get("custom_id", ABSENT).value
     if not isinstance(id, str) or not id:
         raise Malformed("custom_id: must be a non-empty string")
     try:

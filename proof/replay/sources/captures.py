@@ -49,32 +49,32 @@ class Event(NamedTuple):
     output: Recorded | None
 
 
-def is_line(found: Mapping[str, Member]) -> bool:
+def is_line(fields: Mapping[str, Member]) -> bool:
     """Return whether a line is from a data capture."""
-    return "captureData" in found
+    return "captureData" in fields
 
 
-def _event(place: str, found: Mapping[str, Member]) -> Event:
-    data = found.get("captureData", ABSENT).value
-    about = found.get("eventMetadata", ABSENT).value or {}
+def _event(location: str, fields: Mapping[str, Member]) -> Event:
+    data = fields.get("captureData", ABSENT).value
+    about = fields.get("eventMetadata", ABSENT).value or {}
     if not isinstance(data, dict):
         raise Malformed("captureData: must be an object")
     if not isinstance(about, dict):
         raise Malformed("eventMetadata: must be an object")
-    given, answered = data.get("endpointInput"), data.get("endpointOutput")
-    if given is None and answered is None:
+    request, answered = data.get("endpointInput"), data.get("endpointOutput")
+    if request is None and answered is None:
         raise Malformed("captureData: must contain endpointInput or endpointOutput")
-    id = about.get("eventId") or place
+    id = about.get("eventId") or location
     if not isinstance(id, str):
         raise Malformed("eventMetadata.eventId: must be a string")
     headers = _headers(about)
     body = None
-    if given is not None:
-        content_type, body = _part(given, "endpointInput")
+    if request is not None:
+        content_type, body = _part(request, "endpointInput")
         headers = {**({"content-type": content_type} if content_type else {}), **headers}
     return Event(
         id,
-        place,
+        location,
         seconds(about.get("inferenceTime")),
         headers,
         body,
@@ -87,7 +87,7 @@ def _headers(about: Mapping[str, Any]) -> dict[str, str]:
     headers = {}
     attributes = about.get("customAttributes")
     if isinstance(attributes, list):
-        attributes = ",".join(one for one in attributes if isinstance(one, str))
+        attributes = ",".join(text for text in attributes if isinstance(text, str))
     for name, value in (("custom-attributes", attributes), ("inference-id", about.get("inferenceId"))):
         if isinstance(value, str) and value:
             headers[f"x-amzn-sagemaker-{name}"] = value
@@ -138,7 +138,7 @@ class _Placed(NamedTuple):
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
     """Yield the requests of a data capture, one endpoint after the other."""
-    for _, placed in groupby(sorted(map(_place, files)), key=lambda one: one.endpoint):
+    for _, placed in groupby(sorted(map(_place, files)), key=lambda place_of_file: place_of_file.endpoint):
         yield from _endpoint(list(placed))
 
 
@@ -158,11 +158,11 @@ def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
     paired = len(order) == 2  # SageMaker allows one shadow variant next to one serving variant
     numbers = {name: number if paired else 0 for number, name in enumerate(order)}
     with database(_EVENTS, _DUE) as events:
-        hours = groupby(sorted(placed, key=lambda one: (one.hour, one.variant, one.file)), key=lambda one: one.hour)
+        hours = groupby(sorted(placed, key=lambda f: (f.hour, f.variant, f.file)), key=lambda f: f.hour)
         hour = 0
         for hour, (_, files) in enumerate(hours, 1):
-            for one in files:
-                yield from _keep(events, numbers[one.variant], hour, one.file)
+            for file in files:
+                yield from _keep(events, numbers[file.variant], hour, file.file)
             yield from _requests(events, before=hour if paired else hour + 1)
         yield from _requests(events, before=hour + 1)
 
@@ -173,8 +173,8 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
     A shadow variant has "shadow" in its name, or smaller files, because it receives a share of the requests.
     """
     sizes: dict[str, int] = defaultdict(int)
-    for one in placed:
-        sizes[one.variant] += one.file.size
+    for item in placed:
+        sizes[item.variant] += item.file.size
     return sorted(sizes, key=lambda name: ("shadow" in name.lower(), -sizes[name], name))
 
 
@@ -182,20 +182,20 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
     """Store a file's events in the table; yield the lines that cannot be read."""
     events.execute("BEGIN")
     try:
-        for found in read_lines(file, _event):
-            if isinstance(found, Unreadable):
-                yield found
-            elif not _put(events, variant, hour, found):
-                yield Unreadable(found.place, f"an earlier line for the event {found.id} is used instead")
+        for event in read_lines(file, _event):
+            if isinstance(event, Unreadable):
+                yield event
+            elif not _put(events, variant, hour, event):
+                yield Unreadable(event.place, f"an earlier line for the event {event.id} is used instead")
     finally:
         events.execute("COMMIT")
 
 
-def _put(events: sqlite3.Connection, variant: int, hour: int, found: Event) -> bool:
-    output = found.output
+def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event) -> bool:
+    output = event.output
     row = (
-        found.id.encode("utf-8", "backslashreplace").decode(), variant, hour, found.place, found.at,
-        json.dumps(dict(found.headers)), found.input, output is not None,
+        event.id.encode("utf-8", "backslashreplace").decode(), variant, hour, event.place, event.at,
+        json.dumps(dict(event.headers)), event.input, output is not None,
         "" if output is None else output.content_type.encode("utf-8", "replace").decode(),
         None if output is None else output.body,
     )  # fmt: skip
@@ -212,9 +212,9 @@ def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unr
 
 
 def _stored_event(events: sqlite3.Connection, number: int) -> Event:
-    id, place, at, headers, given, answered, content_type, output = events.execute(_ONE, (number,)).fetchone()
+    id, location, at, headers, request, answered, content_type, output = events.execute(_ONE, (number,)).fetchone()
     recorded = Recorded(0, content_type, output) if answered else None
-    return Event(id, place, at, json.loads(headers), given, recorded)
+    return Event(id, location, at, json.loads(headers), request, recorded)
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:

@@ -50,14 +50,14 @@ def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]
     client = _client()
     with _told(argument):
         if prefix and not prefix.endswith("/"):
-            for one in client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("Contents", ()):
-                if one["Key"] == prefix:
-                    yield _named(client, bucket, one, prefix.rpartition("/")[2])
+            for item in client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("Contents", ()):
+                if item["Key"] == prefix:
+                    yield _named(client, bucket, item, prefix.rpartition("/")[2])
                     return
             prefix += "/"
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            for one in page.get("Contents", ()):
-                yield _named(client, bucket, one, one["Key"].removeprefix(prefix))
+            for item in page.get("Contents", ()):
+                yield _named(client, bucket, item, item["Key"].removeprefix(prefix))
 
 
 def _client() -> Any:
@@ -67,8 +67,8 @@ def _client() -> Any:
     return boto3.session.Session().client("s3", config=Config(retries={"mode": "standard", "total_max_attempts": 5}))
 
 
-def _named(client: Any, bucket: str, one: Any, name: str) -> tuple[str, int, Callable[[], IO[bytes]]]:
-    return name, one["Size"], lambda: _Object(client, bucket, one["Key"], one["ETag"], one["Size"])  # type: ignore[return-value]
+def _named(client: Any, bucket: str, item: Any, name: str) -> tuple[str, int, Callable[[], IO[bytes]]]:
+    return name, item["Size"], lambda: _Object(client, bucket, item["Key"], item["ETag"], item["Size"])  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -194,10 +194,10 @@ def find(argument: str) -> list[File]:
     Raises:
         ConfigError: there are no files, or too many.
     """
-    found = list(_found(argument))
-    if not found:
+    files = list(_found(argument))
+    if not files:
         raise ConfigError(f"{argument}: there are no files to read ({', '.join(SUFFIXES)}, also with .gz)")
-    return sorted(found)
+    return sorted(files)
 
 
 def _found(argument: str) -> Iterator[File]:
@@ -248,12 +248,12 @@ def lines(file: File) -> Iterator[Line | Unreadable]:
         with file.open() as stream:
             while data := stream.readline(MAX_LINE + 1):
                 number += 1
-                place = f"{file.name}:{number}"
+                location = f"{file.name}:{number}"
                 if len(data) > MAX_LINE and not data.endswith(b"\n"):
                     _skip(stream)
-                    yield Unreadable(place, f"the line is longer than {MAX_LINE} bytes")
+                    yield Unreadable(location, f"the line is longer than {MAX_LINE} bytes")
                 elif data.strip():
-                    yield _line(place, data)
+                    yield _line(location, data)
     except BROKEN as error:
         yield Unreadable(f"{file.name}:{number + 1}", f"the rest of the file cannot be read: {reason(error)}")
 
@@ -274,11 +274,11 @@ def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iter
             yield Unreadable(line.place, str(error))
 
 
-def _line(place: str, data: bytes) -> Line | Unreadable:
+def _line(location: str, data: bytes) -> Line | Unreadable:
     try:
-        return Line(place, data.rstrip(b"\r\n").decode())
+        return Line(location, data.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
-        return Unreadable(place, f"it is not UTF-8: byte {data[error.start]:#04x} at position {error.start}")
+        return Unreadable(location, f"it is not UTF-8: byte {data[error.start]:#04x} at position {error.start}")
 
 
 def _skip(stream: io.BufferedReader) -> None:
@@ -315,10 +315,10 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
+def with_unique_ids(requests: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
     """Yield the requests; one with the id of an earlier request becomes an `Unreadable`."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
-        for item in found:
+        for item in requests:
             if isinstance(item, Request):
                 try:
                     new = ids.execute("INSERT OR IGNORE INTO ids VALUES (?)", (item.id,)).rowcount
@@ -372,10 +372,10 @@ def _members(text: str) -> dict[str, Member]:
     at = _after_space(text, 0)
     if text[at : at + 1] != "{":
         raise Malformed("it is not a JSON object" if text[at:] else "it is empty")
-    found: dict[str, Member] = {}
+    fields: dict[str, Member] = {}
     at = _after_space(text, at + 1)
     if text[at : at + 1] == "}":
-        return _ended(text, at + 1, found)
+        return _ended(text, at + 1, fields)
     while True:
         if text[at : at + 1] != '"':
             raise Malformed("it is not JSON: it ends early, or a name is missing")
@@ -385,20 +385,20 @@ def _members(text: str) -> dict[str, Member]:
             raise Malformed("it is not JSON: it ends early, or a colon is missing")
         begin = _after_space(text, at + 1)
         value, end = _DECODER.raw_decode(text, begin)
-        found[name] = Member(value, text[begin:end])
+        fields[name] = Member(value, text[begin:end])
         at = _after_space(text, end)
         mark = text[at : at + 1]
         if mark == "}":
-            return _ended(text, at + 1, found)
+            return _ended(text, at + 1, fields)
         if mark != ",":
             raise Malformed("it is not JSON: it ends early, or a comma is missing")
         at = _after_space(text, at + 1)
 
 
-def _ended(text: str, at: int, found: dict[str, Member]) -> dict[str, Member]:
+def _ended(text: str, at: int, fields: dict[str, Member]) -> dict[str, Member]:
     if _after_space(text, at) != len(text):
         raise Malformed("it is not JSON: something follows the object")
-    return found
+    return fields
 
 
 def _after_space(text: str, at: int) -> int:
@@ -482,8 +482,8 @@ def seconds(value: Any) -> float | None:
     if not isinstance(value, str) or len(value) > 40:
         return None
     try:
-        found = datetime.fromisoformat(_to_microseconds(value.strip().replace("Z", "+00:00").replace("z", "+00:00")))
-        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+        time = datetime.fromisoformat(_to_microseconds(value.strip().replace("Z", "+00:00").replace("z", "+00:00")))
+        return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, OverflowError):
         return None
 

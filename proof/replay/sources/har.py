@@ -52,16 +52,16 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
             if isinstance(entry, Unreadable):
                 yield entry
                 continue
-            place = f"{file.name}: entry {entry.number}"
+            location = f"{file.name}: entry {entry.number}"
             try:
-                found = members(entry.text.decode())
-                yield _request(place, {name: member.value for name, member in found.items()})
+                fields = members(entry.text.decode())
+                yield _request(location, {name: member.value for name, member in fields.items()})
             except NoBody as error:
                 left_out[str(error)] += 1
             except UnicodeDecodeError:
-                yield Unreadable(place, "it is not UTF-8")
+                yield Unreadable(location, "it is not UTF-8")
             except Malformed as error:
-                yield Unreadable(place, str(error))
+                yield Unreadable(location, str(error))
         if left_out:
             kinds = ", ".join(f"{method} {count}" for method, count in sorted(left_out.items()))
             yield Unreadable(file.name, f"{left_out.total()} entries without a body are left out ({kinds})")
@@ -165,7 +165,7 @@ class _Scanner:
 # -- an entry ------------------------------------------------------------------------------------------------------
 
 
-def _request(place: str, entry: Mapping[str, Any]) -> Request:
+def _request(location: str, entry: Mapping[str, Any]) -> Request:
     request = entry.get("request")
     if not isinstance(request, dict):
         raise Malformed("request: must be an object")
@@ -182,7 +182,7 @@ def _request(place: str, entry: Mapping[str, Any]) -> Request:
     if body is None:
         raise Malformed("request.postData: has no text; the program that saved the file omits the bodies of forms")
     return Request(
-        place, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
+        location, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
     )
 
 
@@ -221,8 +221,8 @@ def _answer(entry: Mapping[str, Any]) -> Recorded | None:
 def _content_type(response: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     """Return the content-type header, or `mimeType`, from which browsers omit parameters."""
     headers = {name.lower(): value for name, value in _headers(response)}
-    named = content.get("mimeType")
-    return headers.get("content-type") or (named if isinstance(named, str) else "")
+    media_type = content.get("mimeType")
+    return headers.get("content-type") or (media_type if isinstance(media_type, str) else "")
 
 
 def _content(content: Any, name: str) -> bytes | None:

@@ -24,9 +24,9 @@ _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answ
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
-def is_line(found: Mapping[str, Member]) -> bool:
+def is_line(fields: Mapping[str, Member]) -> bool:
     """Return whether a line is a request in this format."""
-    return "path" in found
+    return "path" in fields
 
 
 def read(files: list[File]) -> Iterator[Request | Unreadable]:
@@ -35,25 +35,25 @@ def read(files: list[File]) -> Iterator[Request | Unreadable]:
         yield from read_lines(file, _request)
 
 
-def _request(place: str, found: dict[str, Member]) -> Request:
-    if unknown := found.keys() - set(_FIELDS):
+def _request(location: str, fields: dict[str, Member]) -> Request:
+    if unknown := fields.keys() - set(_FIELDS):
         raise Malformed(f"{sorted(unknown)[0]!r} is unknown; the fields of a line are {', '.join(_FIELDS)}")
-    path = found.get("path", ABSENT).value
+    path = fields.get("path", ABSENT).value
     if not isinstance(path, str) or not path.startswith("/"):
         raise Malformed("path: must be a string that begins with /, such as /invocations")
     return Request(
-        _text(found, "id", place),
+        _text(fields, "id", location),
         path_without_credentials(path),
-        _headers(found),
-        _body(found, ""),
-        _method(found),
-        _at(found),
-        _answer(found),
+        _headers(fields),
+        _body(fields, ""),
+        _method(fields),
+        _at(fields),
+        _answer(fields),
     )
 
 
-def _text(found: Mapping[str, Member], name: str, default: str) -> str:
-    value = found.get(name, ABSENT).value
+def _text(fields: Mapping[str, Member], name: str, default: str) -> str:
+    value = fields.get(name, ABSENT).value
     if value is None or value == "":
         return default
     if not isinstance(value, str):
@@ -61,23 +61,23 @@ def _text(found: Mapping[str, Member], name: str, default: str) -> str:
     return value
 
 
-def _method(found: Mapping[str, Member]) -> str:
-    method = _text(found, "method", "POST").upper()
+def _method(fields: Mapping[str, Member]) -> str:
+    method = _text(fields, "method", "POST").upper()
     if method not in _METHODS:
         raise Malformed(f"method: must be one of {', '.join(_METHODS)}")
     return method
 
 
-def _at(found: Mapping[str, Member]) -> float | None:
-    value = found.get("at", ABSENT).value
+def _at(fields: Mapping[str, Member]) -> float | None:
+    value = fields.get("at", ABSENT).value
     at = seconds(value)
     if value is not None and at is None:
         raise Malformed("at: must be a number of seconds since 1970, or a time in ISO 8601")
     return at
 
 
-def _headers(found: Mapping[str, Member]) -> dict[str, str]:
-    value = found.get("headers", ABSENT).value
+def _headers(fields: Mapping[str, Member]) -> dict[str, str]:
+    value = fields.get("headers", ABSENT).value
     if value is None:
         return {"content-type": "application/json"}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
@@ -85,16 +85,16 @@ def _headers(found: Mapping[str, Member]) -> dict[str, str]:
     return without_credentials(value.items())
 
 
-def _body(found: Mapping[str, Member], of: str) -> bytes:
-    if "body" in found and "body_base64" in found:
+def _body(fields: Mapping[str, Member], of: str) -> bytes:
+    if "body" in fields and "body_base64" in fields:
         raise Malformed(f"{of}body and {of}body_base64: only one of them can be the body")
-    if "body_base64" in found:
-        return from_base64(found["body_base64"].value, f"{of}body_base64")
-    return from_member(found.get("body", ABSENT), f"{of}body")
+    if "body_base64" in fields:
+        return from_base64(fields["body_base64"].value, f"{of}body_base64")
+    return from_member(fields.get("body", ABSENT), f"{of}body")
 
 
-def _answer(found: Mapping[str, Member]) -> Recorded | None:
-    value: Any = found.get("answer", ABSENT).value
+def _answer(fields: Mapping[str, Member]) -> Recorded | None:
+    value: Any = fields.get("answer", ABSENT).value
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -102,7 +102,7 @@ def _answer(found: Mapping[str, Member]) -> Recorded | None:
     status = value.get("status", 0)
     if not is_status(status):
         raise Malformed("answer.status: must be an HTTP status, or 0 if it is unknown")
-    answer = members(found["answer"].text)
+    answer = members(fields["answer"].text)
     content_type = value.get("content_type", "")
     if not isinstance(content_type, str):
         raise Malformed("answer.content_type: must be a string")
