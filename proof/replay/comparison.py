@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import islice, zip_longest
-from typing import Any, NamedTuple
+from itertools import chain, islice, zip_longest
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -56,6 +56,8 @@ class Class(str, Enum):
 
 
 CLASSES = tuple(Class)
+K = TypeVar("K", int, str)
+V = TypeVar("V")
 _RANK = {cls: rank for rank, cls in enumerate(CLASSES)}
 
 
@@ -65,8 +67,8 @@ class Finding(NamedTuple):
     Attributes:
         kind: kind of the difference, such as `usage`.
         where: the JSON path, without names that a client or a model chose.
-        change: the old and the new form, without content.
-        content: the old and the new content, shown only with `--show`.
+        change: the form of each side, without content.
+        content: the content of each side, shown only with `--show`.
         learnable: whether the difference may be volatile for all requests of a kind; otherwise each request is checked
             on its own.
         timed: whether the value may change every second.
@@ -259,51 +261,57 @@ class Seen:
                 self.shapes[part] = both
 
 
-def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
-    """Return the differences that a client of the old answer may notice in the new one.
+def findings(reference: Answer, target: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
+    """Return the differences that a client of the reference may notice in the target's answer.
 
     Args:
         seen: types and shapes of earlier answers to this kind of request.
         near: maximum difference between nearly equal log-probabilities.
     """
-    if old.lost or new.lost:
-        side = "reference" if old.lost else "target"
-        return [Finding(Class.LOST, f"{side}: {old.lost or new.lost}", learnable=False)]
-    if old.status != new.status:
-        return [Finding(Class.STATUS, "status", change=f"{old.status} -> {new.status}", learnable=False)]
-    result = list(_content_type(old.content_type, new.content_type))
-    if old.body == new.body:
+    if reference.lost or target.lost:
+        side = "reference" if reference.lost else "target"
+        return [Finding(Class.LOST, f"{side}: {reference.lost or target.lost}", learnable=False)]
+    if reference.status != target.status:
+        return [Finding(Class.STATUS, "status", change=f"{reference.status} -> {target.status}", learnable=False)]
+    result = list(_content_type(reference.content_type, target.content_type))
+    if reference.body == target.body:
         return result
     try:
-        before, after = _Documents(old.body), _Documents(new.body)
+        both = _Documents(reference.body), _Documents(target.body)
     except NotJson:
-        return [*result, *_texts(old.body, new.body, traits)]
-    if old.status >= 400:
-        return [*result, *_errors(before, after)]
-    result += [*_glue(before, after), *_event_names(before, after, strict=traits.greedy)]
-    texts = list(_said(before, after, near)) if traits.greedy else []
+        return [*result, *_texts(reference.body, target.body, traits)]
+    if reference.status >= 400:
+        return [*result, *_errors(*both)]
+    result += [*_glue(*both), *_event_names(*both, strict=traits.greedy)]
+    texts = list(_generated(*both, near)) if traits.greedy else []
+    seen.add(both[0])
     if texts or not traits.greedy:
-        seen.add(before)
-        loose = (*_loose_shapes(before, after, seen), *_cuts(before, after), *_schemas(before, after, traits))
-        if len(before.values) == 1 and not traits.streams:
-            loose = (*_number(before, after), *_items(before, after, _REQUESTED), *loose)
-        return [*result, *loose, *_unsampled(before, after, near), *_places(before, after, strict=False), *texts]
-    seen.add(before)
-    if wrong := list(_number(before, after)):
+        loose = (*_loose_shapes(both[1], seen), *_cuts(*both), *_schemas(*both, traits))
+        if len(both[0].values) == 1 and not traits.streams:
+            loose = (*_number(*both), *_items(*both, _REQUESTED), *loose)
+        return [*result, *loose, *_unsampled(*both, near), *_places(*both, strict=False), *texts]
+    if wrong := list(_number(*both)):
         result += wrong
-    elif path := misplaced(before.spans, after.spans):
+    elif path := misplaced(both[0].spans, both[1].spans):
         result.append(Finding(Class.FRAMING, "order", _public(without_indexes(path))))
-    strict = (*_strict_shapes(before, after), *_places(before, after, strict=True))
-    return [*result, *strict, *_items(before, after), *_values(before, after, near)]
+    strict = (*_strict_shapes(*both), *_places(*both, strict=True))
+    return [*result, *strict, *_items(*both), *_values(*both, near)]
+
+
+def _in_both(reference: Mapping[K, V], target: Mapping[K, V]) -> Iterator[tuple[K, V, V]]:
+    """Yield the keys that both sides have, in order, with the value of each side."""
+    for key in sorted(reference.keys() & target.keys()):
+        yield key, reference[key], target[key]
 
 
 # -- framing ---------------------------------------------------------------------------------------------------------
 
 
-def _content_type(old: str, new: str) -> Iterator[Finding]:
-    one, other = (re.sub(r"\s+", "", value).lower() for value in (old, new))
-    if one and other and one != other:
-        yield Finding(Class.FRAMING, "content type", change=f"{media_text(old)} -> {media_text(new)}")
+def _content_type(reference: str, target: str) -> Iterator[Finding]:
+    forms = {re.sub(r"\s+", "", value).lower() for value in (reference, target)}
+    if len(forms) > 1 and "" not in forms:
+        change = f"{media_text(reference)} -> {media_text(target)}"
+        yield Finding(Class.FRAMING, "content type", change=change)
 
 
 def media_text(value: str) -> str:
@@ -311,14 +319,15 @@ def media_text(value: str) -> str:
     return value if re.fullmatch(r"[\w/;=+. -]{1,80}", value) else "<other>"
 
 
-def _texts(old: bytes, new: bytes, traits: Traits) -> Iterator[Finding]:
+def _texts(reference: bytes, target: bytes, traits: Traits) -> Iterator[Finding]:
     """Compare two bodies of which at least one is not JSON."""
-    kinds = [_is_json(body) for body in (old, new)]
+    bodies = (reference, target)
+    kinds = [_is_json(body) for body in bodies]
     if kinds[0] != kinds[1]:
-        names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, (old, new), strict=True)]
+        names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, bodies, strict=True)]
         yield Finding(Class.SHAPE, "body", change=" -> ".join(names))
     elif traits.greedy:
-        yield Finding(Class.TEXT, "body", content=_both(old.decode("utf-8", "replace"), new.decode("utf-8", "replace")))
+        yield Finding(Class.TEXT, "body", content=_both(*(body.decode("utf-8", "replace") for body in bodies)))
 
 
 def _is_json(body: bytes) -> bool:
@@ -329,48 +338,47 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
+def _glue(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     """Compare the text before, between and after the documents."""
-    (first, *between, last), (now_first, *now_between, now_last) = (_numberless(one.glue) for one in (old, new))
-    for where, was, now in (("beginning", first, now_first), ("end", last, now_last)):
-        if was != now:
-            yield Finding(Class.FRAMING, where, change=f"{framing_text(was)} -> {framing_text(now)}")
-    if between and now_between:
-        gone, come = set(between) - set(now_between), set(now_between) - set(between)
-        for was, now in zip_longest(sorted(gone), sorted(come)):
-            names = [framing_text(one) if one is not None else "absent" for one in (was, now)]
-            yield Finding(Class.FRAMING, "separator", " -> ".join(names), " -> ".join(names))
+    glues = [_numberless(side.glue) for side in (reference, target)]
+    for where, index in (("beginning", 0), ("end", -1)):
+        ends = [glue[index] for glue in glues]
+        if ends[0] != ends[1]:
+            yield Finding(Class.FRAMING, where, change=" -> ".join(map(framing_text, ends)))
+    separators = [set(glue[1:-1]) for glue in glues]
+    if all(separators):
+        for pair in zip_longest(sorted(separators[0] - separators[1]), sorted(separators[1] - separators[0])):
+            change = " -> ".join("absent" if text is None else framing_text(text) for text in pair)
+            yield Finding(Class.FRAMING, "separator", change, change)
 
 
-def _number(old: _Documents, new: _Documents) -> Iterator[Finding]:
+def _number(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     """Compare the numbers of documents."""
-    if len(old.values) != len(new.values):
-        yield Finding(Class.FRAMING, "documents", change=f"{len(old.values)} -> {len(new.values)}")
+    if len(reference.values) != len(target.values):
+        yield Finding(Class.FRAMING, "documents", change=f"{len(reference.values)} -> {len(target.values)}")
 
 
-def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
+def _cuts(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     """Compare whether two streams have an event for each token, or for several tokens."""
-    if len(old.values) < 2 or len(new.values) < 2:
+    if len(reference.values) < 2 or len(target.values) < 2:
         return
-    was, now = cut_of(old.scalars), cut_of(new.scalars)
-    if was is None or now is None:
-        return
-    if {was.has_one_each, now.has_one_each} == {True, False}:
-        change = " -> ".join(f"{cut.events} events of {cut.tokens} tokens" for cut in (was, now))
+    cuts = [cut for side in (reference, target) if (cut := cut_of(side.scalars)) is not None]
+    if len(cuts) == 2 and {cut.has_one_each for cut in cuts} == {True, False}:
+        change = " -> ".join(f"{cut.events} events of {cut.tokens} tokens" for cut in cuts)
         yield Finding(Class.FRAMING, "events", change=change)
 
 
-def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Finding]:
+def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> Iterator[Finding]:
     """Compare the names of server-sent events.
 
     Args:
-        strict: require the same names in the same order; otherwise accept any name that the old answer has.
+        strict: require the same names in the same order; otherwise accept any name that the reference has.
     """
-    before, after = (event_names(one.values, one.glue) for one in (old, new))
-    for root in sorted(before.keys() & after.keys()):
-        was, now = before[root], after[root]
-        if was != now if strict else not set(now) <= set(was):
-            change = next((pair for pair in zip_longest(was, now) if pair[0] != pair[1]), ("", ""))
+    names_by_type = (event_names(side.values, side.glue) for side in (reference, target))
+    for root, reference_names, target_names in _in_both(*names_by_type):
+        if reference_names != target_names if strict else not set(target_names) <= set(reference_names):
+            pairs = zip_longest(reference_names, target_names)
+            change = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
             names = [public_name(name) if name else "none" for name in change]
             yield Finding(Class.FRAMING, "event name", _public(root), " -> ".join(names))
 
@@ -390,24 +398,26 @@ def framing_text(text: str) -> str:
 # -- shape -----------------------------------------------------------------------------------------------------------
 
 
-def _strict_shapes(old: _Documents, new: _Documents) -> Iterator[Finding]:
-    for root in sorted(old.types ^ new.types):
-        change = "present -> absent" if root in old.types else "absent -> present"
+def _strict_shapes(reference: _Documents, target: _Documents) -> Iterator[Finding]:
+    for root in sorted(reference.types ^ target.types):
+        change = "present -> absent" if root in reference.types else "absent -> present"
         yield Finding(Class.SHAPE, "type", _public(root), change)
-    yield from _shape_findings(old.shapes, new.shapes)
+    yield from _shape_findings(reference.shapes, target.shapes)
 
 
-def _loose_shapes(old: _Documents, new: _Documents, seen: Seen) -> Iterator[Finding]:
+def _loose_shapes(target: _Documents, seen: Seen) -> Iterator[Finding]:
     """Compare with the merged shapes of earlier answers, because answers with other content may have other fields."""
-    for root in sorted(new.types - seen.types):
+    for root in sorted(target.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
-    yield from _shape_findings(seen.shapes, new.shapes, one_of_many=True)
+    yield from _shape_findings(seen.shapes, target.shapes, one_of_many=True)
 
 
-def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_many: bool = False) -> Iterator[Finding]:
+def _shape_findings(
+    reference: Mapping[str, Any], target: Mapping[str, Any], *, one_of_many: bool = False
+) -> Iterator[Finding]:
     changes = {}
-    for part in old.keys() & new.keys():
-        for change in differences(old[part], new[part], part, one_of_many=one_of_many):
+    for part, *shapes in _in_both(reference, target):
+        for change in differences(shapes[0], shapes[1], part, one_of_many=one_of_many):
             where, _, what = change.partition(": ")
             changes[_public(where)] = what
     for where, what in sorted(changes.items()):
@@ -421,15 +431,14 @@ def _public(path: str) -> str:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _errors(old: _Documents, new: _Documents) -> Iterator[Finding]:
+def _errors(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     """Compare the shape and the codes of two errors, but not their messages."""
-    for finding in [*_glue(old, new), *_number(old, new), *_strict_shapes(old, new), *_items(old, new)]:
-        yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
-    before, after = old.places, new.places
-    for path in before.keys() & after.keys():
-        was, now = before[path], after[path]
-        if was != now and not any(_is_prose(value) for value in (*was, *now)):
-            yield Finding(Class.STATUS, "error's value", without_indexes(path), content=_both(was, now), timed=True)
+    for compare in (_glue, _number, _strict_shapes, _items):
+        for finding in compare(reference, target):
+            yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
+    for path, *values in _in_both(reference.places, target.places):
+        if values[0] != values[1] and not any(map(_is_prose, chain(*values))):
+            yield Finding(Class.STATUS, "error's value", without_indexes(path), content=_both(*values), timed=True)
 
 
 def _is_prose(value: Any) -> bool:
@@ -439,46 +448,37 @@ def _is_prose(value: Any) -> bool:
 # -- generated text ----------------------------------------------------------------------------------------------------
 
 
-def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+def _generated(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
     """Compare generated texts, and the arguments of tool calls."""
-    before, after = old.places, new.places
     texts = []
-    for path in sorted(before.keys() & after.keys()):
+    for path, *values in _in_both(reference.places, target.places):
         name = name_of(path)
-        if before[path] == after[path] or _ALTERNATIVES.search(path):
+        if values[0] == values[1] or _ALTERNATIVES.search(path):
             continue
-        if name in ARGUMENTS and _parsed(before[path]) != _parsed(after[path]):
-            yield Finding(
-                Class.TEXT,
-                "tool calls",
-                without_indexes(path),
-                content=_both(before[path], after[path]),
-                learnable=False,
-            )
-        elif name in TEXTS and all(isinstance(value, str) for value in (*before[path], *after[path])):
+        if name in ARGUMENTS and _parsed(values[0]) != _parsed(values[1]):
+            yield Finding(Class.TEXT, "tool calls", without_indexes(path), content=_both(*values), learnable=False)
+        elif name in TEXTS and all(isinstance(value, str) for value in chain(*values)):
             texts.append(path)  # values of another type are compared by shape
     if texts:
-        yield _text_finding(old, new, texts, near)
+        yield _text_finding(reference, target, texts, near)
 
 
-def _text_finding(old: _Documents, new: _Documents, places: Sequence[str], near: float) -> Finding:
-    path = min(places, key=len)
-    before, after = tokens_by_choice(old.values), tokens_by_choice(new.values)
-    parted = [
-        part for choice in sorted(before.keys() & after.keys()) if (part := parted_at(before[choice], after[choice]))
-    ]
+def _text_finding(reference: _Documents, target: _Documents, paths: Sequence[str], near: float) -> Finding:
+    path = min(paths, key=len)
+    tokens = _in_both(tokens_by_choice(reference.values), tokens_by_choice(target.values))
+    parted = [part for _, *texts in tokens if (part := parted_at(*texts))]
     is_tie = bool(parted) and all(part.is_tie(near) for part in parted)
-    content = [_both(old.places[path], new.places[path])]
+    content = [_both(reference.places[path], target.places[path])]
     change = ""
     if parted:
         first = min(parted, key=lambda part: len(part.same))
         change = f"first at token {len(first.same) + 1}"
-        content += [f"{change}: {_said_token(first.old)} -> {_said_token(first.new)}"]
+        content += [f"{change}: {_token_text(first.reference)} -> {_token_text(first.target)}"]
     cls = Class.TIE if is_tie else Class.TEXT
     return Finding(cls, "text", without_indexes(path), change, "; ".join(content), learnable=False)
 
 
-def _said_token(token: Token | None) -> str:
+def _token_text(token: Token | None) -> str:
     if token is None:
         return "the end"
     return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
@@ -497,89 +497,89 @@ def _parsed(values: Sequence[Any]) -> list[Any]:
 # -- other values ----------------------------------------------------------------------------------------------------
 
 
-def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+def _values(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
     """Compare all values. Those of two streams of equal length are compared one by one, except for texts."""
-    aligned = len(old.values) == len(new.values)
+    aligned = len(reference.values) == len(target.values)
     result: dict[tuple[str, str, str], Finding] = {}
     if aligned:  # a field that only one of several choices lost
-        for path in sorted(old.places.keys() ^ new.places.keys()):
+        for path in sorted(reference.places.keys() ^ target.places.keys()):
             if (name := name_of(path)) not in TEXTS and name not in ARGUMENTS:
-                change = "present -> absent" if path in old.places else "absent -> present"
+                change = "present -> absent" if path in reference.places else "absent -> present"
                 finding = Finding(Class.TEXT, "value", _public(without_indexes(path)), change)
                 result.setdefault(finding.key, finding)
-    for path in sorted(old.places.keys() & new.places.keys()):
-        name = name_of(path)
-        one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
-        was, now = ((side.scalars if one_by_one else side.places)[path] for side in (old, new))
-        if was == now:
-            types = next((pair for pair in zip(was, now, strict=True) if type(pair[0]) is not type(pair[1])), None)
-            if types is None:
-                continue
-            where = _public(without_indexes(path))
-            finding = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, types)))  # 9 and 9.0
-        elif name in ARGUMENTS and _parsed(was) == _parsed(now):
-            continue
-        else:
-            finding = _value_finding(path, name, was, now, near)
-        result.setdefault(finding.key, finding)
+    for path in sorted(reference.places.keys() & target.places.keys()):
+        if (difference := _change(reference, target, path, near, aligned=aligned)) is not None:
+            result.setdefault(difference.key, difference)
     yield from result.values()
 
 
-def _items(old: _Documents, new: _Documents, lists: re.Pattern[str] = _ANY) -> Iterator[Finding]:
+def _change(reference: _Documents, target: _Documents, path: str, near: float, *, aligned: bool) -> Finding | None:
+    """Return the difference between the values at a path that both sides have, or None."""
+    name = name_of(path)
+    one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
+    values = [(side.scalars if one_by_one else side.places)[path] for side in (reference, target)]
+    if values[0] == values[1]:
+        types = next((pair for pair in zip(*values, strict=True) if type(pair[0]) is not type(pair[1])), None)
+        where = _public(without_indexes(path))
+        change = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, types or ())))  # 9 and 9.0
+        return change if types else None
+    if name in ARGUMENTS and _parsed(values[0]) == _parsed(values[1]):
+        return None
+    return _value_finding(path, name, values[0], values[1], near)
+
+
+def _items(reference: _Documents, target: _Documents, lists: re.Pattern[str] = _ANY) -> Iterator[Finding]:
     """Compare the numbers of items in lists whose JSON path matches the pattern."""
-    if len(old.values) != len(new.values):
+    if len(reference.values) != len(target.values):
         return
-    before, after = num_items(old.values), num_items(new.values)
-    differing = (path for path in before.keys() & after.keys() if before[path] != after[path])
-    for path in filter(lists.search, sorted(differing)):
-        yield Finding(Class.TEXT, "items", _public(path), f"{before[path]} -> {after[path]}")
+    for path, *counts in _in_both(num_items(reference.values), num_items(target.values)):
+        if counts[0] != counts[1] and lists.search(path):
+            yield Finding(Class.TEXT, "items", _public(path), f"{counts[0]} -> {counts[1]}")
 
 
-def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+def _unsampled(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
     """Compare values that do not depend on the generated text, such as the prompt's tokens."""
-    before, after = (
-        {place: one.places[place] for place in one.places if _UNSAMPLED.search(place)} for one in (old, new)
-    )
-    for path in sorted(before.keys() & after.keys()):
-        was, now = (list(dict.fromkeys(values)) for values in (before[path], after[path]))
-        if was != now:
-            yield _value_finding(path, name_of(path), was, now, near)
+    for path, *values in _in_both(reference.places, target.places):
+        distinct = [list(dict.fromkeys(side)) for side in values] if _UNSAMPLED.search(path) else [[], []]
+        if distinct[0] != distinct[1]:
+            yield _value_finding(path, name_of(path), distinct[0], distinct[1], near)
 
 
-def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Finding]:
+def _places(reference: _Documents, target: _Documents, *, strict: bool) -> Iterator[Finding]:
     """Compare the indexes of choices, blocks and tool calls, and which of their ids are equal.
 
     Args:
         strict: whether both answers have the same text; otherwise one may have more items than the other.
     """
-    before, after = indexes(old.scalars), indexes(new.scalars)
-    for path in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):
-        was, now = before.get(path, []), after.get(path, [])
-        length = None if strict else min(len(was), len(now))
-        if was[:length] != now[:length]:
-            yield Finding(Class.TEXT, "index", _public(path), content=_both(was, now))
-    common = old.places.keys() & new.places.keys()
-    one, other = (links(side.places, common, first=not strict) for side in (old, new))
-    differing = {without_indexes(path) for path in one.keys() & other.keys() if one[path] != other[path]}
+    numbers = [indexes(side.scalars) for side in (reference, target)]
+    paths = numbers[0].keys() | numbers[1].keys() if strict else numbers[0].keys() & numbers[1].keys()
+    for path in sorted(paths):
+        pair = [side.get(path, []) for side in numbers]
+        length = None if strict else min(map(len, pair))
+        if pair[0][:length] != pair[1][:length]:
+            yield Finding(Class.TEXT, "index", _public(path), content=_both(*pair))
+    common = reference.places.keys() & target.places.keys()
+    linked = (links(side.places, common, first=not strict) for side in (reference, target))
+    differing = {without_indexes(path) for path, *ids in _in_both(*linked) if ids[0] != ids[1]}
     for path in sorted(differing):
         yield Finding(Class.TEXT, "links", _public(path))
 
 
-def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
+def changing_values(earlier: Answer, later: Answer, near: float) -> set[tuple[str, str, str]]:
     """Return the keys of findings about values that differ between two successive answers of one side."""
     try:
-        before, after = _Documents(last.body), _Documents(now.body)
+        both = _Documents(earlier.body), _Documents(later.body)
     except NotJson:
         return set()
-    found = _values(before, after, near) if now.status < 400 else _errors(before, after)
-    return {one.key for one in found if one.kind in VALUES}
+    changes = _values(*both, near) if later.status < 400 else _errors(*both)
+    return {finding.key for finding in changes if finding.kind in VALUES}
 
 
-def _value_finding(path: str, name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> Finding:
-    where, content = without_indexes(path), _both(was, now)
-    if _are_near(name, was, now, near):
+def _value_finding(path: str, name: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> Finding:
+    where, content = without_indexes(path), _both(reference, target)
+    if _are_near(name, reference, target, near):
         return Finding(Class.TIE, "number", where, "nearly equal", content)
-    if _ALTERNATIVES.search(path) and not _numbers(was):
+    if _ALTERNATIVES.search(path) and not _numbers(reference):
         return Finding(Class.TIE, "alternatives", where, "", content)
     kind = "value"
     if name in _FINISH:
@@ -591,34 +591,33 @@ def _value_finding(path: str, name: str, was: Sequence[Any], now: Sequence[Any],
     return Finding(Class.TEXT, kind, where, content=content, timed=True)
 
 
-def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> bool:
+def _are_near(name: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
     """Return whether two lists of fractional numbers are nearly equal. Integers must be equal."""
-    if len(was) != len(now) or not _numbers([*was, *now]):
+    if len(reference) != len(target) or not _numbers([*reference, *target]):
         return False
-    if all(isinstance(value, int | None) for value in (*was, *now)):
+    if all(isinstance(value, int | None) for value in (*reference, *target)):
         return False
     of_tokens = name in LOGPROBS or name == "<name>"
     relative, absolute = (RELATIVE_LOGPROB, near) if of_tokens else (_RELATIVE, _ABSOLUTE)
-    return all(is_near(one, other, relative, absolute) for one, other in zip(was, now, strict=True))
+    return all(is_near(*pair, relative, absolute) for pair in zip(reference, target, strict=True))
 
 
 def _numbers(values: Sequence[Any]) -> bool:
     return all(value is None or is_number(value) for value in values)
 
 
-def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Finding]:
-    """Yield a finding if the old answer follows the requested schema, but the new one does not."""
+def _schemas(reference: _Documents, target: _Documents, traits: Traits) -> Iterator[Finding]:
+    """Yield a finding if the reference's answer follows the requested schema, but the target's does not."""
     if not traits.json:
         return
-    before, after = (_answers(documents) for documents in (old, new))
     texts = (
-        (path, was, now)
-        for path in sorted(before.keys() & after.keys())
-        for was, now in zip(before[path], after[path], strict=False)
+        (path, *pair)
+        for path, *values in _in_both(_answers(reference), _answers(target))
+        for pair in zip(*values, strict=False)
     )
-    for path, was, now in islice(texts, _MAX_CHECKED):
-        if fits(was, traits.schema) and not fits(now, traits.schema):
-            yield Finding(Class.TEXT, "schema", without_indexes(path), content=_both(was, now), learnable=False)
+    for path, *pair in islice(texts, _MAX_CHECKED):
+        if fits(pair[0], traits.schema) and not fits(pair[1], traits.schema):
+            yield Finding(Class.TEXT, "schema", without_indexes(path), content=_both(*pair), learnable=False)
 
 
 def _answers(documents: _Documents) -> dict[str, list[str]]:
@@ -630,8 +629,8 @@ def _answers(documents: _Documents) -> dict[str, list[str]]:
     }
 
 
-def _both(was: Any, now: Any) -> str:
-    return f"{_short(was)} -> {_short(now)}"
+def _both(reference: Any, target: Any) -> str:
+    return f"{_short(reference)} -> {_short(target)}"
 
 
 def _short(value: Any) -> str:

@@ -342,31 +342,31 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name if always[name] == len(objects) else f"{name}?": merged(parts) for name, parts in fields.items()}
 
 
-def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
-    """Yield the differences in the new shape that a client of the old shape may notice.
+def differences(reference: Any, target: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
+    """Yield the differences in the target's shape that a client of the reference may notice.
 
     A value of several types may have fewer of them, and a number may be whole. An optional field may stay optional.
 
     Args:
-        one_of_many: the old shape covers many answers and the new one a single answer, so optional fields may be
+        one_of_many: the reference's shape covers many answers and the target's a single one, so optional fields may be
             missing.
     """
-    if old == new:
+    if reference == target:
         return
-    known = {type(part): part for part in _alternatives(old)}
-    for part in _alternatives(new):
-        was = known.get(type(part))
-        if isinstance(was, dict):
-            yield from _object_differences(was, part, path, one_of_many)
-        elif isinstance(was, list):
-            if was and part:
-                yield from differences(was[0], part[0], f"{path}[]", one_of_many=one_of_many)
-            elif len(was) == 1:
+    known = {type(part): part for part in _alternatives(reference)}
+    for part in _alternatives(target):
+        known_part = known.get(type(part))
+        if isinstance(known_part, dict):
+            yield from _object_differences(known_part, part, path, one_of_many)
+        elif isinstance(known_part, list):
+            if known_part and part:
+                yield from differences(known_part[0], part[0], f"{path}[]", one_of_many=one_of_many)
+            elif len(known_part) == 1:
                 yield f"{path}: list -> empty list"
             elif part and not one_of_many:
                 yield f"{path}: empty list -> list"
-        elif was is None or not set(part.split("|")) <= _covered(was):
-            yield f"{path}: {_name(old)} -> {_name(new)}"
+        elif known_part is None or not set(part.split("|")) <= _covered(known_part):
+            yield f"{path}: {_name(reference)} -> {_name(target)}"
 
 
 def _covered(scalars: str) -> set[str]:
@@ -375,19 +375,21 @@ def _covered(scalars: str) -> set[str]:
     return names | {"integer"} if "number" in names else names
 
 
-def _object_differences(old: dict[str, Any], new: dict[str, Any], path: str, one_of_many: bool) -> Iterator[str]:
-    here, there = ({name.removesuffix("?"): name for name in fields} for fields in (old, new))
+def _object_differences(
+    reference: dict[str, Any], target: dict[str, Any], path: str, one_of_many: bool
+) -> Iterator[str]:
+    here, there = ({name.removesuffix("?"): name for name in fields} for fields in (reference, target))
     for name, key in here.items():
         if name not in there:
             if not (one_of_many and key.endswith("?")):
-                yield f"{path}.{name}: {_name(old[key])} -> absent"
+                yield f"{path}.{name}: {_name(reference[key])} -> absent"
             continue
         if there[name].endswith("?") and not key.endswith("?"):
             yield f"{path}.{name}: always -> sometimes"
-        yield from differences(old[key], new[there[name]], f"{path}.{name}", one_of_many=one_of_many)
+        yield from differences(reference[key], target[there[name]], f"{path}.{name}", one_of_many=one_of_many)
     for name, key in there.items():
         if name not in here:
-            yield f"{path}.{name}: absent -> {_name(new[key])}"
+            yield f"{path}.{name}: absent -> {_name(target[key])}"
 
 
 def _name(shape: Any) -> str:
@@ -553,49 +555,49 @@ class Parted(NamedTuple):
 
     Attributes:
         same: pairs of tokens before the difference.
-        old, new: the tokens that differ, or None at the end of a text.
+        reference, target: the tokens that differ, or None at the end of a text.
     """
 
     same: Sequence[tuple[Token, Token]]
-    old: Token | None
-    new: Token | None
+    reference: Token | None
+    target: Token | None
 
     def is_tie(self, near: float) -> bool:
         """Return whether the difference is a near tie, and the earlier tokens have nearly equal log-probabilities."""
-        if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
+        if self.reference is None or self.target is None or not is_near_tie(self.reference, self.target, near):
             return False
         return all(is_near(reference.logprob, other.logprob, RELATIVE_LOGPROB, near) for reference, other in self.same)
 
 
-def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
+def parted_at(reference: Sequence[Token], target: Sequence[Token]) -> Parted | None:
     """Return the first difference between two texts, or None if they are equal."""
-    for at, (one, other) in enumerate(zip_longest(old, new)):
-        if one is None or other is None or one.text != other.text:
-            return Parted(list(zip(old[:at], new[:at], strict=True)), one, other)
+    for at, pair in enumerate(zip_longest(reference, target)):
+        if None in pair or pair[0].text != pair[1].text:
+            return Parted(list(zip(reference[:at], target[:at], strict=True)), *pair)
     return None
 
 
-def is_near_tie(old: Token, new: Token, near: float) -> bool:
+def is_near_tie(reference: Token, target: Token, near: float) -> bool:
     """Return whether two models that differ only by rounding could choose either of the two tokens.
 
     The alternatives of a side decide if they contain the other side's token. Otherwise both tokens must have nearly the
     same log-probability, and a probability of at most about one half.
     """
-    if old.logprob is None or new.logprob is None:
+    if reference.logprob is None or target.logprob is None:
         return False
     gaps = []
-    if new.text in old.others:
-        gaps.append(old.logprob - old.others[new.text])
-    if old.text in new.others:
-        gaps.append(new.logprob - new.others[old.text])
+    if target.text in reference.others:
+        gaps.append(reference.logprob - reference.others[target.text])
+    if reference.text in target.others:
+        gaps.append(target.logprob - target.others[reference.text])
     if gaps:
         return all(gap <= near for gap in gaps)
     maximum = -math.log1p(math.exp(-near))
-    return abs(old.logprob - new.logprob) <= near and max(old.logprob, new.logprob) <= maximum
+    return abs(reference.logprob - target.logprob) <= near and max(reference.logprob, target.logprob) <= maximum
 
 
-def is_near(one: float | None, other: float | None, relative: float, absolute: float) -> bool:
+def is_near(reference: float | None, target: float | None, relative: float, absolute: float) -> bool:
     """Return whether two numbers are nearly equal. None equals only None."""
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
+    if reference is None or target is None:
+        return reference is target
+    return math.isclose(reference, target, rel_tol=relative, abs_tol=absolute)

@@ -47,13 +47,13 @@ class Example(NamedTuple):
     """Request with two answers, as the example of a class."""
 
     request: Request
-    old: Answer
-    new: Answer
+    reference: Answer
+    target: Answer
     findings: Sequence[Finding]
 
     @property
     def size(self) -> int:
-        return len(self.request.body) + len(self.old.body) + len(self.new.body)
+        return len(self.request.body) + len(self.reference.body) + len(self.target.body)
 
 
 class Histogram:
@@ -135,9 +135,11 @@ class Summary:
         ]
 
 
-def outcome(number: int, differences: Sequence[Finding], old: Answer, new: Answer) -> Outcome:
+def outcome(number: int, differences: Sequence[Finding], reference: Answer, target: Answer) -> Outcome:
     names = tuple((finding.cls.value, finding.name) for finding in differences)
-    return Outcome(number, class_of(differences), names, (old.times, new.times), (old.throttled, new.throttled))
+    return Outcome(
+        number, class_of(differences), names, (reference.times, target.times), (reference.throttled, target.throttled)
+    )
 
 
 # -- the run on disk: one line per request, so that a killed run can be continued -------------------------------------
@@ -288,8 +290,8 @@ class Journal:
             case [int(number), str(place), str(reason)]:
                 self.summary.skip(Unreadable(place, reason))
                 self._mark(number)
-            case [int(number), str(cls), list(names), [old, new], [int(one), int(other)]]:
-                times = (Times(*old) if old else None, Times(*new) if new else None)
+            case [int(number), str(cls), list(names), [reference, target], [int(one), int(other)]]:
+                times = (Times(*reference) if reference else None, Times(*target) if target else None)
                 pairs = tuple((kind, name) for kind, name in names)
                 self.summary.add(Outcome(number, Class(cls), pairs, times, (one, other)))
                 self._mark(number)

@@ -51,10 +51,10 @@ class Noise:
         self.learnt: dict[str, str] = {}
         self.asked = 0
 
-    def kind(self, request: Request, traits: Traits, old: Answer) -> Kind:
+    def kind(self, request: Request, traits: Traits, reference: Answer) -> Kind:
         path = request.path.partition("?")[0]
-        media = old.content_type.partition(";")[0]
-        key = (f"{request.method} {path}", traits.greedy, traits.streams, old.status, media)
+        media = reference.content_type.partition(";")[0]
+        key = (f"{request.method} {path}", traits.greedy, traits.streams, reference.status, media)
         if key not in self._kinds:
             if len(self._kinds) >= _MAX_KINDS:  # paths with ids
                 self._kinds.clear()
@@ -62,7 +62,7 @@ class Noise:
         return self._kinds[key]
 
     async def real(
-        self, request: Request, traits: Traits, old: Answer, new: Answer, again: Ask | None, other: Answer
+        self, request: Request, traits: Traits, reference: Answer, target: Answer, again: Ask | None, other: Answer
     ) -> list[Finding]:
         """Return the differences between two answers that are not volatile.
 
@@ -70,12 +70,12 @@ class Noise:
             again: sends the request again to one of the sides, or None if both are recordings.
             other: the earlier answer of that side.
         """
-        kind = self.kind(request, traits, old)
-        changes = self._compare(kind, traits, old, new)
+        kind = self.kind(request, traits, reference)
+        changes = self._compare(kind, traits, reference, target)
         if not changes:
             return []
         if again is None:
-            return self._without_asking(kind, old, changes)
+            return self._without_asking(kind, reference, changes)
         suspects = [item for item in changes if item.cls is not Class.LOST and kind.confirmed[item.key] < _CONFIRMED]
         unsteady: list[Finding] = []
         for late in (False, True):
@@ -95,8 +95,10 @@ class Noise:
         kind.confirmed.update(item.key for item in real)
         return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
 
-    def _compare(self, kind: Kind, traits: Traits, old: Answer, new: Answer) -> list[Finding]:
-        return [item for item in findings(old, new, traits, kind.seen, self._near) if item.key not in kind.volatile]
+    def _compare(self, kind: Kind, traits: Traits, reference: Answer, target: Answer) -> list[Finding]:
+        return [
+            item for item in findings(reference, target, traits, kind.seen, self._near) if item.key not in kind.volatile
+        ]
 
     async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Answer, again: Ask) -> set[Key]:
         self.asked += 1
@@ -111,15 +113,15 @@ class Noise:
             if len(self.learnt) < _MAX_KINDS:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
-    def _without_asking(self, kind: Kind, old: Answer, changes: Sequence[Finding]) -> list[Finding]:
+    def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences if no request can be sent again.
 
-        A value is then volatile if it differs between successive answers of the old side.
+        A value is then volatile if it differs between successive answers of the reference.
         """
-        last, kind.last = kind.last, old
+        last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.kind in VALUES}
         if suspects and last is not None:
-            suspects &= changing_values(last, old, self._near)
+            suspects &= changing_values(last, reference, self._near)
         return [item for item in changes if item.key not in suspects]
 
 

@@ -220,13 +220,17 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
     """
     request = example.request
     labels = None if show else Labels()
-    old, new = (list(islice(_lines(answer, labels), _MAX_LINES)) for answer in (example.old, example.new))
+    reference, target = (
+        list(islice(_lines(answer, labels), _MAX_LINES)) for answer in (example.reference, example.target)
+    )
     described = {
         "size": example.size,
         "id": printable(request.id),
         "request": printable(f"{request.method} {request.path.partition('?')[0]}"),
         "findings": [printable(_finding(finding, show)) for finding in example.findings if finding.cls is cls],
-        "diff": [printable(line) for line in difflib.unified_diff(old, new, "reference", "target", lineterm="", n=3)],
+        "diff": [
+            printable(line) for line in difflib.unified_diff(reference, target, "reference", "target", lineterm="", n=3)
+        ],
     }
     if show:
         described["body"] = printable(request.body.decode("utf-8", "replace"))

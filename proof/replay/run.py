@@ -109,14 +109,14 @@ class Replay:
         if reason := self._why_not(request):
             self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
-        old, new = await self._answers(number, request)
+        reference, target = await self._answers(number, request)
         request_traits = traits(request, self._plan.greedy)
-        again, other = self._again(old, new)
-        real = await self._noise.real(request, request_traits, old, new, again, other)
+        again, other = self._again(reference, target)
+        real = await self._noise.real(request, request_traits, reference, target, again, other)
         self._journal.keep_volatile(self._noise.learnt)
         changes = [item._replace(cls=Class.EQUAL) if item.name in self._plan.expected else item for item in real]
-        result = outcome(number, changes, old, new)
-        example = Example(request, old, new, changes)
+        result = outcome(number, changes, reference, target)
+        example = Example(request, reference, target, changes)
         if self._journal.summary.wants_example(result.cls, example.size):
             self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
         self._journal.add(result)
@@ -140,29 +140,29 @@ class Replay:
         They are asked concurrently at a recorded pace, otherwise one after the other in alternating order.
         """
 
-        async def old() -> Answer:
+        async def reference() -> Answer:
             return await _ask(self._sides.reference, request, request.answer)
 
-        async def new() -> Answer:
+        async def target() -> Answer:
             return await _ask(self._sides.target, request, request.other)
 
         if self._plan.speed is not None:
-            both = await asyncio.gather(old(), new())
+            both = await asyncio.gather(reference(), target())
             return both[0], both[1]
         if number % 2:
-            answer = await new()
-            return await old(), answer
-        answer = await old()
-        return answer, await new()
+            answer = await target()
+            return await reference(), answer
+        answer = await reference()
+        return answer, await target()
 
-    def _again(self, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
+    def _again(self, reference: Answer, target: Answer) -> tuple[Ask | None, Answer]:
         """Return a function that sends a request to one side again, or None, and that side's earlier answer."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
-            return side.ask, old
+            return side.ask, reference
         if sides.target is not None:
-            return sides.target.ask, new
-        return None, old
+            return sides.target.ask, target
+        return None, reference
 
 
 async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:

@@ -92,21 +92,21 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
     return result
 
 
-def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]) -> str | None:
+def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tuple[int, int]]) -> str | None:
     """Return a place that begins or ends in another order relative to other places, or None.
 
     Choices of a stream may arrive in any order.
     """
     groups: dict[str, list[str]] = {}
-    for path in sorted(old.keys() & new.keys()):
+    for path in sorted(reference.keys() & target.keys()):
         if not path.startswith(_PING):
             choice = _CHOICE.search(path) if path.startswith("$.") else None
             groups.setdefault(choice.group() if choice else "", []).append(path)
     for places in groups.values():
         for end in (0, 1):
-            was, now = (_ranks([spans[path][end] for path in places]) for spans in (old, new))
+            pair = [_ranks([spans[path][end] for path in places]) for spans in (reference, target)]
             if difference := next(
-                (path for path, *ranks in zip(places, was, now, strict=True) if ranks[0] != ranks[1]), ""
+                (path for path, *ranks in zip(places, *pair, strict=True) if ranks[0] != ranks[1]), ""
             ):
                 return difference
     return None
