@@ -334,7 +334,7 @@ THINKING: Mapping[str, Shape] = {
     "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": False}),
     "context_management": nullable(record({}, {"edits": listing({"type": "object"})}, additionalProperties=False)),
 }
-"""The schemas of the fields that `read_thinking` and `read_thoughts_kept` read."""
+"""The schemas of the fields that `read_thinking` and `read_reasoning_turns` read."""
 
 _THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
 """Matches a chat template that reads a variable `thinking`."""
@@ -398,7 +398,7 @@ def read_thinking(value: Any) -> Thinking:
     return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
 
 
-def read_thoughts_kept(value: Any) -> int | None:
+def read_reasoning_turns(value: Any) -> int | None:
     """Read `context_management`.
 
     Returns:
@@ -587,7 +587,7 @@ class AnthropicMessages(OpenAiDialect):
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
         reader.read(body)
-        reader.clear_thinking(read_thoughts_kept(body.get("context_management")))
+        reader.clear_thinking(read_reasoning_turns(body.get("context_management")))
         arguments, unheeded = thinking.template_arguments(context)
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         choice, tools = read_choice(body.get("tool_choice"), body.get("tools")), read_tools(body.get("tools"))

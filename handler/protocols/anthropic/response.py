@@ -128,7 +128,7 @@ class Blocks:
 
     Args:
         stops: the client's stop strings. The engine sends them, and they are removed from the end of the text.
-        show_thoughts: whether thinking blocks contain the reasoning.
+        show_reasoning: whether thinking blocks contain the reasoning.
         single: whether to keep only the first tool call.
 
     Attributes:
@@ -137,9 +137,9 @@ class Blocks:
         index: the index of the last block.
     """
 
-    def __init__(self, stops: Sequence[str] = (), *, show_thoughts: bool = True, single: bool = False) -> None:
+    def __init__(self, stops: Sequence[str] = (), *, show_reasoning: bool = True, single: bool = False) -> None:
         self._stops = stops
-        self._show_thoughts = show_thoughts
+        self._show_thoughts = show_reasoning
         self._single = single
         self._matcher = StopMatcher(stops)
         self._space = ""
@@ -263,7 +263,7 @@ class MessageSettings(NamedTuple):
         form: how the model's answer is parsed.
         max_tokens: the client's limit of new tokens. If an answer ends by length before it, the context is full.
         stops: the client's stop strings. The engine leaves them in the text.
-        show_thoughts: whether thinking blocks contain the reasoning.
+        show_reasoning: whether thinking blocks contain the reasoning.
         keeping: stores the answer in its thread. None if the answer belongs to no thread.
     """
 
@@ -272,11 +272,11 @@ class MessageSettings(NamedTuple):
     form: AnswerForm
     max_tokens: int
     stops: Sequence[str] = ()
-    show_thoughts: bool = True
+    show_reasoning: bool = True
     keeping: ThreadKeeping | None = None
 
     def blocks(self) -> Blocks:
-        return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.form.tools.single)
+        return Blocks(self.stops, show_reasoning=self.show_reasoning, single=self.form.tools.single)
 
     def stop(self, finish: Finish, text: str, num_tokens: int, *, called: bool) -> AnthropicStop:
         """Return the stop reason of an answer.
@@ -308,7 +308,7 @@ class MessageSettings(NamedTuple):
         }
 
     def usage(
-        self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_thoughts: int = 0
+        self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_reasoning: int = 0
     ) -> AnthropicUsage:
         """Return the token counts. Prompt tokens from the engine's prefix cache are counted separately."""
         counts: AnthropicUsage = {
@@ -318,7 +318,7 @@ class MessageSettings(NamedTuple):
             "output_tokens": num_tokens,
         }
         if self.form.thinking is not None:
-            counts["output_tokens_details"] = {"thinking_tokens": num_thoughts}
+            counts["output_tokens_details"] = {"thinking_tokens": num_reasoning}
         return counts
 
 
@@ -384,7 +384,7 @@ class MessageStream(BlockStream):
             self._settings.keeping.end(self._settings.id, gather(self._kept))
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         counts = self._settings.usage(
-            self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_thoughts
+            self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning
         )
         end = encode({"type": "message_delta", "delta": stop, "usage": counts})
         return rest + end + encode({"type": "message_stop"})
@@ -402,7 +402,7 @@ class MessageDocument(WholeReply):
         settings, blocks, answer = self._settings, self._settings.blocks(), read_whole(self._settings.form, sequence)
         content = gather([*blocks.feed(answer.events), *blocks.end()])
         counts = settings.usage(
-            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_thoughts
+            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_reasoning
         )
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
         stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)

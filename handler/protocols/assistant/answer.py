@@ -94,11 +94,11 @@ class AnswerReader:
         allowed: the names of the tools that may be called, or None for any name.
 
     Attributes:
-        num_thoughts: the number of reasoning tokens so far, without marks.
+        num_reasoning: the number of reasoning tokens so far, without marks.
         thinking: whether the last token belongs to reasoning.
     """
 
-    __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_thoughts", "thinking")
+    __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_reasoning", "thinking")
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class AnswerReader:
         self._thoughts = thoughts
         self._trimmed = Trimmed() if trims else None
         self._calls = CheckedCalls(allowed)
-        self.num_thoughts = 0
+        self.num_reasoning = 0
         self.thinking = False
 
     def feed(self, token: Token) -> list[Event]:
@@ -121,7 +121,7 @@ class AnswerReader:
         before = self._thoughts.thinking
         events = self._events(token.text)
         self.thinking = before and self._thoughts.thinking
-        self.num_thoughts += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
+        self.num_reasoning += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
         return events
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
@@ -241,8 +241,8 @@ class BlockStream(TokenStream):
         self._reader = self._form.reader()  # the prompt has been read: reasoning may begin in it
 
     @property
-    def _num_thoughts(self) -> int:
-        return self._reader.num_thoughts if self._reader is not None else 0
+    def _num_reasoning(self) -> int:
+        return self._reader.num_reasoning if self._reader is not None else 0
 
 
 class AnswerEvents(NamedTuple):
@@ -250,10 +250,10 @@ class AnswerEvents(NamedTuple):
 
     events: Sequence[Event]
     num_tokens: int
-    num_thoughts: int
+    num_reasoning: int
 
 
 def read_whole(form: AnswerForm, sequence: SequenceOutput) -> AnswerEvents:
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]
-    return AnswerEvents(events, sequence.num_tokens, reader.num_thoughts if reader is not None else 0)
+    return AnswerEvents(events, sequence.num_tokens, reader.num_reasoning if reader is not None else 0)

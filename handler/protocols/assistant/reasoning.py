@@ -69,7 +69,7 @@ class MarksParser(ReasoningParser):
         """Read up to the next mark, and return whether there is more to parse."""
 
 
-class ThoughtParser(MarksParser):
+class MarkedReasoningParser(MarksParser):
     """Parses reasoning between marks. A partial mark at the answer's end belongs to the reasoning or text before it.
 
     Args:
@@ -91,14 +91,14 @@ class ThoughtParser(MarksParser):
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         if self.thinking:
-            return self._in_thought(events, final=final)
+            return self._in_reasoning(events, final=final)
         if self._over:
             rest, self._held = self._held, ""
             events += self._beside(rest)
             return False
         return self._read_beside(events, final=final)
 
-    def _in_thought(self, events: list[Event], *, final: bool) -> bool:
+    def _in_reasoning(self, events: list[Event], *, final: bool) -> bool:
         family = self._family
         thought, mark, self._held = split(self._held, self._inside, final=final)
         if family.strips:
@@ -239,7 +239,7 @@ class MessagesParser(MarksParser):
             events += self._beside(header + message)
             self._end = "call"
         else:
-            self.thinking = self.is_thought(header)
+            self.thinking = self.is_reasoning_header(header)
         return True
 
     @abstractmethod
@@ -247,7 +247,7 @@ class MessagesParser(MarksParser):
         """Return whether the inner parser gets a message including its header and its end mark."""
 
     @abstractmethod
-    def is_thought(self, header: str) -> bool:
+    def is_reasoning_header(self, header: str) -> bool:
         """Return whether a message is reasoning."""
 
     def _message(self, events: list[Event], *, final: bool) -> bool:
@@ -275,7 +275,7 @@ class HarmonyParser(MessagesParser):
     def is_inner(self, header: str) -> bool:
         return _RECIPIENT.search(header) is not None
 
-    def is_thought(self, header: str) -> bool:
+    def is_reasoning_header(self, header: str) -> bool:
         channel = _CHANNEL.search(header)
         return channel is not None and channel[1] == "analysis"
 
@@ -293,9 +293,9 @@ class MuseParser(MessagesParser):
     ends = ("<|eom|>", "<|eot|>")
 
     def is_inner(self, header: str) -> bool:
-        return not self.is_thought(header)
+        return not self.is_reasoning_header(header)
 
-    def is_thought(self, header: str) -> bool:
+    def is_reasoning_header(self, header: str) -> bool:
         return _SELF.search(header) is not None
 
 
@@ -326,7 +326,7 @@ def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinki
         return Prefixed("<think>", inner)
     if family.opening:
         inner = Unframed(family, inner)
-    return ThoughtParser(family, inner, thinking=thinking)
+    return MarkedReasoningParser(family, inner, thinking=thinking)
 
 
 def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
@@ -422,7 +422,7 @@ class ReasoningForm:
         rule, budget = sampling.structured_output, sampling.thinking_token_budget
         guided = rule is not None and (not rule.allows_text or budget is not None)  # reasoning is text too
         if guided and not self._is_on:  # the rule applies from the start, and allows no reasoning
-            return _without_thoughts(request)
+            return _without_reasoning(request)
         closing: tuple[int, ...] = ()
         try:
             if guided or budget is not None:
@@ -432,7 +432,7 @@ class ReasoningForm:
             if self._explicit or budget is not None:
                 raise
             self._open = self._is_on = False
-            return _without_thoughts(request)
+            return _without_reasoning(request)
         if not family.end:
             return request
         thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
@@ -462,5 +462,5 @@ class ReasoningForm:
         return thinking_parser(self.family, inner, thinking=self._open)
 
 
-def _without_thoughts(request: Request) -> Request:
+def _without_reasoning(request: Request) -> Request:
     return request._replace(sampling=request.sampling._replace(thoughts=None, thinking_token_budget=None))

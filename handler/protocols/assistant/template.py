@@ -105,8 +105,8 @@ def read_template(
         InvalidParameter: the options contradict each other or the messages.
     """
     defaults = context.config.default_chat_template_kwargs or {}
-    has_thoughts = any(THOUGHTS[0] in message for message in messages)  # as the reader of messages adds them
-    if not (values or defaults or has_thoughts):  # the usual case
+    has_reasoning = any(THOUGHTS[0] in message for message in messages)  # as the reader of messages adds them
+    if not (values or defaults or has_reasoning):  # the usual case
         return PLAIN_TEMPLATE, []
     continues = values.get("continue_final_message", False)
     if continues and values.get("add_generation_prompt"):
@@ -123,7 +123,7 @@ def read_template(
         unread.append("documents")
     if level is not None and read.keys().isdisjoint(("reasoning_effort", "enable_thinking")):
         unread.append("reasoning_effort")
-    if has_thoughts and not any(knows(template, name) for name in THOUGHTS):
+    if has_reasoning and not any(knows(template, name) for name in THOUGHTS):
         unread.append("messages[].reasoning")
     known = {name: value for name, value in {**defaults, **read, **own}.items() if knows(template, name)}
     options = TemplateOptions(

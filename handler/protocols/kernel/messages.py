@@ -357,7 +357,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
     if role == "assistant":
         if "audio" in message:
             raise InvalidPayload(f"{at}.audio is not supported: answers are not stored; send its transcript as content")
-        calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
+        calls, thoughts = message.get("tool_calls"), _reasoning_fields(message, at)
         return {
             "role": role,
             "content": _text(content, f"{at}.content", parts),
@@ -372,7 +372,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
     return result
 
 
-def _thoughts(message: Message, at: str) -> dict[str, str]:
+def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
     """Return an assistant's reasoning under each of the names that chat templates use for it."""
     for name in _THOUGHTS:
         if name in message:

@@ -97,7 +97,7 @@ class LmiChatDocument(ChatDocument):
             "object": "chat.completion",
             "created": head.created,
             "choices": [_choice(answer, "" if self._format.named else None) for answer in self._answers()],
-            "usage": self._usage(self._num_thoughts),
+            "usage": self._usage(self._num_reasoning),
         }
         return value
 

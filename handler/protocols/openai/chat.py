@@ -139,12 +139,12 @@ def call_id() -> str:
 
 
 class ChatChoice(Choice):
-    __slots__ = ("broken", "called", "reader", "thought_event", "waiting")
+    __slots__ = ("broken", "called", "reader", "reasoning_event", "waiting")
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.reader: AnswerReader | None = None
-        self.thought_event: bytes | None = None  # the template of a chunk with only reasoning
+        self.reasoning_event: bytes | None = None  # the template of a chunk with only reasoning
         self.called = False
         self.broken = False  # True if a tool call is incomplete
         self.waiting: list[Token] = []  # tokens whose text and log-probabilities are not sent yet
@@ -194,16 +194,16 @@ class ChatStream(Stream[ChatChoice]):
             if isinstance(event := events[0], str):
                 return self._text_chunk(choice.text_event, event)
             if isinstance(event, Reasoning) and self._format.thoughts:
-                return self._thought_chunk(choice, event.text)
+                return self._reasoning_chunk(choice, event.text)
         delta = self._message_delta(choice, events)
         return self._chunk(JSON.encode(self._choice_part(choice, delta, [], None))) if delta else b""
 
-    def _thought_chunk(self, choice: ChatChoice, thought: str) -> bytes:
-        if choice.thought_event is None:
+    def _reasoning_chunk(self, choice: ChatChoice, thought: str) -> bytes:
+        if choice.reasoning_event is None:
             part = self._choice_part(choice, {"reasoning": SLOT, "reasoning_content": SLOT}, [], None)
-            choice.thought_event = template(self._chunk(JSON.encode(part)))
+            choice.reasoning_event = template(self._chunk(JSON.encode(part)))
         text = JSON_TEXTS[thought]
-        return choice.thought_event % (text, text)
+        return choice.reasoning_event % (text, text)
 
     def _part(self, choice: ChatChoice, token: Token, finish: Finish | None) -> OpenAiChatPart | None:
         if choice.reader is None:
@@ -268,10 +268,10 @@ class ChatStream(Stream[ChatChoice]):
             delta["tool_calls"] = list(calls.values())
         return delta
 
-    def _count_thoughts(self) -> int | None:
+    def _count_reasoning(self) -> int | None:
         if self._format.form.thinking is None:
             return None
-        return sum(choice.reader.num_thoughts for choice in self._choices if choice.reader is not None)
+        return sum(choice.reader.num_reasoning for choice in self._choices if choice.reader is not None)
 
 
 class ReadAnswer(NamedTuple):
@@ -298,12 +298,12 @@ class ChatDocument(WholeAnswer):
     def __init__(self, head: OpenAiHead, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, 1, num_sequences, framing)
         self._format = format
-        self._num_thoughts = None if format.form.thinking is None else 0
+        self._num_reasoning = None if format.form.thinking is None else 0
 
     def _document(self) -> Mapping[str, object]:
         choices = [self._choice(answer) for answer in self._answers()]
         head = self._head.value("chat.completion")
-        value: OpenAiChatAnswer = {**head, "choices": choices, "usage": self._usage(self._num_thoughts)}
+        value: OpenAiChatAnswer = {**head, "choices": choices, "usage": self._usage(self._num_reasoning)}
         return value
 
     def _choice(self, answer: ReadAnswer) -> OpenAiChatChoice:
@@ -326,8 +326,8 @@ class ChatDocument(WholeAnswer):
         else:
             events, others = reader.read(tokens, sequence.finish)
             tokens = tokens if self._format.thoughts else others
-            if self._num_thoughts is not None:
-                self._num_thoughts += reader.num_thoughts
+            if self._num_reasoning is not None:
+                self._num_reasoning += reader.num_reasoning
         shown = [event for event in events if self._format.selects(event)]
         content, parts = _gather(shown)
         broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)

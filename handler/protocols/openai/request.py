@@ -107,12 +107,12 @@ class Usage(NamedTuple):
 
 
 def usage(
-    num_prompt_tokens: int, num_tokens: int, num_thoughts: int | None = None, num_cached_tokens: int = 0
+    num_prompt_tokens: int, num_tokens: int, num_reasoning: int | None = None, num_cached_tokens: int = 0
 ) -> TokenUsage:
     """Return the token counts of an answer.
 
     Args:
-        num_thoughts: the number of reasoning tokens, or None if reasoning is not separated from the text.
+        num_reasoning: the number of reasoning tokens, or None if reasoning is not separated from the text.
         num_cached_tokens: the number of prompt tokens in the engine's cache, or 0 if the engine does not report it.
     """
     counts: TokenUsage = {
@@ -120,8 +120,8 @@ def usage(
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
     }
-    if num_thoughts is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": num_thoughts}
+    if num_reasoning is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
     if num_cached_tokens:
         counts["prompt_tokens_details"] = {"cached_tokens": num_cached_tokens}
     return counts
@@ -236,11 +236,11 @@ class Stream(TokenStream, Generic[C]):
     def _end(self) -> bytes:
         chunk = b""
         if self._usage.at_end:
-            counts = usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts(), self._num_cached_tokens)
+            counts = usage(self._num_prompt_tokens, self._num_tokens, self._count_reasoning(), self._num_cached_tokens)
             chunk = self._framing.encode(self._value([], {"usage": counts}))
         return chunk + self._framing.end
 
-    def _count_thoughts(self) -> int | None:
+    def _count_reasoning(self) -> int | None:
         """Return the number of reasoning tokens, or None if reasoning is not separated from the text."""
         return None
 
@@ -263,11 +263,11 @@ class WholeAnswer(WholeReply):
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         return self._sequences[index * self._each + delta.sequence]
 
-    def _usage(self, num_thoughts: int | None = None) -> TokenUsage:
-        """Return the token counts. `num_thoughts` is None if reasoning is not separated from the text."""
+    def _usage(self, num_reasoning: int | None = None) -> TokenUsage:
+        """Return the token counts. `num_reasoning` is None if reasoning is not separated from the text."""
         num_tokens = sum(sequence.num_tokens for sequence in self._sequences)
         num_cached_tokens = sum(first.extras.num_cached_tokens or 0 for first in self._sequences[:: self._each])
-        return usage(self._num_prompt_tokens, num_tokens, num_thoughts, num_cached_tokens)
+        return usage(self._num_prompt_tokens, num_tokens, num_reasoning, num_cached_tokens)
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)

@@ -344,12 +344,12 @@ def now() -> int:
     return int(time.time())
 
 
-def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_thoughts: int) -> ResponseUsage:
+def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_reasoning: int) -> ResponseUsage:
     return {
         "input_tokens": num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": num_tokens,
-        "output_tokens_details": {"reasoning_tokens": num_thoughts},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": num_prompt_tokens + num_tokens,
     }
 
@@ -419,7 +419,7 @@ class ResponseStream(BlockStream):
         rest = self._token(position, token) if token.text or self._reader is not None else b""
         rest += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
-        counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_thoughts)
+        counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
         return rest + self._encode([self._told(self._settings.kept(response))])
 
@@ -437,7 +437,7 @@ class ResponseDocument(WholeReply):
         items.feed(answer.events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
         counts = usage(
-            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_thoughts
+            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_reasoning
         )
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
         return self._settings.kept(response)

@@ -350,7 +350,7 @@ def test_events_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [text("\n\nSo it is\n"), calls[0], calls[1], text("Done")]
     for blocks, content in (
         (Blocks(), [thought, *said]),
-        (Blocks(show_thoughts=False), [{**thought, "thinking": ""}, *said]),
+        (Blocks(show_reasoning=False), [{**thought, "thinking": ""}, *said]),
         (Blocks(single=True), [thought, said[0], calls[0], text("\nDone")]),
         (Blocks(["Done"]), [thought, *said[:3]]),
     ):
