@@ -337,7 +337,7 @@ def test_of_calls_that_register_one_name_at_once_one_succeeds(server: LiveServer
         assert sorted(answer.status_code for answer in answers) == [200] + [404] * 9, round
 
 
-def test_a_killed_engines_successor_knows_them_all(server: AppServer, files: Path) -> None:
+def test_a_killed_engines_successor_knows_them_all_in_app(server: AppServer, files: Path) -> None:
     for name in ("a", "b"):
         assert register(server, name, files / name).status_code == 200
     before = [id_of(generate(server, name)) for name in ("a", "b")]
@@ -370,7 +370,7 @@ def test_those_beside_the_model_are_there_from_the_start(tmp_path: Path) -> None
     ("name", "broken", "words"),
     [("a", True, "the adapter a cannot be used: src="), ("not a name", False, "the adapter not a name cannot be used")],
 )
-def test_a_broken_one_beside_the_model_fails_the_start_by_name(
+def test_a_broken_one_beside_the_model_fails_the_start_by_name_in_app(
     tmp_path: Path, name: str, broken: bool, words: str
 ) -> None:
     path = write_adapter(tmp_path / "adapters" / name)

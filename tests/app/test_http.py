@@ -53,7 +53,7 @@ def test_models_are_listed_and_described(echo_server: LiveServer) -> None:
     assert [worker["status"] for group in model["workerGroups"] for worker in group["workers"]] == ["READY"]
 
 
-def test_a_model_may_have_a_name() -> None:
+def test_a_model_may_have_a_name_in_http() -> None:
     with serve("--engine", "echo", "-o", "option.model_name=mine") as server:
         assert server.post(ASK, "/predictions/mine").status_code == 200
         assert server.post(ASK, "/predictions/model").status_code == 404

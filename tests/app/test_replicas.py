@@ -177,7 +177,7 @@ def chosen() -> Iterator[dict[int, list[int]]]:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_ten_conversations_of_ten_turns_stay_and_spread(together: bool) -> None:
+def test_ten_conversations_of_ten_turns_stay_and_spread_in_app(together: bool) -> None:
     """Neither replica runs by over a fourth of its 32 places more than the other: none has to move."""
     with chosen() as turns, replicas(2, "enable_prefix_caching=true", rate=200) as server:
 

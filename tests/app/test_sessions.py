@@ -109,7 +109,7 @@ def _chat() -> dict[str, Any]:
         ({"requestType": "CLOSE", **ask()}, "", "requestType=CLOSE: a body that opens or closes a session"),
     ],
 )
-def test_what_is_refused(server: LiveServer, body: Any, session: str, told: str) -> None:
+def test_what_is_refused_in_sessions(server: LiveServer, body: Any, session: str, told: str) -> None:
     found = send(server, body, session)
     assert found.status_code == 400
     assert found.json()["error"].startswith(told)

@@ -164,7 +164,7 @@ def test_a_response_is_not_stored_where_it_says_so(server: LiveServer) -> None:
     assert ask(server, "a", store="perhaps")["error"]["param"] == "store"
 
 
-def test_a_directory_survives_a_restart(tmp_path: Path) -> None:
+def test_a_directory_survives_a_restart_in_stored_responses(tmp_path: Path) -> None:
     options = ("--engine", "echo", "-o", f"option.responses_store={tmp_path / 'kept'}")
     with serve(*options) as server:
         made = ask(server, "one two")
@@ -245,7 +245,7 @@ def test_wrong_calls(server: LiveServer, method: str, path: str, status: int, wo
         ({"input": "a", "background": True}, 400, "background=true"),
     ],
 )
-def test_wrong_bodies(server: LiveServer, body: dict[str, Any], status: int, words: str) -> None:
+def test_wrong_bodies_in_stored_responses(server: LiveServer, body: dict[str, Any], status: int, words: str) -> None:
     found = server.post(body, PATH, headers=ANN)
     assert (found.status_code, words in found.json()["error"]["message"]) == (status, True), found.text[:500]
 

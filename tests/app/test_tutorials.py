@@ -49,7 +49,7 @@ def render() -> str:
     return fill(DOCUMENT.read_text(encoding="utf-8"), "tutorials", text)
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_the_document_is_up_to_date_in_tutorials() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == render(), "`python -m tests.app.test_tutorials` writes it"
 
 

@@ -99,7 +99,7 @@ def test_a_neighbours_small_clip_is_next(server_here: AppServer, name: str) -> N
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
+def test_the_loop_does_not_stand_still_in_audio(server: LiveServer, name: str) -> None:
     with answering(server):
         attack(server, name)
 

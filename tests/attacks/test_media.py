@@ -103,6 +103,6 @@ AT_NIGHT = ("as many pixels as the memory", "many of middle size")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly) if name in AT_NIGHT else name for name in ATTACKS]
 )
-def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
+def test_the_loop_does_not_stand_still_in_media(server: LiveServer, name: str) -> None:
     with answering(server):
         attack(server, name)

@@ -81,6 +81,8 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
         (["localhost:8080"], "http://host:port"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused_in_bench(
+    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "--no-plot", *arguments]) == 2
     assert why in capsys.readouterr().err

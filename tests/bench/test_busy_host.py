@@ -59,7 +59,7 @@ def run(*arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_options_that_do_not_go_together_are_refused() -> None:
+def test_options_that_do_not_go_together_are_refused_in_busy_host() -> None:
     done = subprocess.run([*BUSY_HOST, "--requests", "--whole"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "--whole" in done.stderr.splitlines()[-1]

@@ -57,7 +57,7 @@ def test_ours_and_two_others_in_turns(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     "wrong", [["--clients", "8,x"], ["--repeat", "0"], ["--peer", "vllm"], ["--peer", "vllm=vllm serve"]]
 )
-def test_what_makes_no_sense_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused_in_engines(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         engines.parser().parse_args(wrong)
     assert wrong[0] in capsys.readouterr().err

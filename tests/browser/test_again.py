@@ -93,7 +93,7 @@ def test_an_answer_without_anything_is_no_version(chat: Chat) -> None:
     assert chat.page.locator(".versions button").count() == 0
 
 
-def test_an_answer_is_continued(chat: Chat) -> None:
+def test_an_answer_is_continued_in_the_browser(chat: Chat) -> None:
     page = chat.page
     chat.ask("one")
     chat.feed("Half")

@@ -182,7 +182,7 @@ def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, model_server: Li
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_refusals(
+def test_refusals_for_anthropic(
     anthropic: Driver, model_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
 ) -> None:
     outcome = anthropic.call(how, model_server.url, QUESTION, **options)
@@ -191,7 +191,7 @@ def test_refusals(
 
 
 @_both
-def test_a_full_queue(anthropic: Driver, busy_url: str, how: str) -> None:
+def test_a_full_queue_for_anthropic(anthropic: Driver, busy_url: str, how: str) -> None:
     outcome = anthropic.call(how, busy_url.removesuffix("/invocations"), QUESTION)
     assert (outcome.error or "").split(".")[-1] == "OverloadedError"
 
@@ -203,7 +203,7 @@ def test_an_engine_that_raises_amid_a_stream(anthropic: Driver, root: str) -> No
     assert text(outcome.events).startswith(" user: a b")
 
 
-def test_golden_files_fit_the_clients_types(anthropic: Driver) -> None:
+def test_golden_files_fit_the_clients_types_for_anthropic(anthropic: Driver) -> None:
     values = []
     for path in sorted(GOLDEN.glob("*.txt")):
         _, _, answered = path.read_text().partition("\n< ")

@@ -76,7 +76,7 @@ fails(url, dimensions=999)
     assert (kind, "option.task=text-embedding" in message) == ("NotFoundError", True)
 
 
-def test_langchain(embedding: LiveServer, vectors: list[Any]) -> None:
+def test_langchain_for_embeddings(embedding: LiveServer, vectors: list[Any]) -> None:
     """By default LangChain sends ids of OpenAI's tokens, which are no other model's."""
     code = """
 from langchain_openai import OpenAIEmbeddings
@@ -88,7 +88,7 @@ settings = dict(base_url=url + "/v1", api_key="none", model="model", check_embed
 
 @pytest.mark.parametrize("hub", ["1.33", "2.4"])
 @pytest.mark.parametrize("path", ["", "/embed", "/invocations"])
-def test_huggingface_hub(embedding: LiveServer, vectors: list[Any], hub: str, path: str) -> None:
+def test_huggingface_hub_for_embeddings(embedding: LiveServer, vectors: list[Any], hub: str, path: str) -> None:
     driver = python_client(HUBS[hub], "drive_huggingface_hub")
     code = """
 from huggingface_hub import InferenceClient

@@ -68,7 +68,7 @@ def test_litellm_with_a_wrong_key(litellm: Driver) -> None:
         ("messages", "AnthropicContextOverflowError"),
     ],
 )
-def test_langchain(langchain: Driver, short: LiveServer, dialect: str, error: str, how: str) -> None:
+def test_langchain_for_errors(langchain: Driver, short: LiveServer, dialect: str, error: str, how: str) -> None:
     assert raised(langchain, how, short.url, dialect=dialect) == error
 
 

@@ -48,12 +48,12 @@ def test_text_alone(huggingface_hub: Driver, tgi_url: str) -> None:
     assert "".join(pieces) == text
 
 
-def test_echoed_words_come_one_by_one(huggingface_hub: Driver, echo_url: str) -> None:
+def test_echoed_words_come_one_by_one_for_huggingface_hub(huggingface_hub: Driver, echo_url: str) -> None:
     assert huggingface_hub.generate(echo_url, "a b c", max_new_tokens=4) == " a b c a"
     assert huggingface_hub.stream(echo_url, "a b c", max_new_tokens=4) == [" a", " b", " c", " a"]
 
 
-def test_the_end_of_sequence_token_is_no_text(huggingface_hub: Driver, tgi_url: str) -> None:
+def test_the_end_of_sequence_token_is_no_text_for_huggingface_hub(huggingface_hub: Driver, tgi_url: str) -> None:
     text = huggingface_hub.generate(tgi_url, CHAT, max_new_tokens=200)
     assert "Paris" in text
     assert "<|im_end|>" not in text
@@ -67,7 +67,7 @@ def test_the_full_text_begins_with_the_prompt(huggingface_hub: Driver, echo_url:
 # -- details ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_has_all_details(huggingface_hub: Driver, tgi_url: str) -> None:
+def test_an_answer_has_all_details_for_huggingface_hub(huggingface_hub: Driver, tgi_url: str) -> None:
     answer = huggingface_hub.generate(tgi_url, PARIS, max_new_tokens=8, details=True)
     check_answer(answer, tokens=8)
     details = answer["details"]
@@ -91,7 +91,7 @@ def test_a_stream_has_all_details(huggingface_hub: Driver, tgi_url: str) -> None
     }
 
 
-def test_prompt_tokens_come_when_asked_for(huggingface_hub: Driver, tgi_url: str) -> None:
+def test_prompt_tokens_come_when_asked_for_by_huggingface_hub(huggingface_hub: Driver, tgi_url: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 3, "details": True, "decoder_input_details": True}
     answer = huggingface_hub.generate(tgi_url, PARIS, **options)
     check_answer(answer, tokens=3)
@@ -115,7 +115,7 @@ def test_a_seed_is_reported_and_repeats_the_text(huggingface_hub: Driver, tgi_ur
     check_stream(huggingface_hub.stream(tgi_url, PARIS, **options), answer)
 
 
-def test_best_of_brings_the_other_sequences(huggingface_hub: Driver, tgi_url: str) -> None:
+def test_best_of_brings_the_other_sequences_for_huggingface_hub(huggingface_hub: Driver, tgi_url: str) -> None:
     answer = huggingface_hub.generate(tgi_url, PARIS, max_new_tokens=5, do_sample=True, best_of=3, details=True)
     others = answer["details"]["best_of_sequences"]
     assert len(others) == 2
@@ -149,7 +149,7 @@ def test_a_stop_string_stays_in_the_text(huggingface_hub: Driver, echo_url: str,
     check_stream(huggingface_hub.stream(echo_url, "a b c d", stop=stops, details=True), answer)
 
 
-def test_every_script_comes_back(huggingface_hub: Driver, echo_url: str) -> None:
+def test_every_script_comes_back_for_huggingface_hub(huggingface_hub: Driver, echo_url: str) -> None:
     words = [f" {word}" for word in UNICODE.split()]
     options: dict[str, Any] = {"max_new_tokens": len(words), "details": True, "return_full_text": True}
     answer = huggingface_hub.generate(echo_url, UNICODE, **options)
@@ -167,7 +167,9 @@ def test_unicode_line_separators_do_not_cut_events(huggingface_hub: Driver, echo
     assert [event["generated_text"] for event in events] == [None, prompt + " one two"]
 
 
-def test_characters_made_of_several_tokens_come_whole(huggingface_hub: Driver, tgi_url: str) -> None:
+def test_characters_made_of_several_tokens_come_whole_for_huggingface_hub(
+    huggingface_hub: Driver, tgi_url: str
+) -> None:
     answer = huggingface_hub.generate(tgi_url, EMOJI, max_new_tokens=24, details=True)
     assert "👩\u200d🚀" in answer["generated_text"]
     assert "\ufffd" not in joined(answer["details"]["tokens"])
@@ -197,7 +199,7 @@ def test_a_long_prompt_can_be_streamed(huggingface_hub: Driver, echo_url: str) -
         ("", {}, "'inputs'"),
     ],
 )
-def test_a_bad_request_is_a_validation_error(
+def test_a_bad_request_is_a_validation_error_for_huggingface_hub(
     huggingface_hub: Driver, tgi_url: str, how: str, prompt: str, options: dict[str, Any], message: str
 ) -> None:
     outcome = huggingface_hub.call(how, tgi_url, prompt, **options)
@@ -234,7 +236,7 @@ def test_a_stream_that_fails_brings_its_tokens_before_the_error(
 
 
 @_both
-def test_a_full_server_is_overloaded(huggingface_hub: Driver, busy_url: str, how: str) -> None:
+def test_a_full_server_is_overloaded_for_huggingface_hub(huggingface_hub: Driver, busy_url: str, how: str) -> None:
     outcome = huggingface_hub.call(how, busy_url, "a b")
     assert outcome.error == _OVERLOADED
     assert "the queue is full" in outcome.message
@@ -256,7 +258,7 @@ def huggingface() -> Iterator[Driver]:
         yield driver
 
 
-def test_a_chat(huggingface: Driver, model_server: LiveServer) -> None:
+def test_a_chat_for_huggingface_hub(huggingface: Driver, model_server: LiveServer) -> None:
     answer = huggingface.generate(model_server.url, QUESTION, **JS_CHAT)
     assert answer["message"]["content"] == "The capital of France is Paris."
     assert answer["usage"]["completion_tokens"] == 8

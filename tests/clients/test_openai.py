@@ -46,7 +46,7 @@ def content(chunks: list[dict[str, Any]], index: int = 0) -> str:
 # -- openai ------------------------------------------------------------------------------------------------------
 
 
-def test_a_chat(openai: Driver, model_server: LiveServer) -> None:
+def test_a_chat_for_openai(openai: Driver, model_server: LiveServer) -> None:
     found = openai.generate(model_server.url, QUESTION, **GREEDY)
     (choice,) = found["choices"]
     assert choice["message"]["content"] == ANSWER
@@ -76,7 +76,7 @@ def test_the_clients_own_gathering_of_a_stream(openai: Driver, model_server: Liv
     assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "stop")
 
 
-def test_log_probabilities(openai: Driver, model_server: LiveServer) -> None:
+def test_log_probabilities_for_openai(openai: Driver, model_server: LiveServer) -> None:
     options = {**GREEDY, "logprobs": True, "top_logprobs": 1}
     (choice,) = openai.generate(model_server.url, QUESTION, **options)["choices"]
     tokens = choice["logprobs"]["content"]
@@ -122,7 +122,7 @@ def test_unicode_comes_through(openai: Driver, root: str) -> None:
     assert content(openai.stream(root, UNICODE, **options)) == choice["message"]["content"]
 
 
-def test_completions(openai: Driver, model_server: LiveServer) -> None:
+def test_completions_for_openai(openai: Driver, model_server: LiveServer) -> None:
     found = openai.generate(model_server.url, PARIS, what="completion", temperature=0, max_tokens=3, logprobs=1)
     (choice,) = found["choices"]
     assert (choice["text"], choice["finish_reason"]) == (" Paris.\n", "length")
@@ -189,7 +189,7 @@ def test_tools_that_are_of_no_use(openai: Driver, model_server: LiveServer) -> N
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_refusals(
+def test_refusals_for_openai(
     openai: Driver, model_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
 ) -> None:
     outcome = openai.call(how, model_server.url, QUESTION, **options)
@@ -198,7 +198,7 @@ def test_refusals(
 
 
 @_both
-def test_a_full_queue(openai: Driver, busy: str, how: str) -> None:
+def test_a_full_queue_for_openai(openai: Driver, busy: str, how: str) -> None:
     assert openai.call(how, busy, QUESTION).error == "openai.RateLimitError"
 
 
@@ -233,7 +233,7 @@ def test_a_client_that_leaves_is_forgotten(model_server: LiveServer) -> None:
 # -- langchain_openai --------------------------------------------------------------------------------------------
 
 
-def test_langchain(langchain_openai: Driver, model_server: LiveServer) -> None:
+def test_langchain_for_openai(langchain_openai: Driver, model_server: LiveServer) -> None:
     found = langchain_openai.generate(model_server.url, QUESTION, **GREEDY)
     assert found.pop("parts") == [["text", ANSWER, None]]
     end = {"finish_reason": "stop", "tokens": 8, "prompt_tokens": 37}
@@ -258,7 +258,7 @@ def test_langchains_tools(langchain_openai: Driver, root: str) -> None:
 # -- TGI's clients -----------------------------------------------------------------------------------------------
 
 
-def test_huggingface_hub(chatting_hub: Driver, model_server: LiveServer) -> None:
+def test_huggingface_hub_for_openai(chatting_hub: Driver, model_server: LiveServer) -> None:
     found = chatting_hub.generate(model_server.url, QUESTION, **GREEDY)
     (choice,) = found["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
@@ -329,7 +329,7 @@ def test_required_calls(openai: Driver, model_server: LiveServer, what: str) -> 
 
 
 @pytest.mark.parametrize("what", ["chat", "gathered"])
-def test_a_named_call(openai: Driver, model_server: LiveServer, what: str) -> None:
+def test_a_named_call_for_openai(openai: Driver, model_server: LiveServer, what: str) -> None:
     choice = {"type": "function", "function": {"name": "time"}}
     found = message(openai, model_server, what, **TOOLS, tool_choice=choice)
     (call,) = found["tool_calls"]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.clients
 _both = pytest.mark.parametrize("how", ["generate", "stream"])
 
 
-def test_a_model_answers(langchain: Driver, tgi_url: str) -> None:
+def test_a_model_answers_for_openai_libraries(langchain: Driver, tgi_url: str) -> None:
     text = langchain.generate(tgi_url, PARIS, max_new_tokens=8)
     assert text.startswith(" Paris")
     pieces = langchain.stream(tgi_url, PARIS, max_new_tokens=8)
@@ -33,7 +33,7 @@ def test_a_model_answers(langchain: Driver, tgi_url: str) -> None:
     assert "".join(pieces) == text
 
 
-def test_the_end_of_sequence_token_is_no_text(langchain: Driver, tgi_url: str) -> None:
+def test_the_end_of_sequence_token_is_no_text_for_openai_libraries(langchain: Driver, tgi_url: str) -> None:
     text = langchain.generate(tgi_url, CHAT, max_new_tokens=200)
     assert "Paris" in text
     assert "<|im_end|>" not in text
@@ -44,7 +44,7 @@ def test_the_default_is_512_tokens(langchain: Driver, echo_url: str) -> None:
     assert langchain.generate(echo_url, "a b") == " a b" * 256
 
 
-def test_echoed_words_come_one_by_one(langchain: Driver, echo_url: str) -> None:
+def test_echoed_words_come_one_by_one_for_openai_libraries(langchain: Driver, echo_url: str) -> None:
     words = [f" {word}" for word in UNICODE.split()]
     assert langchain.generate(echo_url, UNICODE, max_new_tokens=len(words)) == "".join(words)
     assert [piece for piece in langchain.stream(echo_url, UNICODE, max_new_tokens=len(words)) if piece] == words
@@ -59,7 +59,7 @@ def test_a_stream_ends_before_the_stop_string(langchain: Driver, echo_url: str) 
     assert "".join(langchain.stream(echo_url, "a b c d", stop=["c"])) == " a b "
 
 
-def test_a_seed_repeats_the_text(langchain: Driver, tgi_url: str) -> None:
+def test_a_seed_repeats_the_text_for_openai_libraries(langchain: Driver, tgi_url: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "seed": 7, "typical_p": None}
     text = langchain.generate(tgi_url, PARIS, **options)
     assert text
@@ -67,13 +67,13 @@ def test_a_seed_repeats_the_text(langchain: Driver, tgi_url: str) -> None:
 
 
 @_both
-def test_a_bad_request_is_a_validation_error(langchain: Driver, tgi_url: str, how: str) -> None:
+def test_a_bad_request_is_a_validation_error_for_openai_libraries(langchain: Driver, tgi_url: str, how: str) -> None:
     outcome = langchain.call(how, tgi_url, PARIS, max_new_tokens=TOO_MANY)
     assert outcome.error == "huggingface_hub.errors.ValidationError"
     assert "max_new_tokens=200000" in outcome.message
 
 
-def test_a_failed_answer_is_a_generation_error(langchain: Driver, echo_url: str) -> None:
+def test_a_failed_answer_is_a_generation_error_for_openai_libraries(langchain: Driver, echo_url: str) -> None:
     outcome = langchain.call("generate", echo_url, "a b <raise> c")
     assert outcome.error == "huggingface_hub.errors.GenerationError"
     assert "raised on cue" in outcome.message
@@ -86,7 +86,7 @@ def test_a_stream_that_fails_brings_its_tokens_before_the_error(langchain: Drive
 
 
 @_both
-def test_a_full_server_is_overloaded(langchain: Driver, busy_url: str, how: str) -> None:
+def test_a_full_server_is_overloaded_for_openai_libraries(langchain: Driver, busy_url: str, how: str) -> None:
     outcome = langchain.call(how, busy_url, "a b")
     assert outcome.error == "huggingface_hub.errors.OverloadedError"
     assert "the queue is full" in outcome.message
@@ -138,7 +138,7 @@ llama_index = drivers("llama-index", "drive_llama_index")
     [("What is the capital of France?", True, "The capital of France is Paris."), (PARIS, False, " Paris.")],
     ids=["chat", "completion"],
 )
-def test_a_stream_says_what_the_whole_answer_says(
+def test_a_stream_says_what_the_whole_answer_says_for_openai_libraries(
     llama_index: Driver, model_server: LiveServer, prompt: str, chat: bool, wanted: str
 ) -> None:
     options = {"chat": chat, "max_tokens": 12, "temperature": 0}
@@ -149,14 +149,14 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert len(pieces) > 4
 
 
-def test_a_refusal_is_the_servers_own(llama_index: Driver, model_server: LiveServer) -> None:
+def test_a_refusal_is_the_servers_own_for_openai_libraries(llama_index: Driver, model_server: LiveServer) -> None:
     for how in ("generate", "stream"):
         outcome = llama_index.call(how, model_server.url, PARIS, chat=True, max_tokens=100_000)
         assert outcome.error == "openai.BadRequestError"
         assert "max_tokens" in outcome.message
 
 
-def test_the_documents_lines(model_server: LiveServer) -> None:
+def test_the_documents_lines_for_openai_libraries(model_server: LiveServer) -> None:
     assert python_client("llama-index", "drive_llama_index").run(example("LlamaIndex", model_server.url)) == SAYS
 
 

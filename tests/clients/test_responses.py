@@ -108,7 +108,9 @@ def test_a_count(responses: Driver, model_server: LiveServer) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_refusals(responses: Driver, root: str, how: str, options: dict[str, Any], error: str, words: str) -> None:
+def test_refusals_for_responses(
+    responses: Driver, root: str, how: str, options: dict[str, Any], error: str, words: str
+) -> None:
     outcome = responses.call(how, root, QUESTION, **options)
     assert (outcome.error or "").split(".")[-1] == error
     assert words in outcome.message
@@ -134,7 +136,7 @@ def test_stored_responses(responses: Driver, storing_server: LiveServer) -> None
     assert found["gone"]["message"] == f"Response with id '{first['id']}' not found."
 
 
-def test_golden_files_fit_the_clients_types(responses: Driver) -> None:
+def test_golden_files_fit_the_clients_types_for_responses(responses: Driver) -> None:
     values = []
     for path in sorted(GOLDEN.glob("*.txt")):
         _, _, answered = path.read_text().partition("\n< ")

@@ -81,7 +81,7 @@ def url(model_server: LiveServer, endpoint: Endpoint) -> Iterator[str]:
         yield stack.enter_context(loop.serving(Runtime(endpoint).app()))
 
 
-def test_a_stream_says_what_the_whole_answer_says(chat: Driver, url: str) -> None:
+def test_a_stream_says_what_the_whole_answer_says_for_sagemaker(chat: Driver, url: str) -> None:
     answer = chat.generate(url, QUESTION, max_tokens=12, temperature=0)
     text = answer["choices"][0]["message"]["content"]
     assert "Paris" in text
@@ -91,7 +91,7 @@ def test_a_stream_says_what_the_whole_answer_says(chat: Driver, url: str) -> Non
     assert len(chunks) >= answer["usage"]["completion_tokens"]
 
 
-def test_a_refusal_is_the_servers_own(chat: Driver, url: str) -> None:
+def test_a_refusal_is_the_servers_own_for_sagemaker(chat: Driver, url: str) -> None:
     outcome = chat.call("generate", url, QUESTION, max_tokens=-1)
     assert outcome.error == "openai.BadRequestError"
     assert "max_tokens" in outcome.message
@@ -169,7 +169,7 @@ def slow() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("schema", ["whole", "tgi"])
-def test_a_model_answers(litellm_sagemaker: Driver, schema: str, request: pytest.FixtureRequest) -> None:
+def test_a_model_answers_for_sagemaker(litellm_sagemaker: Driver, schema: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue(schema)
     answer = litellm_sagemaker.generate(url, PARIS, provider="sagemaker", max_tokens=8)
     assert answer["content"].startswith(" Paris.")
@@ -206,7 +206,7 @@ def test_a_refusal_is_in_its_exceptions(litellm_sagemaker: Driver, whole: str) -
     assert refused(litellm_sagemaker, "generate", whole, provider="sagemaker", max_tokens=-1)
 
 
-def test_the_documents_lines(model_server: LiveServer) -> None:
+def test_the_documents_lines_for_sagemaker(model_server: LiveServer) -> None:
     assert python_client("litellm", "drive_litellm_sagemaker").run(example("litellm", model_server.url)) == SAYS
 
 

@@ -177,7 +177,7 @@ def test_wait(sdk: Sdk, program: Program, control: Any) -> None:
     assert found["EndpointStatus"] == "InService"
 
 
-def test_invoke(program: Program) -> None:
+def test_invoke_for_sagemaker_sdk(program: Program) -> None:
     assert program.upto("invoke") == f"{SAYS}\n"
 
 

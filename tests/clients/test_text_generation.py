@@ -35,7 +35,7 @@ _both = pytest.mark.parametrize("how", ["generate", "stream"])
 # -- whole answers ---------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_has_all_details(text_generation: Driver, tgi_url: str) -> None:
+def test_an_answer_has_all_details_for_text_generation(text_generation: Driver, tgi_url: str) -> None:
     answer = text_generation.generate(tgi_url, PARIS, max_new_tokens=8)
     check_answer(answer, tokens=8)
     assert answer["generated_text"].startswith(" Paris")
@@ -74,7 +74,7 @@ def test_a_named_route_answers_alike(text_generation: Driver, echo_url: str) -> 
     assert answer["generated_text"] == " a b"
 
 
-def test_prompt_tokens_come_when_asked_for(text_generation: Driver, tgi_url: str) -> None:
+def test_prompt_tokens_come_when_asked_for_by_text_generation(text_generation: Driver, tgi_url: str) -> None:
     answer = text_generation.generate(tgi_url, PARIS, max_new_tokens=3, decoder_input_details=True)
     check_answer(answer, tokens=3)
     check_prefill(answer["details"]["prefill"], PARIS_IDS, PARIS)
@@ -135,7 +135,7 @@ def test_all_sampling_parameters_are_taken(text_generation: Driver, tgi_url: str
     assert answer["details"]["seed"] == 1
 
 
-def test_best_of_brings_the_other_sequences(text_generation: Driver, tgi_url: str) -> None:
+def test_best_of_brings_the_other_sequences_for_text_generation(text_generation: Driver, tgi_url: str) -> None:
     answer = text_generation.generate(
         tgi_url, PARIS, max_new_tokens=6, do_sample=True, best_of=2, decoder_input_details=True
     )
@@ -190,7 +190,7 @@ def test_the_full_text_begins_with_the_prompt_but_the_tokens_do_not(text_generat
         (["nowhere"], " a b c d e a b c", 8),
     ],
 )
-def test_a_stop_string_ends_the_text_and_stays_in_it(
+def test_a_stop_string_ends_the_text_and_stays_in_it_for_text_generation(
     text_generation: Driver, echo_url: str, stops: list[str], text: str, tokens: int
 ) -> None:
     options: dict[str, Any] = {"max_new_tokens": 8, "stop_sequences": stops}
@@ -206,7 +206,7 @@ def test_a_model_stops_at_a_stop_string(text_generation: Driver, tgi_url: str) -
     assert answer["generated_text"].startswith(" Par")
 
 
-def test_every_script_comes_back(text_generation: Driver, echo_url: str) -> None:
+def test_every_script_comes_back_for_text_generation(text_generation: Driver, echo_url: str) -> None:
     words = [f" {word}" for word in UNICODE.split()]
     options: dict[str, Any] = {"max_new_tokens": len(words), "return_full_text": True}
     answer = text_generation.generate(echo_url, UNICODE, **options)
@@ -215,7 +215,9 @@ def test_every_script_comes_back(text_generation: Driver, echo_url: str) -> None
     check_stream(text_generation.stream(echo_url, UNICODE, **options), answer)
 
 
-def test_characters_made_of_several_tokens_come_whole(text_generation: Driver, tgi_url: str) -> None:
+def test_characters_made_of_several_tokens_come_whole_for_text_generation(
+    text_generation: Driver, tgi_url: str
+) -> None:
     answer = text_generation.generate(tgi_url, EMOJI, max_new_tokens=24)
     check_answer(answer, tokens=24)
     assert "👩\u200d🚀" in answer["generated_text"]
@@ -271,7 +273,7 @@ def test_prompts_of_many_tokens_are_answered_one_after_another(text_generation: 
         (PARIS, {"stop_sequences": [""]}, "stop="),
     ],
 )
-def test_a_bad_request_is_a_validation_error(
+def test_a_bad_request_is_a_validation_error_for_text_generation(
     text_generation: Driver, tgi_url: str, how: str, prompt: str, options: dict[str, Any], message: str
 ) -> None:
     outcome = text_generation.call(how, tgi_url, prompt, **options)
@@ -291,7 +293,7 @@ def test_a_failure_before_the_first_token_is_a_generation_error(
     assert outcome.events == []
 
 
-def test_a_failed_answer_is_a_generation_error(text_generation: Driver, echo_url: str) -> None:
+def test_a_failed_answer_is_a_generation_error_for_text_generation(text_generation: Driver, echo_url: str) -> None:
     outcome = text_generation.call("generate", echo_url, "a b <raise> c")
     assert outcome.error == _GENERATION
     assert "raised on cue" in outcome.message
@@ -307,7 +309,7 @@ def test_a_stream_that_fails_brings_its_tokens_before_the_error(text_generation:
 
 
 @_both
-def test_a_full_server_is_overloaded(text_generation: Driver, busy_url: str, how: str) -> None:
+def test_a_full_server_is_overloaded_for_text_generation(text_generation: Driver, busy_url: str, how: str) -> None:
     outcome = text_generation.call(how, busy_url, "a b")
     assert outcome.error == _OVERLOADED
     assert "the queue is full" in outcome.message

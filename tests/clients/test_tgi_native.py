@@ -77,7 +77,7 @@ def route(base: str, how: str) -> str:
 # -- text_generation: posts to the address itself, which is `/` ------------------------------------------------------
 
 
-def test_an_answer_has_all_details(text_generation: Driver, model_url: str) -> None:
+def test_an_answer_has_all_details_for_tgi_native(text_generation: Driver, model_url: str) -> None:
     answer = text_generation.generate(model_url, PARIS, max_new_tokens=8)
     check_answer(answer, tokens=8)
     assert answer["generated_text"].startswith(" Paris")
@@ -99,7 +99,7 @@ def test_the_end_token_shows_and_is_no_text(text_generation: Driver, model_url: 
     check_stream(text_generation.stream(model_url, CHAT, max_new_tokens=200), answer)
 
 
-def test_prompt_tokens_come_when_asked_for(text_generation: Driver, model_url: str) -> None:
+def test_prompt_tokens_come_when_asked_for_by_tgi_native(text_generation: Driver, model_url: str) -> None:
     answer = text_generation.generate(model_url, PARIS, max_new_tokens=3, decoder_input_details=True)
     check_prefill(answer["details"]["prefill"], PARIS_IDS, PARIS)
 
@@ -119,7 +119,7 @@ def test_sampling_and_best_of(text_generation: Driver, model_url: str) -> None:
     assert other["seed"] != answer["details"]["seed"]
 
 
-def test_a_stop_string_ends_the_text_and_stays_in_it(text_generation: Driver, echo: str) -> None:
+def test_a_stop_string_ends_the_text_and_stays_in_it_for_tgi_native(text_generation: Driver, echo: str) -> None:
     for stops, text in (([" b c"], " a b c"), (["d", "c"], " a b c"), (["nowhere"], " a b c d a b")):
         options: dict[str, Any] = {"max_new_tokens": 6, "stop_sequences": stops}
         answer = text_generation.generate(echo, "a b c d", **options)
@@ -128,7 +128,7 @@ def test_a_stop_string_ends_the_text_and_stays_in_it(text_generation: Driver, ec
         check_stream(text_generation.stream(echo, "a b c d", **options), answer)
 
 
-def test_every_script_comes_back(text_generation: Driver, echo: str) -> None:
+def test_every_script_comes_back_for_tgi_native(text_generation: Driver, echo: str) -> None:
     words = [f" {word}" for word in UNICODE.split()]
     options: dict[str, Any] = {"max_new_tokens": len(words), "return_full_text": True}
     answer = text_generation.generate(echo, UNICODE, **options)
@@ -136,7 +136,7 @@ def test_every_script_comes_back(text_generation: Driver, echo: str) -> None:
     check_stream(text_generation.stream(echo, UNICODE, **options), answer)
 
 
-def test_characters_made_of_several_tokens_come_whole(text_generation: Driver, model_url: str) -> None:
+def test_characters_made_of_several_tokens_come_whole_for_tgi_native(text_generation: Driver, model_url: str) -> None:
     answer = text_generation.generate(model_url, EMOJI, max_new_tokens=24)
     assert "👩\u200d🚀" in answer["generated_text"]
     check_stream(text_generation.stream(model_url, EMOJI, max_new_tokens=24), answer)

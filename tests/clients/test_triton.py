@@ -26,7 +26,7 @@ def joined(events: list[Any]) -> str:
 # -- the demo model ------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_and_its_stream(triton: Driver, triton_url: str) -> None:
+def test_an_answer_and_its_stream_for_triton(triton: Driver, triton_url: str) -> None:
     answer = triton.generate(triton_url, PARIS, max_tokens=8)
     assert answer.keys() == {"model_name", "model_version", "text_output"}
     assert answer["text_output"].startswith(f"{PARIS} Paris")
@@ -88,7 +88,7 @@ def test_figures_beside_the_text(triton: Driver, triton_url: str) -> None:
     assert events[-1]["cum_log_probs"] == pytest.approx(answer["cum_log_probs"], abs=0.1)
 
 
-def test_a_seed_repeats_the_text(triton: Driver, triton_url: str) -> None:
+def test_a_seed_repeats_the_text_for_triton(triton: Driver, triton_url: str) -> None:
     names: dict[str, Any] = {"max_tokens": 8, "temperature": 1.0, "top_k": 50, "exclude_input_in_output": True}
     first, again, other = (triton.generate(triton_url, PARIS, random_seed=seed, **names) for seed in (7, 7, 8))
     assert first == again
@@ -103,13 +103,13 @@ def test_beams(triton: Driver, triton_url: str) -> None:
     assert len(answer["output_log_probs"]) == 8
 
 
-def test_characters_made_of_several_tokens_come_whole(triton: Driver, triton_url: str) -> None:
+def test_characters_made_of_several_tokens_come_whole_for_triton(triton: Driver, triton_url: str) -> None:
     text = joined(triton.stream(triton_url, EMOJI, max_tokens=16))
     assert "👩\u200d🚀" in text
     assert "\ufffd" not in text
 
 
-def test_the_end_of_sequence_token_is_no_text(triton: Driver, triton_url: str) -> None:
+def test_the_end_of_sequence_token_is_no_text_for_triton(triton: Driver, triton_url: str) -> None:
     answer = triton.generate(triton_url, CHAT, max_tokens=200, return_finish_reason=True, exclude_input_in_output=True)
     assert "Paris" in answer["text_output"]
     assert "<|im_end|>" not in answer["text_output"]
@@ -159,7 +159,7 @@ def test_the_shape_of_the_llmapi_model(triton: Driver, triton_url: str) -> None:
         ({"guided_decoding_guide_type": "xml"}, '400 guided_decoding_guide_type="xml": must be one of'),
     ],
 )
-def test_refusals(triton: Driver, triton_url: str, how: str, names: dict[str, Any], says: str) -> None:
+def test_refusals_for_triton(triton: Driver, triton_url: str, how: str, names: dict[str, Any], says: str) -> None:
     outcome = triton.call(how, triton_url, PARIS, **names)
     assert outcome.error == "__main__.Refused"
     assert outcome.message.startswith(says)
@@ -179,7 +179,9 @@ def test_an_unknown_model(triton: Driver, triton_url: str, how: str) -> None:
     assert outcome.message == "404 Request for unknown model: 'x' is not found; served here: model"
 
 
-def test_a_stream_that_fails_brings_its_tokens_before_the_error(triton: Driver, triton_echo_url: str) -> None:
+def test_a_stream_that_fails_brings_its_tokens_before_the_error_for_triton(
+    triton: Driver, triton_echo_url: str
+) -> None:
     events = triton.stream(triton_echo_url, "a b <raise> c", max_tokens=9)
     assert joined(events[:-1]) == " a b"
     assert events[-1].keys() == {"error"}
@@ -194,7 +196,7 @@ def test_a_failure_before_the_first_token_is_a_status(triton: Driver, triton_ech
     assert outcome.events == []
 
 
-def test_echoed_words_come_one_by_one(triton: Driver, triton_echo_url: str) -> None:
+def test_echoed_words_come_one_by_one_for_triton(triton: Driver, triton_echo_url: str) -> None:
     words = [f" {word}" for word in UNICODE.split()]
     events = triton.stream(triton_echo_url, UNICODE, max_tokens=len(words))
     assert [event["text_output"] for event in events] == words

@@ -180,7 +180,7 @@ convert.convert(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
-def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -> None:
+def test_a_kill_half_way_leaves_nothing_that_counts_in_convert(source: Path, cache: Path) -> None:
     """SIGKILL gives no chance to tidy up: the next conversion does, and never takes the half for the whole."""
     path = os.pathsep.join(filter(None, [str(Path(module.__file__).parents[3]), os.environ.get("PYTHONPATH")]))
     killed = subprocess.run(

@@ -446,7 +446,7 @@ def test_a_wrong_start_says_why_at_once(version: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("version", versions()[-1:])
-def test_a_missing_package_is_named(version: str) -> None:
+def test_a_missing_package_is_named_under_djl(version: str) -> None:
     """A module in the model directory comes before the installed one."""
     broken = {"orjson.py": "raise ImportError(\"No module named 'orjson'\")\n"}
     with pytest.raises(StartFailed) as failed, djl(version, ECHO, broken):

@@ -277,7 +277,7 @@ def test_a_stop_id_is_cut_from_the_ids_and_not_from_the_log_probabilities(now: D
     assert kept.token_ids == whole[:4]
 
 
-def test_log_probabilities(now: Double) -> None:
+def test_log_probabilities_in_double(now: Double) -> None:
     output = now.ask(temperature=5.0, top_k=0, top_p=1.0, logprobs=2, max_tokens=30, end_id=-1)[1].outputs[0]
     for id, entry in zip(output.token_ids, output.logprobs, strict=True):
         assert id in entry

@@ -107,7 +107,7 @@ def test_a_word_that_the_front_end_cannot_take_is_refused_with_its_words(server:
     assert "999999" in answer.text
 
 
-def test_who_leaves_is_given_up_there(server: AppServer, front: Front) -> None:
+def test_who_leaves_is_given_up_there_in_rust_front_end(server: AppServer, front: Front) -> None:
     before = sum(metric(front.url, ABORTED))  # its line comes with the first
     body = {"prompt": "Once upon", "max_tokens": 400, "stream": True}
     with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:

@@ -121,7 +121,7 @@ def server(dynamo: Cluster, model: Path) -> Iterator[AppServer]:
 
 
 @pytest.mark.parametrize("name", golden.one_of_each(golden.BY_ROLLING_BATCH))  # test_echo.py asks all
-def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
+def test_a_golden_request_is_answered_as_by_echo_in_dynamo(server: AppServer, echo: AppServer, name: str) -> None:
     golden.check(name, echo, server)
 
 

@@ -43,7 +43,7 @@ def server(vllm_server: VllmServer, model: Path) -> Iterator[AppServer]:
 
 
 @pytest.mark.parametrize("name", [*golden.BY_ROLLING_BATCH][::8])  # `make test-dynamo` asks all, in a tenth of the time
-def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
+def test_a_golden_request_is_answered_as_by_echo_in_vllm(server: AppServer, echo: AppServer, name: str) -> None:
     golden.check(name, echo, server)
 
 
@@ -103,7 +103,7 @@ def test_vllms_words_are_the_error(server: AppServer) -> None:
     assert f"greater than max allowed: {MOST_LOGPROBS}" in answer.json()["error"]["message"]
 
 
-def test_who_leaves_is_given_up_there(server: AppServer, vllm_server: VllmServer) -> None:
+def test_who_leaves_is_given_up_there_in_vllm(server: AppServer, vllm_server: VllmServer) -> None:
     cancelled = server.metric(CANCELLED)
     body = {**TALE, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:

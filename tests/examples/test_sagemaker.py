@@ -92,7 +92,7 @@ def run_held(script: str, loop: Loop, local: Served, python: str = sys.executabl
     return (first + rest).decode()
 
 
-def test_invoke(lmi: Served) -> None:
+def test_invoke_in_sagemaker(lmi: Served) -> None:
     answer, _, finish = run(SCRIPTS / "invoke.py", **aws_variables(lmi.url)).rstrip().rpartition("\n")
     assert answer.startswith(ANSWER)
     assert finish == "length after 24 tokens"

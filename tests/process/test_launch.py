@@ -171,7 +171,7 @@ def test_a_small_context_is_told(programs: Path) -> None:
         (["claude", "--print", "--url", "URL", "--name", "other"], "has no model other; its models are qwen, model"),
     ],
 )
-def test_refusals(
+def test_refusals_in_launch(
     words: list[str],
     said: str,
     server: LiveServer,

@@ -323,7 +323,7 @@ def test_a_failed_stream_is_not_kept() -> None:
         assert not_found(send(server, user("two"), **go_on(found[0]["message"]["id"])))
 
 
-def test_a_directory_survives_a_restart(tmp_path: Path) -> None:
+def test_a_directory_survives_a_restart_in_anthropic(tmp_path: Path) -> None:
     options = ("--engine", "echo", "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as server:
         first = send(server, user("one two"), **CREATE, max_tokens=9).json()

@@ -196,7 +196,7 @@ def test_an_embedding_model_ranks_by_the_cosine_that_score_has(servers: dict[str
     assert model["input_modalities"] == ["text"]
 
 
-def test_labels(servers: dict[str, LiveServer]) -> None:
+def test_labels_in_embeddings(servers: dict[str, LiveServer]) -> None:
     server = servers["text-classification"]
     one = ask(server, "/predict", {"inputs": "a b"})
     assert sum(label["score"] for label in one) == pytest.approx(1)
@@ -309,7 +309,7 @@ def test_embeddings(embedding: LiveServer) -> None:
     numpy.testing.assert_allclose(short, wanted[3, :8], atol=1e-4)
 
 
-def test_a_model_of_the_hub(tmp_path: Path) -> None:
+def test_a_model_of_the_hub_in_embeddings(tmp_path: Path) -> None:
     """Its task is read from what was fetched. Code and options that lie beside it are the hub's, not the user's."""
     foreign = {"model.py": b"raise SystemExit('it runs')", "serving.properties": b"option.task=rerank\n"}
     files = files_of(write_model(tmp_path / "bert", "bert")) | foreign

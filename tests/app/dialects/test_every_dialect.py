@@ -183,7 +183,7 @@ def test_neighbours_get_their_own_tokens(paced: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("name", [*DIALECTS, "two prompts"])
-def test_a_client_that_leaves_ends_its_request(paced: LiveServer, name: str) -> None:
+def test_a_client_that_leaves_ends_its_request_in_every_dialect(paced: LiveServer, name: str) -> None:
     dialect, before = DIALECTS.get(name, DIALECTS["openai completions"]), paced.metric(CANCELLED)
     body = dialect.body("a", 100_000)
     if name == "two prompts":

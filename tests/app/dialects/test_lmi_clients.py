@@ -333,7 +333,7 @@ def named(adapter: str | None) -> dict[str, str]:
         {"max_new_tokens": 16},  # at the wrong place
     ],
 )
-def test_prompts(server: LiveServer, more: dict[str, Any], stream: bool) -> None:
+def test_prompts_in_lmi_clients(server: LiveServer, more: dict[str, Any], stream: bool) -> None:
     last = accept(server.post({"inputs": "He is working on", **more, "stream": stream}), stream=stream)
     assert last["generated_text"].startswith(" He is working on He")
     if more.get("parameters", {}).get("details"):

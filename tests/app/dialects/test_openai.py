@@ -128,7 +128,7 @@ def test_a_completions_stream_byte_by_byte(paced: LiveServer) -> None:
 
 
 @BOTH
-def test_a_silent_stream_says_that_it_is_there(path: str, body: dict[str, Any]) -> None:
+def test_a_silent_stream_says_that_it_is_there_in_openai(path: str, body: dict[str, Any]) -> None:
     slow = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=2")
     with impatient(*slow) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(events, server, path, body)

@@ -65,7 +65,7 @@ def test_each_event_is_a_chunk(paced: LiveServer) -> None:
     assert dechunked(rest) == b"".join(sent)
 
 
-def test_a_silent_stream_says_that_it_is_there() -> None:
+def test_a_silent_stream_says_that_it_is_there_in_tgi_routes() -> None:
     """Before the first token as between two: the second request waits for its place. MindIE's document has no such."""
     pace = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=2")
     with impatient(*pace, keep_alive=0.2) as server, ThreadPoolExecutor(1) as pool:

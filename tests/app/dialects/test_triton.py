@@ -70,7 +70,7 @@ def test_no_content_type_is_asked_for(slow_server: LiveServer, version: str, hea
     assert b'"text_output":"a b a b a"' in raw(slow_server, post_bytes(ASK, path, headers), until=b"}")
 
 
-def test_a_model_may_have_a_name() -> None:
+def test_a_model_may_have_a_name_in_triton() -> None:
     with serve("--engine", "echo", "-o", "option.model_name=ensemble") as server:
         server.wait_ready()
         found = server.post(ASK, "/v2/models/ensemble/generate").json()
@@ -79,7 +79,7 @@ def test_a_model_may_have_a_name() -> None:
         assert server.post(ASK, GENERATE).status_code == 404
 
 
-def test_unknown_names_are_reported(slow_server: LiveServer) -> None:
+def test_unknown_names_are_reported_in_triton(slow_server: LiveServer) -> None:
     for path in (GENERATE, STREAM):
         found = slow_server.post({**ASK, "accumulate_tokens": True, "parameters": {"x": 1}}, path)
         assert found.status_code == 200

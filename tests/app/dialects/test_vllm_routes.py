@@ -271,7 +271,7 @@ def test_what_pooling_refuses(pooling: LiveServer, body: Any, words: str) -> Non
     assert words in refusal(pooling, "/pooling", body)["message"]
 
 
-def test_labels(pooling: LiveServer) -> None:
+def test_labels_in_vllm_routes(pooling: LiveServer) -> None:
     if "text-embedding" in http.get(pooling.url + "/info").text:
         message = refusal(pooling, "/classify", {"input": "a"}, 404)["message"]
         assert "it is for option.task=text-classification, and this model's task is text-embedding" in message

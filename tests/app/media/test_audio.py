@@ -304,7 +304,7 @@ BODIES: dict[str, tuple[bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_wrong_bodies(server: LiveServer, name: str) -> None:
+def test_wrong_bodies_in_audio(server: LiveServer, name: str) -> None:
     body, content_type, words = BODIES[name]
     answer = http.post(server.url + TRANSCRIPTIONS, content=body, headers={"content-type": content_type})
     assert answer.status_code == 400, answer.text

@@ -102,7 +102,7 @@ def test_an_endpoint(cloud: Cloud, tmp_path: Path, main: Deployer, region: str) 
 
 
 @pytest.mark.parametrize("region", REGIONS[:1])
-def test_components_with_an_adapter(cloud: Cloud, tmp_path: Path, main: Deployer, region: str) -> None:
+def test_components_with_an_adapter_in_permissions(cloud: Cloud, tmp_path: Path, main: Deployer, region: str) -> None:
     live(main, tmp_path, prepared(cloud, region, COMPONENTS), "--component", "base", "3")
     assert not cloud.sagemaker.things
 

@@ -201,7 +201,7 @@ def test_an_index_of_platforms_is_refused(ready: Cloud) -> None:
     [(200, Verdict.OK, "on the hub"), (401, Verdict.WARNING, "is private or gated"),
      (403, Verdict.WARNING, "is private or gated"), (404, Verdict.WARNING, "has no file config.json")],
 )  # fmt: skip
-def test_a_model_of_the_hub(ready: Cloud, status: int, verdict: Verdict, says: str) -> None:
+def test_a_model_of_the_hub_in_preflight(ready: Cloud, status: int, verdict: Verdict, says: str) -> None:
     found = run("model", fetch=hub(status))
     assert found.verdict is verdict
     assert says in found.says

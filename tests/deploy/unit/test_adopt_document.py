@@ -54,7 +54,7 @@ def render() -> str:
 # -- docs/adopt.md says what becomes of the public endpoints -----------------------------------------------------------
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_the_document_is_up_to_date_in_adopt_document() -> None:
     assert len(PUBLIC) >= 30
     written = DOCUMENT.read_text(encoding="utf-8")
     assert written == render(), "write it anew: python -m tests.deploy.unit.test_adopt_document"

@@ -78,7 +78,7 @@ COMPONENTS = {"components": [{"name": "chat"}]}
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_said(content: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_said_in_beside(content: dict[str, Any], line: str, tmp_path: Path) -> None:
     lines = refused(content, tmp_path)
     assert [one for one in lines if one.startswith(line)] != [], lines
 

@@ -247,7 +247,7 @@ def partition(kind: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_does_not_go_together_is_said(content: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_said_in_passthrough(content: dict[str, Any], line: str, tmp_path: Path) -> None:
     assert [one for one in refused(content, tmp_path) if line in one] != []
 
 

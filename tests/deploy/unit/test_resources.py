@@ -420,7 +420,7 @@ def test_requests(case: str, request: pytest.FixtureRequest) -> None:
     assert found == json.loads(path.read_text())
 
 
-def test_every_golden_file_has_its_case() -> None:
+def test_every_golden_file_has_its_case_in_resources() -> None:
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(CASES)
 
 

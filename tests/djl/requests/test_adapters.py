@@ -246,7 +246,7 @@ def test_a_request_cannot_register(server: DjlServer, files: Path) -> None:
         assert generate(server, "a").status_code == 424
 
 
-def test_a_killed_engines_successor_knows_them_all(server: DjlServer, files: Path) -> None:
+def test_a_killed_engines_successor_knows_them_all_under_djl(server: DjlServer, files: Path) -> None:
     assert register(server, "a", files / "a").status_code == 200
     id = id_of(generate(server, "a"))
     os.kill(server.engine_pid(), signal.SIGKILL)
@@ -312,7 +312,7 @@ def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothin
 
 
 @pytest.mark.parametrize("version", versions())
-def test_a_broken_one_beside_the_model_fails_the_start_by_name(version: str) -> None:
+def test_a_broken_one_beside_the_model_fails_the_start_by_name_under_djl(version: str) -> None:
     with (
         pytest.raises(StartFailed, match=r"the adapter broken cannot be used: src=.* contains no adapter_config.json"),
         djl(version, {**OPTIONS, **MODES["rolling"]}, {**FILES, "adapters/broken/adapter_model.bin": ""}),

@@ -72,7 +72,7 @@ triton = drivers("triton", "drive_triton")
 # -- text_generation -------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_and_its_stream(text_generation: Driver, url: str) -> None:
+def test_an_answer_and_its_stream_under_djl(text_generation: Driver, url: str) -> None:
     answer = text_generation.generate(url, PARIS, max_new_tokens=8)
     check_answer(answer, tokens=8)
     first = answer["details"]["tokens"][0]
@@ -88,7 +88,7 @@ def test_the_end_of_sequence_token_is_told(text_generation: Driver, url: str) ->
     check_stream(text_generation.stream(url, CHAT, max_new_tokens=60), answer)
 
 
-def test_characters_made_of_several_tokens_come_whole(text_generation: Driver, url: str) -> None:
+def test_characters_made_of_several_tokens_come_whole_under_djl(text_generation: Driver, url: str) -> None:
     events = text_generation.stream(url, EMOJI, max_new_tokens=16)
     text = joined([event["token"] for event in events])
     assert "👩\u200d🚀" in text

@@ -50,7 +50,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("version", "task", "mode"), PLACES)
-def test_djl_answers_as_the_embedded_server(version: str, task: str, mode: str) -> None:
+def test_djl_answers_as_the_embedded_server_in_dialects(version: str, task: str, mode: str) -> None:
     handler = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "option.task": task}
     release = LMIS if mode == "async schema" else {}
     own_options = options(f"option.task={task}", *(f"{key}={value}" for key, value in release.items()))

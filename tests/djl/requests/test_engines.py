@@ -79,7 +79,7 @@ def test_a_stream_is_the_embedded_servers(server: DjlServer, embedded: LiveServe
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_request_is_refused_by_name(server: DjlServer, name: str) -> None:
+def test_a_request_is_refused_by_name_under_djl(server: DjlServer, name: str) -> None:
     parameters, message = REFUSED[name]
     assert message in str(server.post(body(parameters)).json())
 

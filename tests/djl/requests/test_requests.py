@@ -348,7 +348,7 @@ def test_embedded_server_says_what_the_table_says(embedded: Embedded, mode: str,
     indirect=["server"],
     scope="module",
 )
-def test_djl_answers_as_the_embedded_server(
+def test_djl_answers_as_the_embedded_server_in_requests(
     server: DjlServer, embedded: Embedded, version: str, mode: str, row: Row
 ) -> None:
     wanted = expected(version, mode, row, embedded.answer(mode, row))

@@ -239,7 +239,7 @@ def test_a_prompt_from_the_cache_is_told_from_a_wrong_answer(model: Path) -> Non
         assert "enable_prefix_caching=false" in found.unsupported["prompt_logprobs"]
 
 
-def test_a_salt_divides_the_prefix_cache(model: Path) -> None:
+def test_a_salt_divides_the_prefix_cache_with_trtllm(model: Path) -> None:
     with loaded(model, "version=1.2.1") as found:
         found.double._cached.clear()
         for salt in ("a", "b", "a", "", "b", "", ""):
@@ -321,7 +321,7 @@ def test_the_sampler_without_log_probabilities_says_none(other: Loaded) -> None:
 
 
 @pytest.mark.parametrize("manners", ["version=1.2.1", "version=1.3.0"])
-def test_beams_come_at_the_end_the_best_first(model: Path, manners: str) -> None:
+def test_beams_come_at_the_end_the_best_first_with_trtllm(model: Path, manners: str) -> None:
     with loaded(model, manners, engine_options={"max_beam_width": 4}) as found:
         greedy = found.one(ignore_eos=True, max_new_tokens=8).ids
         outputs = found.run(key := found.add(num_beams=4, max_new_tokens=8, ignore_eos=True))[key]

@@ -78,7 +78,7 @@ def test_ids_are_those_that_were_counted(now: Loaded) -> None:
     assert ids.index(beyond) == len(now.tokenizer.encode("<|im_start|>user\n").ids) + 1
 
 
-def test_equal_images_hit_the_prefix_cache_and_others_never(now: Loaded) -> None:
+def test_equal_images_hit_the_prefix_cache_and_others_never_with_trtllm(now: Loaded) -> None:
     """Of one colour and as many pixels: TensorRT-LLM hashes both the same."""
     wide, high = picture(280, 140, 7), picture(140, 280, 7)
     first, other = seen(now, now.look(QUESTION, wide)), seen(now, now.look(QUESTION, high))

@@ -61,12 +61,12 @@ def test_a_parameter(setting: tuple[LiveServer, Any], model: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", CHAT_VALUES)
-def test_a_chats_parameter(setting: tuple[LiveServer, Any], name: str) -> None:
+def test_a_chats_parameter_with_trtllm(setting: tuple[LiveServer, Any], name: str) -> None:
     server, missing = setting
     check_chat(server, "trtllm", name, unmet=missing(CHAT))
 
 
 @pytest.mark.parametrize("name", TGI_VALUES)
-def test_a_parameter_of_tgis(setting: tuple[LiveServer, Any], name: str) -> None:
+def test_a_parameter_of_tgis_with_trtllm(setting: tuple[LiveServer, Any], name: str) -> None:
     server, missing = setting
     check_tgi(server, "trtllm", name, unmet=missing(TGI))

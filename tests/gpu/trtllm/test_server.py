@@ -48,7 +48,7 @@ def test_a_request_is_answered(server: LiveServer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["greedy", "to the end", "sampled", "stop sequence"])
-def test_a_stream_is_the_answer_in_pieces(server: LiveServer, name: str) -> None:
+def test_a_stream_is_the_answer_in_pieces_with_trtllm(server: LiveServer, name: str) -> None:
     whole = server.post(body(CASES[name].parameters)).json()
     found = lines(server.post(body(CASES[name].parameters, stream=True)))
     assert [line["token"] for line in found] == whole["details"]["tokens"]
@@ -57,13 +57,13 @@ def test_a_stream_is_the_answer_in_pieces(server: LiveServer, name: str) -> None
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_request_is_refused_by_name(server: LiveServer, name: str) -> None:
+def test_a_request_is_refused_by_name_with_trtllm(server: LiveServer, name: str) -> None:
     parameters, message = REFUSED[name]
     found = server.post(body(parameters))
     assert (found.status_code, message in found.text) == (424, True), found.text
 
 
-def test_a_chat(server: LiveServer) -> None:
+def test_a_chat_with_trtllm(server: LiveServer) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     found = server.post({"messages": messages, "max_tokens": 6, "logprobs": True, "temperature": 0}).json()
     assert found["usage"]["completion_tokens"] <= 6
@@ -103,7 +103,7 @@ def test_a_silent_engine_is_replaced(model: Path) -> None:
         assert server.post(body({"max_new_tokens": 3})).status_code == 200
 
 
-def test_a_client_that_leaves_frees_its_place(server: LiveServer) -> None:
+def test_a_client_that_leaves_frees_its_place_with_trtllm(server: LiveServer) -> None:
     long = body({"max_new_tokens": 400, "ignore_eos_token": True}, stream=True)
     with http.stream("POST", server.url + "/invocations", json=long, timeout=30) as answer:
         assert json.loads(next(answer.iter_lines()))["token"]

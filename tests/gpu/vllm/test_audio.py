@@ -31,7 +31,7 @@ def hearing(model: Path) -> Iterator[Compared]:
     driver.engine.close()
 
 
-def test_tokens_are_those_of_transformers_alone_and_in_company(hearing: Compared) -> None:
+def test_tokens_are_those_of_transformers_alone_and_in_company_in_audio(hearing: Compared) -> None:
     for case in CASES:
         hearing.check([case])
     hearing.check([*CASES, *reversed(CASES)])

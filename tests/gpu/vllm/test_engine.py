@@ -118,7 +118,7 @@ def test_an_answer_has_only_allowed_tokens(vllm: Driver) -> None:
     assert {*ids(choice)} <= {*allowed}
 
 
-def test_a_salt_divides_the_prefix_cache(vllm: Driver) -> None:
+def test_a_salt_divides_the_prefix_cache_with_vllm(vllm: Driver) -> None:
     prompt = f"{STORY} there were many people. " * 8
 
     def cached(**more: Any) -> int:

@@ -39,7 +39,7 @@ def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Compared)
     vision.check([*CASES, *reversed(CASES)])
 
 
-def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Compared) -> None:
+def test_equal_images_hit_the_prefix_cache_and_others_never_with_vllm(vision: Compared) -> None:
     def hits() -> int:
         vision.driver.engine.step(timeout=0.1)  # the statistics come after the last tokens
         found = vision.driver.engine.statistics
@@ -55,7 +55,7 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Compared) ->
 
 
 @pytest.mark.parametrize("model", ["qwen2_vl"], indirect=True)  # one family: a start takes long
-def test_over_http(model: Path, vision: Compared) -> None:
+def test_over_http_with_vllm(model: Path, vision: Compared) -> None:
     small = (
         "dtype=fp32",
         "enforce_eager=true",

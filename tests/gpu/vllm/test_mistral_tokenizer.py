@@ -105,7 +105,7 @@ def test_a_chat_has_vllms_ids(
     assert ids == vllms.apply_chat_template(given, tools or None, add_generation_prompt=True)
 
 
-def test_an_answer_is_continued(ours: MistralTokenizer) -> None:
+def test_an_answer_is_continued_in_mistral_tokenizer(ours: MistralTokenizer) -> None:
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "the"}]
     options = TemplateOptions(add_generation_prompt=False, continue_final_message=True)
     assert ours.vocabulary is not None

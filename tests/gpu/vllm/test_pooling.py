@@ -42,7 +42,7 @@ def computed(batcher: Batcher, requests: list[tuple[list[int], Pooling]]) -> lis
     ("name", "mode", "task"),
     [("bert", "mean", Task.EMBEDDING), ("bert reranker", "logits", Task.RERANK)],
 )
-def test_numbers_are_those_of_transformers_alone_and_in_company(
+def test_numbers_are_those_of_transformers_alone_and_in_company_with_vllm(
     tmp_path: Path, name: str, mode: str, task: Task
 ) -> None:
     model = write_model(tmp_path, name, mode)

@@ -32,12 +32,12 @@ def test_a_parameter(server: LiveServer, hf_demo: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHAT_VALUES)
-def test_a_chats_parameter(server: LiveServer, name: str) -> None:
+def test_a_chats_parameter_with_vllm(server: LiveServer, name: str) -> None:
     check_chat(server, "vllm", name)
 
 
 @pytest.mark.parametrize("name", TGI_VALUES)
-def test_a_parameter_of_tgis(server: LiveServer, name: str) -> None:
+def test_a_parameter_of_tgis_with_vllm(server: LiveServer, name: str) -> None:
     check_tgi(server, "vllm", name, unmet={"adapter_id"})
 
 
@@ -45,7 +45,7 @@ def lines(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def test_a_stream_is_the_answer_in_pieces(server: LiveServer) -> None:
+def test_a_stream_is_the_answer_in_pieces_with_vllm(server: LiveServer) -> None:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 20, "details": True}}
     whole = server.post(body).json()
     found = lines(server.post({**body, "stream": True}))
@@ -112,7 +112,7 @@ def test_tritons_sequences_and_words(server: LiveServer) -> None:
     assert len(set(several)) == 2
 
 
-def test_a_client_that_leaves_frees_its_place(server: LiveServer) -> None:
+def test_a_client_that_leaves_frees_its_place_with_vllm(server: LiveServer) -> None:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 1500, "ignore_eos_token": True}, "stream": True}
     with http.stream("POST", f"{server.url}/invocations", json=body, timeout=30) as answer:
         next(answer.iter_lines())
@@ -264,7 +264,7 @@ def test_tools_are_called_where_they_must_be(server: LiveServer) -> None:
     assert json.loads("".join(pieces)).keys() == {"city"}
 
 
-def test_a_strict_tools_call_follows_its_schema(server: LiveServer) -> None:
+def test_a_strict_tools_call_follows_its_schema_with_vllm(server: LiveServer) -> None:
     assert calls(ask(server, *REPEAT)) == [("weather", {"city": "Paris"})]
     ((name, arguments),) = calls(ask(server, *REPEAT, strict=True))
     assert (name, arguments["city"]) == ("weather", "Paris")

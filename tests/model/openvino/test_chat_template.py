@@ -71,7 +71,7 @@ def test_a_message_is_not_a_template(tokenizer: OpenVinoTokenizer) -> None:
     assert "{{ 7*7 }} {% if %}" in tokenizer.encode_chat([{"role": "user", "content": "{{ 7*7 }} {% if %}"}]).text
 
 
-def test_a_model_without_template_says_so(demo_model: Path, tmp_path: Path) -> None:
+def test_a_model_without_template_says_so_in_chat_template(demo_model: Path, tmp_path: Path) -> None:
     bare = saying(demo_model, "", tmp_path)
     with pytest.raises(InvalidPayload, match="the model has no chat template"):
         bare.encode_chat(MESSAGES)
@@ -91,7 +91,7 @@ def test_what_the_template_refuses_is_refused_in_its_words(demo_model: Path, tmp
         strict.encode_chat(MESSAGES)
 
 
-def test_tools_go_to_a_template_that_has_a_place_for_them(demo_model: Path, tmp_path: Path) -> None:
+def test_tools_go_to_a_template_that_has_a_place_for_them_in_chat_template(demo_model: Path, tmp_path: Path) -> None:
     template = (
         "{% for tool in tools %}T:{{ tool | tojson }}{% endfor %}"
         "{% for m in messages %}{{ m.role }}:{{ m.content }}"

@@ -415,7 +415,7 @@ def test_what_the_reader_cannot_read_is_named(tmp_path: Path, kind: Kind, old: b
         converted_model(source, tmp_path / "cache", "exact")
 
 
-def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
+def test_a_kill_half_way_leaves_nothing_that_counts_in_gguf_weights(tmp_path: Path) -> None:
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q4_1)
     code = "import sys; from pathlib import Path; from handler.engines.openvino.gguf import converted_model\n"

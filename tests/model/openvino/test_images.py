@@ -49,7 +49,7 @@ def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Compared)
     vision.check([*CASES, *reversed(CASES)])
 
 
-def test_over_http(model: Path, vision: Compared) -> None:
+def test_over_http_in_openvino_images(model: Path, vision: Compared) -> None:
     with serve(str(model), "-o", "option.dtype=fp32") as server:
         check_over_http(server, vision)
 

@@ -107,7 +107,7 @@ def test_a_short_clip_waits_for_one_piece_of_a_long_one(engine: EngineSupervisor
 
 
 @pytest.mark.parametrize("language", ["en", ""])
-def test_times(timed: EngineSupervisor, tokenizer: Tokenizer, language: str) -> None:
+def test_times_in_whisper(timed: EngineSupervisor, tokenizer: Tokenizer, language: str) -> None:
     (found,) = transcribe(timed, [prompt(tokenizer, Case(clip(40.0, 5), language, "transcribe"), timed=True)])
     assert found.error is None
     first, second = (heard for _, heard in found.pieces)
@@ -146,7 +146,7 @@ def test_a_graph_that_is_missing_stops_the_start(model: Path, tmp_path: Path) ->
         check(str(tmp_path), config(tmp_path))
 
 
-def test_over_http(model: Path) -> None:
+def test_over_http_in_whisper(model: Path) -> None:
     def ask(case: Case) -> str:
         path = "translations" if case.task == "translate" else "transcriptions"
         file = clip_file(numpy.frombuffer(case.clip.data, numpy.float32), SAMPLE_RATE, subtype="FLOAT")

@@ -426,7 +426,7 @@ class TestModel:
         assert after[-1].finish is Finish.EOS
         assert ids(without) == ids(ruled)
 
-    def test_beams_come_at_the_end_the_best_first(self, driver: Driver) -> None:
+    def test_beams_come_at_the_end_the_best_first_in_conformance(self, driver: Driver) -> None:
         driver.needs("num_beams")
         deltas = driver.one("The capital of France is", num_beams=3, max_new_tokens=6)
         assert [delta.sequence for delta in deltas] == [0, 1, 2]

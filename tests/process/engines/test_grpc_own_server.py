@@ -256,7 +256,7 @@ def test_vllm_itself_is_started(hf_demo: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"base_url_kind": "trtllm"}, "option.dtype=bf16: the trtllm server has no flag for it"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
+def test_options_that_do_not_go_together_are_refused_in_grpc_own_server(
     model: Path, python: Path, options: dict[str, Any], words: str
 ) -> None:
     isolation = options.get("isolation", "auto")

@@ -85,7 +85,7 @@ def test_a_golden_request_is_answered_as_by_our_own_server(mounted: Hypercorn, o
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request(slow: Hypercorn, stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_request_in_asgi_servers(slow: Hypercorn, stream: bool) -> None:
     before = slow.metric(CANCELLED)
     body = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "stream": stream}
     url = f"{slow.url}/v1/completions"

@@ -44,7 +44,7 @@ def properties(tmp_path: Path) -> Path:
     return tmp_path / "serving.properties"
 
 
-def test_defaults_are_lmis() -> None:
+def test_defaults_are_lmis_in_loader() -> None:
     found = config()
     assert (found.max_rolling_batch_size, found.job_queue_size, found.batch_size) == (32, 1000, 1)
     assert (found.max_batch_delay, found.max_request_size, found.predict_timeout) == (100, 67_108_864, 120)

@@ -62,7 +62,7 @@ def _meaning(option: Option) -> str:
     return _PAGE.sub(r"[\1](\1)", option.help.replace("<", "&lt;")) + also
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_the_document_is_up_to_date_in_options_document() -> None:
     assert DOCUMENT.read_text() == render(), "`python -m tests.unit.config.test_options_document` writes it"
 
 

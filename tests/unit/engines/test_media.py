@@ -74,7 +74,7 @@ def test_tokens_of_audio(config: dict[str, Any], placeholder: int, samples: int,
     assert (found.placeholder, found.count((samples,))) == (placeholder, number)
 
 
-def test_what_takes_no_images_says_why(tmp_path: Path) -> None:
+def test_what_takes_no_images_says_why_in_media(tmp_path: Path) -> None:
     assert no_images(write(tmp_path, {"model_type": "llama"})) == "the model accepts text only"
     assert "model_type gemma3 " in no_images(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
     assert "pixtral" in no_images(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
@@ -191,7 +191,7 @@ def test_times_are_special_tokens_though_the_tokenizer_lacks_them() -> None:
     assert {IDS.of_time(0), IDS.of_time(30), 10} <= vocabulary.special
 
 
-def test_prompts() -> None:
+def test_prompts_in_media() -> None:
     def ids(**asked: object) -> list[int]:
         return tokenizer().encode_chat((), options=TemplateOptions(arguments=tuple(asked.items()))).ids
 

@@ -359,7 +359,9 @@ def openvino_computed(engine: Any, requests: Iterable[tuple[int, list[int], Pool
     ("name", "mode"),
     [*zip(["bert", "bert", "xlm-roberta", "xlm-roberta"], MODES, strict=True), *((name, "logits") for name in KINDS)],
 )
-def test_numbers_are_those_of_transformers_alone_and_in_company(tmp_path: Path, name: str, mode: str) -> None:
+def test_numbers_are_those_of_transformers_alone_and_in_company_in_engines(
+    tmp_path: Path, name: str, mode: str
+) -> None:
     kind = {Task.CLASSIFICATION: "classify", Task.RERANK: "score"}.get(KINDS.get(name, Task.EMBEDDING), "embed")
     pairs = name == "bert reranker"
     requests = [

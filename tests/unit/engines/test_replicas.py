@@ -523,7 +523,7 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @in_one_test("shared", ["", "system: You are a helpful assistant that answers at length\n"])
 @in_one_test("order", ["one after another", "in turns", "at random"])
-def test_ten_conversations_of_ten_turns_stay_and_spread(order: str, shared: str) -> None:
+def test_ten_conversations_of_ten_turns_stay_and_spread_in_engines(order: str, shared: str) -> None:
     router, rng = Router(16), random.Random(order)
     turns = [number for number in range(10) for _ in range(10)]
     if order == "in turns":

@@ -144,12 +144,12 @@ def test_a_chat_is_laid_out_by_the_template(loaded: dict[str, HfTokenizer], kind
     assert prompt.text == "<|im_start|>user\nHi {{ 1 + 1 }}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_what_the_template_refuses_is_refused_in_its_words(loaded: dict[str, HfTokenizer]) -> None:
+def test_what_the_template_refuses_is_refused_in_its_words_in_tokenizer(loaded: dict[str, HfTokenizer]) -> None:
     with pytest.raises(InvalidPayload, match="'messages': the model's chat template refuses them: no tools here"):
         loaded["byte_level"].encode_chat([{"role": "tool", "content": "x"}])
 
 
-def test_a_model_without_template_says_so(tmp_path: Path) -> None:
+def test_a_model_without_template_says_so_in_tokenizer(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(write(tmp_path / "plain", byte_level(), template=None))
     with pytest.raises(InvalidPayload, match="the model has no chat template"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])
@@ -211,7 +211,7 @@ def _demo(directory: Path) -> HfTokenizer:
     return HfTokenizer(directory)
 
 
-def test_tools_go_to_a_template_that_has_a_place_for_them(tmp_path: Path) -> None:
+def test_tools_go_to_a_template_that_has_a_place_for_them_in_tokenizer(tmp_path: Path) -> None:
     template = (
         "{% for tool in tools or [] %}T:{{ tool | tojson }}\n{% endfor %}"
         "{% for m in messages %}{{ m.role }}:{{ m.content }}"
@@ -269,7 +269,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
         ([USER, ASSISTANT], TemplateOptions((), False, True), "user:Hi\nassistant:<think>Hm</think>Yes."),
     ],
 )
-def test_a_template_of_an_option_gets_what_the_request_says(
+def test_a_template_of_an_option_gets_what_the_request_says_in_tokenizer(
     thinking: HfTokenizer, messages: list[dict[str, str]], options: TemplateOptions, wanted: str
 ) -> None:
     assert thinking.chat_template == THINKING

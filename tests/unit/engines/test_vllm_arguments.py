@@ -223,7 +223,7 @@ def test_guides_can_be_switched_off() -> None:
         ("", {}, set()),
     ],
 )
-def test_structural_tags_are_xgrammars(
+def test_structural_tags_are_xgrammars_in_vllm_arguments(
     version: str, options: dict[str, Any], styles: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handler.engines.vllm.sampling.find_spec", lambda name: name if version else None)
@@ -313,7 +313,7 @@ def test_what_cannot_be_is_refused(lines: list[str], message: str) -> None:
         lmcache_arguments(config(*lines))
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_in_vllm_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "vllm" or None)
     with pytest.raises(ConfigError, match="pip install lmcache"):
         lmcache_arguments(config(AUTO))

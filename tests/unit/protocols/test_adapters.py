@@ -71,7 +71,7 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
         ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a", "c"]}, "'adapters': 'c'"),
     ],
 )
-def test_what_is_refused(schema: str, body: dict[str, Any], wanted: str) -> None:
+def test_what_is_refused_in_adapters(schema: str, body: dict[str, Any], wanted: str) -> None:
     with pytest.raises(ServingError) as caught:
         INVOCATIONS[schema].parse(body, CONTEXT)
     assert INVOCATIONS[schema].errors.status(caught.value) == 424

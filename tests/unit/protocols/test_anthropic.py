@@ -214,7 +214,7 @@ def test_a_count_does_not_read_the_limit_of_an_answer(limit: Any) -> None:
          ["messages[].content[].is_error"]),
     ],
 )  # fmt: skip
-def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
+def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], listed: list[str]) -> None:
     assert parse(body(**more)).ignored == listed
 
 
@@ -281,7 +281,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(stream=2), "stream=2: must be true or false"),
     ],
 )
-def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> None:
+def test_refusals_name_what_is_wrong_in_anthropic(asked: dict[str, Any], message: str) -> None:
     found = answer("anthropic_messages", asked, context=HERMES)
     value = json.loads(found.body)
     assert found.status == 400

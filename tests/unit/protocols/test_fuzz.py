@@ -81,7 +81,7 @@ def test_chats(body: Any) -> None:
 
 
 @given(body=completions | values)
-def test_completions(body: Any) -> None:
+def test_completions_in_fuzz(body: Any) -> None:
     chat_check(COMPLETIONS, body)
 
 

@@ -40,7 +40,7 @@ def test_defaults_are_the_seeds() -> None:
     assert (found.sampling.max_new_tokens, found.sampling.do_sample, found.details) == (30, False, False)
 
 
-def test_null_means_absent() -> None:
+def test_null_means_absent_in_lmi() -> None:
     names = [*PARAMETERS, "details", "return_full_text", "truncate", "stream", "output_formatter"]
     assert [name for name in names if request(**{name: None}) != request()] == []
 
@@ -74,7 +74,7 @@ def test_null_means_absent() -> None:
         ("adapter_id", "", "n", 1),
     ],
 )
-def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: Any) -> None:
+def test_a_parameter_sets_its_field_in_lmi(name: str, given: Any, field: str, wanted: Any) -> None:
     assert getattr(request(**{name: given}).sampling, field) == wanted
 
 
@@ -317,7 +317,7 @@ def test_what_is_not_json_is_refused(raw: bytes, wanted: str) -> None:
         decode(raw)
 
 
-def test_unknown_names_are_reported() -> None:
+def test_unknown_names_are_reported_in_lmi() -> None:
     assert parse({"temprature": 1}, model="x").ignored == ["model", "parameters.temprature"]
 
 

@@ -128,7 +128,7 @@ def test_tensorrt_llms_order_has_messages_before_inputs() -> None:
     assert of_trtllm.parse({"inputs": "a"}, CAPABLE).requests[0].prompt == "a"
 
 
-def test_null_means_absent() -> None:
+def test_null_means_absent_in_lmi_async() -> None:
     assert parse(parameters=None, stream=None, model=None, adapters=None).requests == parse().requests
     assert sampling(max_new_tokens=None, do_sample=None) == sampling()
 
@@ -192,7 +192,7 @@ def test_lmis_names_have_no_effect_in_vllms_bodies(
         ASYNC.parse({**field, name: given}, with_options(context, unknown_parameters="refuse"))
 
 
-def test_a_stream_has_no_prefill() -> None:
+def test_a_stream_has_no_prefill_in_lmi_async() -> None:
     with pytest.raises(InvalidParameter, match="decoder_input_details=true: is not available when streaming"):
         parse(parameters={"details": True, "decoder_input_details": True}, stream=True)
 
@@ -249,7 +249,7 @@ def parse_chat(schema: str = "lmi", /, **body: Any) -> ParsedRequest:
     return INVOCATIONS[schema].parse({**ASK, **body}, CONTEXT)
 
 
-def test_defaults_are_lmis() -> None:
+def test_defaults_are_lmis_in_lmi_async() -> None:
     found = parse_chat().requests[0]
     assert found == Request(
         "",

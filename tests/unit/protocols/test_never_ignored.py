@@ -69,7 +69,7 @@ def test_it_is_obeyed_or_refused_by_name(route: str, dialect: str) -> None:
 
 
 @in_one_test("dialect", ["lmi", "tgi_compat", "lmi_async", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
-def test_under_parameters_too(dialect: str) -> None:
+def test_under_parameters_too_in_never_ignored(dialect: str) -> None:
     for name, value in ASKED.items():
         found = parse(dialect, {"inputs": "a", "parameters": {name: value}})
         assert name in found if isinstance(found, str) else obeys(found, name), (name, found)

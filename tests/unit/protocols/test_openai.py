@@ -182,7 +182,7 @@ JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
         ("chat_template_kwargs", {}, "n", 1),
     ],
 )
-def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: Any) -> None:
+def test_a_parameter_sets_its_field_in_openai(name: str, given: Any, field: str, wanted: Any) -> None:
     found = parse(**{name: given})
     assert getattr(found.requests[0].sampling, field) == wanted
     assert not found.ignored
@@ -326,7 +326,7 @@ def test_what_is_wrong_in_a_completion_is_named(body: dict[str, Any], wanted: st
     assert error(found)["param"] in body
 
 
-def test_what_the_engine_lacks_is_named() -> None:
+def test_what_the_engine_lacks_is_named_in_openai() -> None:
     poor = replace(
         NAMED, unsupported={"structured_output": "no guides", "prompt_logprobs": "no scores", "top_logprobs": "no tops"}
     )
@@ -455,7 +455,7 @@ def test_only_one_call_where_they_may_not_be_parallel(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
+def test_a_call_of_a_tool_that_is_not_allowed_is_text_in_openai(stream: bool) -> None:
     other = {"type": "function", "function": {"name": "time"}}
     said = [{"name": name, "arguments": {"a": 1}} for name in ("time", "weather")]
     body = {"tools": [*TOOLS, other], "stream": stream}

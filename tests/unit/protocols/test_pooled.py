@@ -177,7 +177,9 @@ def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
         ("rerank", {**DOCUMENTS, "foo": 1}, ["foo"]),
     ],
 )
-def test_unknown_names_are_reported_or_refused(dialect: str, body: dict[str, Any], unknown: Sequence[str]) -> None:
+def test_unknown_names_are_reported_or_refused_in_pooled(
+    dialect: str, body: dict[str, Any], unknown: Sequence[str]
+) -> None:
     assert DIALECTS[dialect].parse(body, CONTEXT).ignored == unknown
     refused = answer(dialect, body, context=with_options(CONTEXT, unknown_parameters="refuse"))
     assert b"unknown names: foo" in refused.body

@@ -90,7 +90,7 @@ def test_allowed_tools_alone_are_shown() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
+def test_a_call_of_a_tool_that_is_not_allowed_is_text_in_responses(stream: bool) -> None:
     other = {"type": "function", "name": "other"}
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
     said = '<tool_call>[{"name": "weather", "arguments": {"a": 1}}, {"name": "other", "arguments": {}}]</tool_call>'
@@ -114,7 +114,7 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
         ({"tools": [SEARCH], "tool_choice": "auto"}, ["tools[].type=web_search"]),
     ],
 )
-def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
+def test_names_without_effect_are_listed_in_responses(more: dict[str, Any], listed: list[str]) -> None:
     assert parse(body(**more)).ignored == listed
 
 
@@ -297,7 +297,7 @@ def test_a_custom_call_and_its_output_are_read() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),
     ],
 )
-def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str, param: str | None) -> None:
+def test_refusals_name_what_is_wrong_in_responses(asked: dict[str, Any], message: str, param: str | None) -> None:
     found = answer("openai_responses", asked, context=HERMES)
     error = json.loads(found.body)["error"]
     assert (found.status, error["type"]) == (400, "invalid_request_error")

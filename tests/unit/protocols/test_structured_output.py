@@ -89,7 +89,7 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
         ("response_format", {"type": "text", "x": 1}, "an unknown name 'x'"),
     ],
 )
-def test_what_is_refused(name: str, given: Any, wanted: str) -> None:
+def test_what_is_refused_in_structured_output(name: str, given: Any, wanted: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         guide(name, given)
     prefix = "" if name == "response_format" else "parameters."

@@ -139,7 +139,7 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("best_of", "fails"), [(0, True), (1, False), (2, True), (None, False)])
-def test_a_stream_has_one_sequence(best_of: int | None, fails: bool) -> None:
+def test_a_stream_has_one_sequence_in_tgi(best_of: int | None, fails: bool) -> None:
     parameters = {"best_of": best_of, "do_sample": True}
     if fails:
         assert refusal(parameters, stream=True) == "`best_of` != 1 is not supported when streaming tokens"
@@ -147,7 +147,7 @@ def test_a_stream_has_one_sequence(best_of: int | None, fails: bool) -> None:
         assert read(parameters, stream=True).sampling.best_of == 1
 
 
-def test_a_stream_has_no_prefill() -> None:
+def test_a_stream_has_no_prefill_in_tgi() -> None:
     message = "`decoder_input_details` == true is not supported when streaming tokens"
     assert refusal({"decoder_input_details": True}, stream=True) == message
 
@@ -178,7 +178,7 @@ def test_a_grammar_that_is_none_is_refused(value: dict[str, Any]) -> None:
     assert refusal({"grammar": value}).startswith("grammar is not valid: it must ")
 
 
-def test_what_the_engine_lacks_is_named() -> None:
+def test_what_the_engine_lacks_is_named_in_tgi() -> None:
     context = replace(ABLE, unsupported={"structured_output": "no grammars here"})
     with pytest.raises(ServingError) as found:
         read({"grammar": {"type": "regex", "value": "a"}}, context=context)
@@ -186,7 +186,7 @@ def test_what_the_engine_lacks_is_named() -> None:
     assert "engine able does not support it: no grammars here" in found.value.message
 
 
-def test_unknown_names_are_reported_or_refused() -> None:
+def test_unknown_names_are_reported_or_refused_in_tgi() -> None:
     body = {"inputs": "a", "parameters": {"stop_sequences": ["a"], "details": True}, "model": "x"}
     assert ROOT.parse(body, ABLE).ignored == ["model", "parameters.stop_sequences"]
     with pytest.raises(InvalidPayload, match=r"parameters\.stop_sequences"):
@@ -496,7 +496,7 @@ def test_the_ends_of_the_ranges_are_taken(parameters: dict[str, Any] | None) -> 
     assert mindie_read(parameters).prompt == "a"
 
 
-def test_prompts() -> None:
+def test_prompts_in_tgi() -> None:
     with pytest.raises(OutOfRange, match="cannot be empty"):
         mindie_read(inputs="")
     with pytest.raises(OutOfRange, match="at most 524288 characters"):

@@ -303,7 +303,7 @@ def test_a_missing_prompt_is_told_in_tritons_words() -> None:
 
 
 @pytest.mark.parametrize("field", ["num_return_sequences", "sampling_param_best_of", "beam_width"])
-def test_a_stream_has_one_sequence(field: str) -> None:
+def test_a_stream_has_one_sequence_in_triton(field: str) -> None:
     says = f"{field}=2: must be 1 when streaming"
     assert refused({"text_input": "a", field: 2}, schema=STREAM) == says
     assert refused({"text_input": "a", field: 2, "stream": True}, schema=SHAPE) == says

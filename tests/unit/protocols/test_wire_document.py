@@ -162,7 +162,7 @@ def _joined(values: dict[str, dict[str, None]], names: Iterable[str]) -> list[st
 WRITTEN = "`python -m tests.unit.protocols.test_wire_document` writes it"
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_the_document_is_up_to_date_in_wire_document() -> None:
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), WRITTEN
 
 

@@ -163,7 +163,7 @@ def test_a_waiting_request_can_be_cancelled_and_unknown_ids_are_ignored() -> Non
     assert list(run(batcher)) == [first]
 
 
-def test_what_the_engine_refuses_ends_alone() -> None:
+def test_what_the_engine_refuses_ends_alone_in_batcher() -> None:
     batcher = Batcher(Scripted(refuse="bad"))
     good, bad = submit(batcher, "ok", max_new_tokens=2), submit(batcher, "bad")
     found = run(batcher)

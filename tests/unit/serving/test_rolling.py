@@ -116,7 +116,7 @@ def test_a_bad_request_ends_alone_in_its_place(body: Any, told: str) -> None:
     assert bench.batch.num_requests == 2
 
 
-def test_what_the_engine_refuses_ends_alone() -> None:
+def test_what_the_engine_refuses_ends_alone_in_rolling() -> None:
     bench = Bench()
     bench.engine.refuse = bytes([4]).decode()  # the echo tokenizer's first word
     refused, other = bench.step(ask("x", 3, stream=True), ask("x y", 3, stream=True))

@@ -229,7 +229,7 @@ def test_scaling_by_concurrent_requests_maps_and_other_rules_stay(
     assert cloud.changes() == []
 
 
-def test_components_with_an_adapter(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+def test_components_with_an_adapter_in_adopt(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
     by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
     cloud.client("sagemaker").create_inference_component(
         InferenceComponentName="ic-french", EndpointName=NAME,

@@ -244,7 +244,7 @@ def test_at_a_terminal_a_failure_can_be_asked_again(
 
 
 @pytest.mark.parametrize("route", ["invocations", "openai"])
-def test_bench(aws: Double, capsys: pytest.CaptureFixture[str], route: str, tmp_path: Path) -> None:
+def test_bench_in_commands(aws: Double, capsys: pytest.CaptureFixture[str], route: str, tmp_path: Path) -> None:
     if route == "invocations":
         wire = golden("lmi/stream_details")
         aws.answers = [streams(wire.body)]

@@ -161,7 +161,7 @@ def test_components(predictor: Predictor, emulated: tuple[str, Endpoint], boto: 
 
 
 @pytest.mark.parametrize("route", ["invocations", "openai"])
-def test_bench(emulated: tuple[str, Endpoint], capsys: pytest.CaptureFixture[str], route: str) -> None:
+def test_bench_in_emulated(emulated: tuple[str, Endpoint], capsys: pytest.CaptureFixture[str], route: str) -> None:
     arguments = [
         "--clients",
         "1,4",

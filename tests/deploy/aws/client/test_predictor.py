@@ -298,7 +298,7 @@ def test_components_that_may_not_be_listed_must_be_named(predictor: Predictor, a
     assert "--component" in caught.value.advice
 
 
-def test_a_chat(predictor: Predictor, aws: Double) -> None:
+def test_a_chat_in_predictor(predictor: Predictor, aws: Double) -> None:
     answer = {"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}
     aws.answers = [says(answer)]
     assert predictor.chat("Hello", max_tokens=5) == answer

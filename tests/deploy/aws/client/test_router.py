@@ -100,7 +100,7 @@ def test_stock_boto3_gets_the_api_s_own_errors(emulated: tuple[str, Endpoint], b
         client.invoke_inference_router_async(**where, InputLocation="s3://b/x")
 
 
-def test_the_command(emulated: tuple[str, Endpoint], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_in_router(emulated: tuple[str, Endpoint], capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--endpoint-url", emulated[0], "--routing-target", "all"]
     assert main(["invoke", "local", '{"inputs": "one two"}', *where]) == 0
     assert "one two" in capsys.readouterr().out

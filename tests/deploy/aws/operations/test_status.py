@@ -131,7 +131,7 @@ def test_what_may_not_be_read_is_said(cloud: Cloud) -> None:
     assert "could not be read: scaling" in shown(status)
 
 
-def test_the_command(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_in_status(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(NotThere):
         look(aws(), "chat")
     assert cli.main(["status", "chat"]) == 4

@@ -44,7 +44,7 @@ def test_every_nvidia_type_of_sagemaker_since_turing_is_known(of_sagemaker: set[
     assert gpus - known == {name for name in gpus if name.startswith(("ml.p2.", "ml.p3.", "ml.p6e-"))}
 
 
-def test_a_row() -> None:
+def test_a_row_in_instances() -> None:
     one = find("ml.g6e.12xlarge")
     assert one is not None
     assert (one.gpu, one.gpus, one.gpu_mib, one.vcpus, one.ram_gib, one.compute) == ("L40S", 4, 45776, 48, 384, (8, 9))

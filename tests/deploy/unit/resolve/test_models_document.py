@@ -23,7 +23,7 @@ ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.split
 
 
 @in_one_test("row", ROWS, ids=lambda row: row[0])
-def test_a_row(row: list[str]) -> None:
+def test_a_row_in_models_document(row: list[str]) -> None:
     name, context, weights, instance = row
     types = instance.split("`")[1::2]
     assert all(find(type) is not None for type in types)

@@ -331,7 +331,7 @@ def test_an_older_or_unknown_image_takes_a_t4() -> None:
         (131, "trtllm", False, 3000, 2220),
     ],
 )
-def test_times(gib: float | None, engine: str, from_hub: bool, download: int, startup: int) -> None:
+def test_times_in_resolver(gib: float | None, engine: str, from_hub: bool, download: int, startup: int) -> None:
     assert times(gib, engine=engine, from_hub=from_hub) == (download, startup, ())
 
 

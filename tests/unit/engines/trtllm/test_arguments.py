@@ -344,7 +344,9 @@ def test_what_a_version_cannot_do_is_known_before_it_is_asked(
     ("release", "backend", "styles"),
     [((1, 1), "xgrammar", set()), ((1, 2), "xgrammar", {"json"}), ((1, 3), "llguidance", set()), ((1, 3), "", set())],
 )
-def test_structural_tags_are_xgrammars(model: Path, release: tuple[int, int], backend: str, styles: set[str]) -> None:
+def test_structural_tags_are_xgrammars_in_arguments(
+    model: Path, release: tuple[int, int], backend: str, styles: set[str]
+) -> None:
     options = [f"guided_decoding_backend={backend}"] if backend else []
     found = capabilities_of(arguments(model, *options, release=release), release)
     assert found.structural_tags == styles

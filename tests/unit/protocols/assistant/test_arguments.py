@@ -365,7 +365,7 @@ def test_what_is_given_back_is_the_name_and_the_arguments() -> None:
 
 
 @pytest.mark.parametrize("finish", [Finish.EOS, Finish.LENGTH])
-def test_a_named_call(finish: Finish) -> None:
+def test_a_named_call_in_arguments(finish: Finish) -> None:
     assert read(NamedCall("f"), ['{"a": "b\n', 'c"}'], finish) == [("f", '{"a": "b\\nc"}', True)]
     assert read(NamedCall("f"), ['{"a": "b'], finish) == [
         ("f", '{"a": "b"}', True) if finish is Finish.EOS else ("f", '{"a": "b', False)
@@ -383,7 +383,7 @@ def test_a_users_parser_is_checked_too() -> None:
     assert events[-1] == CallEnd(0, Ending.BROKEN)
 
 
-def test_the_work_is_linear() -> None:
+def test_the_work_is_linear_in_arguments() -> None:
     def read(size: int) -> None:
         text = '{"a": "' + '\n\\"{[' * size
         one = ArgumentsText()

@@ -96,7 +96,7 @@ def test_a_format_may_have_several_notations() -> None:
     assert (newer.call, older.block) == (("[TOOL_CALLS]NAME[ARGS]", ""), ("[TOOL_CALLS][", "]"))
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_what_is_wrong_is_named_in_grammar() -> None:
     with pytest.raises(InvalidParameter, match=r"tools\[0\]\.function\.strict: must be true or false"):
         read_tools({"tools": [{**STRICT, "function": {**STRICT["function"], "strict": 1}}]}, TAGS)
     long = {"type": "object", "properties": {"a" * 20_000: PLAIN}}

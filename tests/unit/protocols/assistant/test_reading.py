@@ -136,7 +136,7 @@ def test_definitions_move_to_where_references_look() -> None:
     assert both[0]["function"]["parameters"]["$defs"], "the client's own value is left as it is"
 
 
-def test_unknown_names_are_reported() -> None:
+def test_unknown_names_are_reported_in_reading() -> None:
     odd = {**TIME, "x": 1, "function": {**TIME["function"], "strict": True, "y": 1}}  # type: ignore[dict-item]
     assert tools(tools=[odd]).unknown == ["tools[].x", "tools[].function.y"]
 
@@ -159,7 +159,7 @@ def test_unknown_names_are_reported() -> None:
         ({"tools": [TIME], "parallel_tool_calls": 1}, "parallel_tool_calls=1: must be true or false"),
     ],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], wanted: str) -> None:
+def test_what_is_wrong_is_named_in_reading(body: dict[str, Any], wanted: str) -> None:
     assert wanted in refusal(**body)
 
 
