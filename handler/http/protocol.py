@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from handler.core.errors import BadRequest, ServingError, Unavailable
 from handler.core.numbers import is_digits
+from handler.http import uvicorn_internals as uvicorn_internals  # checks the installed version
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 EXCHANGE = "lmi.http.exchange"
@@ -344,7 +345,7 @@ _STOPPING = Unavailable("the server is stopping")
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection. It differs from uvicorn's in these points:
+    """A connection. `uvicorn_internals` lists what it uses of uvicorn. It differs from uvicorn's in these points:
 
     * Request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
       headers.
