@@ -270,14 +270,14 @@ class PromptDocument(PreparedDocument):
 class TokenStream(Reply, ABC):
     """Base class of streams: a head, the tokens of each sequence, the last token of each sequence, and an end.
 
-    Subclasses render these parts. A sequence's `place` is its index among the sequences of all requests.
+    Subclasses render these parts. A sequence's `position` is its index among the sequences of all requests.
 
     Args:
         num_sequences: the number of sequences of each request.
 
     Attributes:
-        _events: the template of the event for a token that is not the last one, by place. Its only slot is the token's
-            text. None if other parts of the event may change, so that each event must be rendered.
+        _events: the template of the event for a token that is not the last one, by position. Its only slot is the
+            token's text. None if other parts of the event may change, so that each event must be rendered.
         _num_tokens: the number of tokens of all sequences so far, except in a subclass with its own `token_encoder`.
     """
 
