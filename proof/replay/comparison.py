@@ -519,10 +519,10 @@ def _change(reference: _Documents, target: _Documents, path: str, near: float, *
     one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
     values = [(side.scalars if one_by_one else side.places)[path] for side in (reference, target)]
     if values[0] == values[1]:
-        types = next((pair for pair in zip(*values, strict=True) if type(pair[0]) is not type(pair[1])), None)
+        retyped = next((pair for pair in zip(*values, strict=True) if type(pair[0]) is not type(pair[1])), None)
         where = _public(without_indexes(path))
-        change = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, types or ())))  # 9 and 9.0
-        return change if types else None
+        change = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, retyped or ())))  # 9 and 9.0
+        return change if retyped else None
     if name in ARGUMENTS and _parsed(values[0]) == _parsed(values[1]):
         return None
     return _value_finding(path, name, values[0], values[1], near)

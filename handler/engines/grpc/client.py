@@ -97,7 +97,7 @@ class Client:
         model = self._contract.model(info)
         if model.generates != generates:
             raise Failed(f"serves a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
-        model = model._replace(rule_start=await self._rule_start())
+        model = model._replace(constrained_decoding_start=await self._constrained_decoding_start())
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
             raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
@@ -109,7 +109,7 @@ class Client:
         length = sum(number * number for number in vector) ** 0.5
         return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
 
-    async def _rule_start(self) -> str:
+    async def _constrained_decoding_start(self) -> str:
         """Return where the server starts to enforce structured output, or "" if it does not report it."""
         with contextlib.suppress(Failed):  # older servers do not implement GetServerInfo
             request = self._contract.messages.GetServerInfoRequest()

@@ -53,8 +53,8 @@ class Model(NamedTuple):
         generates: whether the model generates text; otherwise it computes embeddings.
         dimensions: number of dimensions of an embedding.
         normalizes: whether embeddings are normalized to length 1.
-        rule_start: where the server starts to enforce structured output: `first_token`, `after_reasoning` (both
-            vLLM's), or "" if not reported.
+        constrained_decoding_start: where the server starts to enforce structured output: `first_token`,
+            `after_reasoning` (both vLLM's), or "" if not reported.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Model(NamedTuple):
     generates: bool = True
     dimensions: int = 0
     normalizes: bool = False
-    rule_start: str = ""
+    constrained_decoding_start: str = ""
 
 
 class Chunk(NamedTuple):

@@ -312,10 +312,10 @@ class ContractEngine(RemoteEngine[C]):
         if self._own is not None:
             self._own.check_port()
         model = await self._clients[url].model(generates=self.generates)
-        self._enforcing.pop(url, None)
-        if model.rule_start:
-            self._enforcing[url] = model.rule_start == "first_token", math.inf
-        return model._replace(rule_start="")
+        server = next(server for server in self._servers if server.url == url)
+        start = model.constrained_decoding_start
+        server.enforces_rules, server.enforces_until = start == "first_token", math.inf if start else 0.0
+        return model._replace(constrained_decoding_start="")
 
     def cancel(self, key: int) -> None:
         super().cancel(key)

@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -27,7 +27,7 @@ _ASK_AGAIN = 1.0  # minimum seconds between two checks of a server after refused
 _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
-_PROBE = -1  # key of requests that find out whether a server enforces structured output
+_PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 _TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
 _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser it enforces none before the reasoning has ended",
@@ -57,7 +57,7 @@ class Running(Generic[C]):
         silent: whether the request was abandoned because the server was silent.
         held: end of the answer, which is held back until its token counts arrive.
         ended: whether the caller has the complete answer. The rest is read only to release the connection.
-        probed: ids of the answer so far if the request is a probe.
+        probe_ids: ids of the answer so far if the request is a probe, otherwise None.
     """
 
     key: int
@@ -67,7 +67,7 @@ class Running(Generic[C]):
     silent: bool = False
     held: Part | None = None
     ended: bool = False
-    probed: list[int] = field(default_factory=list)
+    probe_ids: list[int] | None = None
 
 
 @dataclass
@@ -102,8 +102,6 @@ class RemoteEngine(ABC, Generic[C]):
         self._secrets = (*secrets(), *_names(urls))
         self._running: dict[int, Running[C]] = {}
         self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
-        # Address -> whether the server enforces structured output on every prompt, and the time until which this holds.
-        self._enforcing: dict[str, tuple[bool, float]] = {}
         # Address, prompt and cache salt -> the probes that are under way.
         self._questions: dict[tuple[str, tuple[int, ...], str], Question] = {}
         self._interrupted = False
@@ -144,8 +142,8 @@ class RemoteEngine(ABC, Generic[C]):
         """Store a part of an answer for the next step."""
         running.silence.begin()
         running.ended = part.finish is not None
-        if running.key == _PROBE:
-            running.probed += part.ids
+        if running.probe_ids is not None:
+            running.probe_ids += part.ids
             return
         self._parts[running.key] = part
         server.begun()
@@ -344,12 +342,13 @@ class RemoteEngine(ABC, Generic[C]):
         rule = request.parameters.structured_output if isinstance(request.parameters, Sampling) else None
         if rule is None:
             return True
-        always, until = self._enforcing.get(server.url, (False, 0.0))
-        if self._loop.time() >= until:
-            always = await self._obeys(server, running, [0])
-            self._enforcing[server.url] = always, self._loop.time() + _TRUST
+        if self._loop.time() >= server.enforces_until:
+            server.enforces_rules = await self._obeys(server, running, [0])
+            server.enforces_until = self._loop.time() + _TRUST
         after_reasoning = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
-        return always or after_reasoning or await self._obeys(server, running, request.ids, request.sampling.cache_salt)
+        if server.enforces_rules or after_reasoning:
+            return True
+        return await self._obeys(server, running, request.ids, request.sampling.cache_salt)
 
     async def _obeys(self, server: Server, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
         """Return whether a server enforces structured output on a prompt. Requests share the probes under way."""
@@ -379,9 +378,10 @@ class RemoteEngine(ABC, Generic[C]):
         for text in ("0", "1", "2"):
             rule = StructuredOutput("choice", f'["{text}"]')
             sampling = Sampling(max_new_tokens=1, logprobs=False, structured_output=rule, cache_salt=cache_salt)
-            probe = Running(_PROBE, self.new_call(EngineRequest(_PROBE, ids, sampling)), task, silence)
-            await self.stream(server, probe)
-            found.add(tuple(probe.probed))
+            call = self.new_call(EngineRequest(_PROBE_KEY, ids, sampling))
+            probe_ids: list[int] = []
+            await self.stream(server, Running(_PROBE_KEY, call, task, silence, probe_ids=probe_ids))
+            found.add(tuple(probe_ids))
         return len(found) == 3
 
     # -- servers -------------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class RemoteEngine(ABC, Generic[C]):
     def leave_out(self, server: Server, error: Failed) -> None:
         """Send no requests to a server for a while after a failure."""
         if not error.busy:  # it may have been restarted
-            self._enforcing.pop(server.url, None)
+            server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)

@@ -209,6 +209,8 @@ class Server:
         known: whether the server has confirmed that it serves the model, and has not failed since.
         asked_at: time of the last confirmation.
         asking: task that asks the server; its result is the reason why the server cannot serve the model.
+        enforces_rules: whether the server enforces structured output on every prompt, which holds until
+            `enforces_until` and must then be asked again.
         num_failures: number of pauses since the server's last complete answer.
     """
 
@@ -218,6 +220,7 @@ class Server:
         self.known = False
         self.asked_at = 0.0
         self.asking: asyncio.Task[Failed | None] | None = None
+        self.enforces_rules, self.enforces_until = False, 0.0
         self._on_trial = False
         self.num_failures = 0
         self._out_until = 0.0

@@ -67,6 +67,16 @@ class Histogram(Collector):
         yield family
 
 
+def _histograms(
+    prefix: str,
+    registry: CollectorRegistry,
+    labels: Mapping[str, str],
+    rows: Iterable[tuple[str, str, Sequence[float]]],
+) -> dict[str, Histogram]:
+    """Make histograms from rows of a name without the prefix, a help text and bounds."""
+    return {name: Histogram(prefix + name, help, bounds, registry, labels) for name, help, bounds in rows}
+
+
 # -- metrics with vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.33) ------------
 # A value that the engine does not report is not exported.
 
@@ -132,9 +142,11 @@ class VllmMetrics(Collector):
             registry,
             labels,
         )
-        self._others = {
-            name: Histogram(f"vllm:{name}", help, bounds, registry, labels)
-            for name, help, bounds in (
+        self._others = _histograms(
+            "vllm:",
+            registry,
+            labels,
+            (
                 ("request_queue_time_seconds", "Seconds from tokenizing a request to its start in the engine", _QUEUE),
                 ("e2e_request_latency_seconds", "Seconds from a request's acceptance to its last token", _QUEUE),
                 ("request_inference_time_seconds", "Seconds of a request in the engine", _QUEUE),
@@ -145,8 +157,8 @@ class VllmMetrics(Collector):
                 ("request_generation_tokens", "Generated tokens per request", _TOKENS),
                 ("request_params_n", "The parameter n of requests", _NUMBERS),
                 ("request_params_max_tokens", "The maximum of new tokens of requests", _TOKENS),
-            )
-        }
+            ),
+        )
         self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
     def count(self, request: RequestRecord, samplings: Iterable[Sampling], per_token: float | None) -> None:
@@ -232,9 +244,11 @@ class TgiMetrics:
         self._failed: Counts[str] = Counts()
         Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
         Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
-        self._others = {
-            name: Histogram(f"tgi_request_{name}", help, bounds, registry)
-            for name, help, bounds in (
+        self._others = _histograms(
+            "tgi_request_",
+            registry,
+            {},
+            (
                 ("duration", "Duration of successful requests, in seconds", _DURATIONS),
                 ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
                 ("queue_duration", "Seconds in the queue", _DURATIONS),
@@ -243,8 +257,8 @@ class TgiMetrics:
                 ("generated_tokens", "Generated tokens per request", _TOKENS),
                 ("input_length", "Prompt tokens per request", _TOKENS),
                 ("max_new_tokens", "The maximum of new tokens of requests", _TOKENS),
-            )
-        }
+            ),
+        )
 
     def count_opened(self) -> None:
         self._num_opened += 1

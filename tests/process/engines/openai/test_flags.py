@@ -62,7 +62,7 @@ def test_a_server_is_asked_once_and_again_after_a_while_and_after_a_failure(monk
         server.always = REASONING
         assert "does not enforce" in one(found, RULED, key=4).error
         monkeypatch.setattr(remote_engine, "_TRUST", 0.0)
-        found._enforcing.clear()
+        found._servers[0].enforces_until = 0.0
         server.always = enforcing
         assert one(found, RULED, key=5) == OBEYED
         server.always = REASONING
