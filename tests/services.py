@@ -10,8 +10,8 @@ from handler.config.loader import read_config
 from handler.core.framing import dumps
 from handler.plugins.functions import Formatters
 from handler.serving.model import ServedModel
+from handler.serving.request.task import RequestTask
 from handler.serving.start import load_model
-from handler.serving.task import RequestTask
 
 
 async def load_echo(*options: str, directory: Path | None = None) -> ServedModel:

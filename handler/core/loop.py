@@ -67,7 +67,8 @@ class Begun(Coroutine[Any, Any, T]):
         return self._first.pop() if self._first else self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        self._first.clear()
+        if self._first and (waiting := self._first.pop()) is not None:
+            waiting.cancel()  # a task that has not run yet cannot do it
         try:
             return self._coroutine.throw(*error)
         finally:

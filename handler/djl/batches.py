@@ -11,7 +11,7 @@ from handler.core.errors import GenerationFailed, InternalError, ServingError, s
 from handler.djl.worker_loop import WorkerLoop
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import TARGET_MODEL
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 
 log = logging.getLogger("handler.rolling")
 

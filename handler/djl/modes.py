@@ -45,7 +45,7 @@ from handler.djl.worker_loop import WorkerLoop
 from handler.protocols.kernel.errors import FRONT_END
 from handler.scheduler.lora import AdapterCall, read_adapter_call, required
 from handler.serving.model import ServedModel
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 
 # -- DJL's calls about LoRA adapters -----------------------------------------------------------------------------------
 # Java's PyAdapter sends an Input with the properties `name` and `src` (and `pin`), and the query of the management call

@@ -22,7 +22,7 @@ from handler.core.numbers import is_digits
 from handler.djl.batches import Item, Piece
 from handler.protocols.kernel.errors import FRONT_END, HttpResponse, retry_headers
 from handler.serving.head import QUERY_ADAPTER
-from handler.serving.task import RequestTask, ignored_header
+from handler.serving.request.task import RequestTask, ignored_header
 
 MAX_FIELD = environment.netty_buffer_bytes() // 2  # the rest is for the other fields
 """Maximum size of a field, in bytes. If a field is larger, Java ends the worker and all of its requests."""

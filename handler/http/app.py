@@ -131,8 +131,8 @@ class App:
                 scope["path"] = path
             elif admitted:
                 error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.routes.refusal(path)}")
-                refused = self._model.refused(error, id=scope["request_id"])
-                return await send_answer(scope, send, refused.take_whole())
+                with self._model.refused(error, id=scope["request_id"]) as task:
+                    return await send_answer(scope, send, task.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
             app = self._app_of(scope) if self._custom is None else self._custom
             await app(scope, receive, send)

@@ -36,7 +36,7 @@ from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
 from handler.serving.model import ServedModel
-from handler.serving.task import ignored_header
+from handler.serving.request.task import ignored_header
 
 _BODY = 1 << 20  # bytes
 _TOKENIZER = "PreTrainedTokenizerFast"  # default of `tokenizer_class` in tokenizer_config.json

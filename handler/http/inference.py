@@ -25,7 +25,7 @@ from handler.scheduler.batcher import ClientChannel
 from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
-from handler.serving.task import RequestTask, ignored_header
+from handler.serving.request.task import RequestTask, ignored_header
 
 log = logging.getLogger("handler.server")
 
@@ -211,9 +211,10 @@ _MAX_BACKLOG = 16 << 20
 
 
 class Source(Protocol):
-    """The source of a response's bytes, implemented by `serving.task.RequestTask`."""
+    """The source of a response's bytes, implemented by `serving.request.task.RequestTask`."""
 
-    finished: bool
+    @property
+    def finished(self) -> bool: ...
 
     def take(self) -> bytes: ...
 
@@ -388,7 +389,8 @@ class Inference:
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
         """Return the dialect's error response to a request that is refused before it is read, and count the request."""
-        return self._model.refused(error, self._dialect, id=request_id).take_whole()
+        with self._model.refused(error, self._dialect, id=request_id) as task:
+            return task.take_whole()
 
     def _open(self, scope: Scope, exchange: AnyExchange) -> RequestTask:
         """Create the task of a request, which wakes `exchange` when there is something to send."""

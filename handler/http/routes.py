@@ -54,8 +54,8 @@ from handler.serving.batches.runner import OF_THE_LINE, line_answer
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
+from handler.serving.request.task import ignored_header
 from handler.serving.stored_responses import ResponseStore
-from handler.serving.task import ignored_header
 
 Answered = tuple[Any, Sequence[str]]
 """The JSON value of a response, and the names of the ignored parameters."""

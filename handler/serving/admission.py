@@ -6,7 +6,6 @@ import asyncio
 import functools
 import re
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -21,12 +20,16 @@ from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.head import Head
 from handler.serving.large_bodies import LARGE
-from handler.serving.media.loader import MediaLoader, MediaRules, Reservation
+from handler.serving.media.loader import MediaLoader, MediaRules
 from handler.serving.preprocessor import Decoded, Preprocessor
 from handler.serving.quota import BODY_MEMORY, Share
+from handler.serving.request.gate import BatchGate
 from handler.serving.turns import TurnThreads
 
 T = TypeVar("T")
+
+Hold = Callable[[Callable[[], object]], None]
+"""Holds something for a request, whose end calls the argument (see `Life.hold`)."""
 
 TOKENIZER_THREADS = 2
 MOST_TOKENIZING = 4 * TOKENIZER_THREADS
@@ -92,7 +95,12 @@ class Admission:
     Args:
         rules: rules for loading media.
         stepped: whether the event loop runs only in steps of its host.
+
+    Attributes:
+        gate: gate for dynamic batches, which a request must pass before it is submitted, or None for rolling batches.
     """
+
+    gate: BatchGate | None = None
 
     def __init__(self, preprocessor: Preprocessor, rules: MediaRules, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
@@ -158,35 +166,37 @@ class Admission:
             return NOTHING
         return await self._end(store.recall(owner, wanted, lambda num_bytes: memory.take(BODY_MEMORY * num_bytes)))
 
-    async def encode(self, request: Request, size: int, head: Head) -> tuple[Request, Prompt]:
+    async def encode(self, request: Request, size: int, head: Head, hold: Hold) -> tuple[Request, Prompt]:
         """Load the media of a request, tokenize its prompt, and check its structured output.
 
         Args:
             size: size of the request's body, in bytes.
+            hold: holds the media's memory until the request has ended.
 
         Raises:
             ServingError: the prompt is too long, a medium cannot be loaded, or the engine does not support the
                 structured output.
         """
-        media, reservation = await self._load_media(request, head)
+        media = await self._load_media(request, head, hold)
         encoded = await self._tokenizing(self.preprocessor.encoder.encode, request, size, media)
-        if reservation is not None and (placed := encoded[1].media) is not None:
-            weakref.finalize(placed, reservation.give_back)  # the prompt has its own copies of the media
         if (trial := self.preprocessor.encoder.try_structured_output(request)) is not None:
             check_structured_output(request, await self._end(trial))
         return encoded
 
-    async def tokenize(self, request: Request, size: int, head: Head, take: Callable[[Prompt], None]) -> None:
+    async def tokenize(
+        self, request: Request, size: int, head: Head, take: Callable[[Prompt], None], hold: Hold
+    ) -> None:
         """Tokenize a prompt of any length, and call `take` with it on the same thread.
 
         Args:
             size: size of the request's body, in bytes.
+            hold: holds the media's memory until the request has ended.
 
         Raises:
             Overloaded: too many requests are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        media, _ = await self._load_media(request, head)  # media have their own limits, and may take long to load
+        media = await self._load_media(request, head, hold)  # media have their own limits, and may take long to load
         if self._num_tokenizing >= MOST_TOKENIZING:
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         self._num_tokenizing += 1
@@ -199,11 +209,13 @@ class Admission:
     def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
         take(self.preprocessor.encoder.tokenize(request, media))
 
-    async def _load_media(self, request: Request, head: Head) -> tuple[Sequence[Medium], Reservation | None]:
-        """Load a request's media. If the caller is cancelled, the downloads are cancelled too."""
+    async def _load_media(self, request: Request, head: Head, hold: Hold) -> Sequence[Medium]:
+        """Load a request's media and hold their memory. If the caller is cancelled, the downloads are cancelled too."""
         if not request.media:
-            return (), None
-        return await self._end(self._media.load(request.media, head.owner))
+            return ()
+        loaded = await self._end(self._media.load(request.media, head.owner))
+        hold(loaded.reservation.give_back)
+        return loaded.media
 
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from handler.core.errors import InternalError, Overloaded
+from handler.core.errors import InternalError
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
-from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath
+from handler.scheduler.batcher import Batcher, FastPath
 
 log = logging.getLogger("handler.driver")
 
@@ -29,13 +27,7 @@ _SHORT_TICK = 0.2  # the same while no engine is ready or requests are waiting
 
 
 class Notified(Protocol):
-    """A request whose host is notified of new bytes.
-
-    Attributes:
-        notified: whether a notification is pending.
-    """
-
-    notified: bool
+    """A request whose host is notified of new bytes."""
 
     @property
     def on_bytes(self) -> Callable[[Any], object]:
@@ -70,7 +62,7 @@ class EngineDriver:
         self._requests_began = False  # whether requests have started since the last wake-up, with or without a step
         self._stepped = 0.0  # end of the last step that a wake-up ran, by time.monotonic()
         self.sinks: dict[int, Sink] = {}
-        self._notified: list[Notified] = []
+        self._notified: dict[Notified, None] = {}  # in order of their first bytes
         self.loop = asyncio.get_running_loop()
         self.fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
@@ -139,15 +131,12 @@ class EngineDriver:
         All bytes of a step are thus written one after the other. Between two computations, a write would find its
         reader asleep again, and waking the reader costs more than all computation for a token.
         """
-        if not task.notified:
-            task.notified = True
-            self._notified.append(task)
+        self._notified[task] = None
 
     def flush(self) -> None:
         """Send the pending notifications. A step does this at its end; it must be called after `notify` elsewhere."""
-        tasks, self._notified = self._notified, []
+        tasks, self._notified = self._notified, {}
         for task in tasks:
-            task.notified = False
             try:
                 task.on_bytes(task)
             except Exception:  # one client's host must not stop the others
@@ -216,110 +205,3 @@ class EngineDriver:
         if sink is not None:
             with contextlib.suppress(Exception):  # the error is already logged, and the request is cancelled
                 sink(Delta(id, sequence, (), Finish.ERROR, InternalError.of(error)))
-
-
-# -- dynamic batching as in DJL: requests wait until a batch is full or a short delay is over, then run together -------
-
-
-class DynamicBatcher:
-    """A gate that admits requests one batch at a time.
-
-    Lines of files' batches come after all other requests. After MAX_OVERTAKES later requests, the oldest line is next.
-
-    Args:
-        size: maximum number of requests in a batch (`batch_size`).
-        delay: seconds that the first request of a batch waits for others (`max_batch_delay`).
-        max_queued: maximum number of waiting requests (`job_queue_size`).
-        timeout: maximum seconds that a request waits (`option.predict_timeout`).
-        max_lines: maximum number of lines in a batch (`option.batches_concurrency`).
-    """
-
-    def __init__(
-        self, size: int, delay: float, max_queued: int, timeout: float = 120.0, *, max_lines: int = 16
-    ) -> None:
-        self._size = size
-        self._delay = delay
-        self._max_queued = max_queued
-        self._timeout = timeout
-        self._max_lines = max_lines
-        self._ids = itertools.count()
-        self._waiting: dict[asyncio.Future[None], int] = {}  # ids, in order of arrival
-        self._lines: dict[asyncio.Future[None], int] = {}  # the same of lines
-        self._overtakes = 0
-        self._num_running = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def check_room(self) -> None:
-        """Raise `Overloaded` if the queue is full."""
-        if len(self._waiting) >= self._max_queued:
-            raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
-
-    async def join(self, *, line: bool = False) -> None:
-        """Wait until the request's batch starts. The caller must call `leave` when the request has ended.
-
-        Args:
-            line: whether the request is a line of a file's batch. It may wait for any time.
-
-        Raises:
-            Overloaded: the queue is full, or the request has waited too long.
-        """
-        self.check_room()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (self._lines if line else self._waiting)[turn] = next(self._ids)
-        self._consider()
-        try:
-            done, _ = await asyncio.wait({turn}, timeout=None if line else self._timeout)
-        except asyncio.CancelledError:
-            if turn.done():  # the batch had started
-                self.leave()
-            self._forget(turn)
-            raise
-        if not done:
-            self._forget(turn)
-            raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
-
-    def leave(self) -> None:
-        """Note that a request has ended. The next batch starts when all requests of this one have ended."""
-        self._num_running -= 1
-        self._consider()
-
-    def _forget(self, turn: asyncio.Future[None]) -> None:
-        self._waiting.pop(turn, None)
-        self._lines.pop(turn, None)
-        if not (self._waiting or self._lines) and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _consider(self) -> None:
-        """Start a batch when the previous one has ended and this one is full or its delay is over."""
-        num_waiting = len(self._waiting) + min(len(self._lines), self._max_lines)
-        if self._num_running or not num_waiting:
-            return
-        if num_waiting >= self._size:
-            self._start()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._delay, self._start)
-
-    def _start(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        num_lines = 0
-        while self._num_running < self._size:
-            line = next(iter(self._lines), None) if num_lines < self._max_lines else None
-            turn = next(iter(self._waiting), None)
-            if line is not None and (turn is None or self._overtakes >= MAX_OVERTAKES):
-                del self._lines[line]
-                self._overtakes = 0
-                num_lines += 1
-                line.set_result(None)
-            elif turn is not None:
-                self._overtakes += self._waiting.pop(turn) > next(iter(self._lines.values()), math.inf)
-                turn.set_result(None)
-            else:
-                return
-            self._num_running += 1

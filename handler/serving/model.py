@@ -27,15 +27,16 @@ from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.batches.store import BatchStore
 from handler.serving.custom_handle import CustomHandle
-from handler.serving.engine_driver import DynamicBatcher, EngineDriver
+from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Quota
+from handler.serving.request.gate import BatchGate
+from handler.serving.request.task import CapturedTask, RequestTask
 from handler.serving.request_log import RequestLog
-from handler.serving.task import CapturedTask, RequestTask
 
 _SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
 
@@ -93,11 +94,11 @@ class ServedModel:
         self._engine, self._validator = engine, preprocessor.encoder.validator
         handle = preprocessor.formatters.handle
         self.handle = None if handle is None else CustomHandle(handle, config)
-        self._batches: DynamicBatcher | None = None
+        self._gate: BatchGate | None = None
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
             limits = config.job_queue_size, config.predict_timeout
-            self._batches = DynamicBatcher(size, delay, *limits, max_lines=self.max_batch_lines)
+            self._gate = self.admission.gate = BatchGate(size, delay, *limits, max_lines=self.max_batch_lines)
         self._batcher = Batcher(
             ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,
@@ -183,7 +184,7 @@ class ServedModel:
         kind: Callable[..., RequestTask] = RequestTask,
     ) -> RequestTask:
         tasks = self._tasks
-        task = kind(self.admission, self.driver, stats, head, on_bytes, tasks.discard, self.memory, self._batches)
+        task = kind(self.admission, self.driver, stats, head, on_bytes, tasks.discard, self.memory)
         tasks.add(task)
         return task
 
@@ -192,7 +193,7 @@ class ServedModel:
         if self._engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
         self.check_open()
-        (self._batches or self._batcher).check_room()
+        (self._gate or self._batcher).check_room()
 
     def _check_engine(self) -> None:
         """Raise RouteNotFound if no engine is loaded, because `handle` of model.py answers all requests."""
@@ -310,7 +311,7 @@ class ServedModel:
 
     @property
     def num_queued(self) -> int:
-        return self._batcher.num_queued + (self._batches.num_waiting if self._batches else 0)
+        return self._batcher.num_queued + (self._gate.num_waiting if self._gate else 0)
 
     @property
     def _is_open(self) -> bool:

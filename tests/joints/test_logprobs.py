@@ -18,8 +18,8 @@ from handler.scheduler.batcher import Batcher
 from handler.serving import preprocessor
 from handler.serving.head import Head
 from handler.serving.model import ServedModel
+from handler.serving.request.task import RequestTask
 from handler.serving.start import load_model
-from handler.serving.task import RequestTask
 from tests.services import load_echo
 
 CHAT = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}

@@ -14,8 +14,8 @@ import pytest
 
 from handler.serving import model, request_log
 from handler.serving.quota import Quota
+from handler.serving.request.task import CapturedTask
 from handler.serving.stored_responses import ResponseDatabase
-from handler.serving.task import CapturedTask
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
 

@@ -16,7 +16,7 @@ import pytest
 from handler.core import loop
 from handler.core.values import Request
 from handler.serving.model import ServedModel
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 from tests.environment import clean_environment
 from tests.servers import LiveServer, options, serve, wait_for
 from tests.services import begin, echo_service

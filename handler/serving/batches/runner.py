@@ -46,7 +46,7 @@ from handler.serving.head import OWNER
 from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 
 log = logging.getLogger("handler")
 

@@ -12,7 +12,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.scheduler.batcher import MAX_OVERTAKES
-from handler.serving.engine_driver import DynamicBatcher
+from handler.serving.request.gate import BatchGate
 from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import LiveServer, http, wait_for
@@ -229,17 +229,18 @@ def test_a_list_streams_a_line_a_step_with_the_next_token_of_each_prompt() -> No
         assert found.text == '{"outputs":[" a"," c"," d"]}\n{"outputs":[" b"," c"," d"]}\n'
 
 
-def gate(size: int = 2, delay: float = 0.05, max_queued: int = 10) -> DynamicBatcher:
-    return DynamicBatcher(size, delay, max_queued)
+def gate(size: int = 2, delay: float = 0.05, max_queued: int = 10) -> BatchGate:
+    return BatchGate(size, delay, max_queued)
 
 
-async def enter(found: DynamicBatcher, log: list[str], name: str, hold: float) -> None:
-    await found.join()
+async def enter(found: BatchGate, log: list[str], name: str, hold: float) -> None:
+    turn = found.join()
     try:
+        await found.wait(turn)
         log.append(f"+{name}")
         await asyncio.sleep(hold)
     finally:
-        found.leave()
+        found.leave(turn)
     log.append(f"-{name}")
 
 
@@ -282,10 +283,13 @@ def test_one_that_goes_away_while_waiting_or_running_leaves_no_trace() -> None:
     asyncio.run(story())
 
 
-async def enter_line(found: DynamicBatcher, log: list[str], name: str) -> None:
-    await found.join(line=True)
-    log.append(name)
-    found.leave()
+async def enter_line(found: BatchGate, log: list[str], name: str) -> None:
+    turn = found.join(line=True)
+    try:
+        await found.wait(turn)
+        log.append(name)
+    finally:
+        found.leave(turn)
 
 
 def test_lines_of_batches_wait_behind_others_which_overtake_ten_times() -> None:
@@ -310,14 +314,15 @@ def test_lines_of_batches_wait_behind_others_which_overtake_ten_times() -> None:
 
 def test_a_batch_has_so_many_lines_of_batches() -> None:
     async def story() -> list[int]:
-        found, seen = DynamicBatcher(4, 0.0, 10, timeout=0.0, max_lines=2), list[int]()
-        lines = [asyncio.ensure_future(found.join(line=True)) for _ in range(5)]
-        for _ in range(3):
-            while sum(line.done() for line in lines) == sum(seen):
+        found, seen = BatchGate(4, 0.0, 10, timeout=0.0, max_lines=2), list[int]()
+        lines = [found.join(line=True) for _ in range(5)]
+        while lines:
+            while not (started := [line for line in lines if line.done()]):
                 await asyncio.sleep(0)
-            seen.append(sum(line.done() for line in lines) - sum(seen))
-            for _ in range(seen[-1]):
-                found.leave()
+            seen.append(len(started))
+            for line in started:
+                lines.remove(line)
+                found.leave(line)
         return seen
 
     assert asyncio.run(asyncio.wait_for(story(), 30)) == [2, 2, 1]
@@ -337,7 +342,7 @@ def test_the_queue_is_bounded() -> None:
 
 def test_waiting_too_long_for_a_batch_is_an_error() -> None:
     async def story() -> None:
-        found = DynamicBatcher(1, 0.0, 10, timeout=0.05)
+        found = BatchGate(1, 0.0, 10, timeout=0.05)
         log: list[str] = []
         running = asyncio.ensure_future(enter(found, log, "a", 60))
         await settle()

@@ -29,7 +29,7 @@ from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE
 from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
 from handler.serving.model import ServedModel
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, raw
 from tests.services import echo_service

@@ -19,8 +19,8 @@ from handler.core.values import Adapter
 from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
 from handler.serving import start
+from handler.serving.request.task import RequestTask
 from handler.serving.start import ServedModel, load_model, running
-from handler.serving.task import RequestTask
 from tests.user_files import write_adapter
 
 

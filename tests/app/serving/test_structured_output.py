@@ -22,8 +22,8 @@ from handler.plugins.functions import Formatters
 from handler.serving import start as loading
 from handler.serving.engine import engine_spec
 from handler.serving.model import ServedModel
+from handler.serving.request.task import RequestTask
 from handler.serving.start import load_model, make_validator, server_context
-from handler.serving.task import RequestTask
 from tests.services import begin
 from tests.stepped import Bench, benches
 from tests.unit.engines import fake_guides

@@ -233,12 +233,12 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
 
 BUGS = {
     "open": "handler.serving.model.ServedModel.open",
-    "start": "handler.serving.task.RequestTask.start",
-    "accept": "handler.serving.task.RequestTask._accept",
+    "start": "handler.serving.request.task.RequestTask.start",
+    "accept": "handler.serving.request.task.RequestTask._accept",
     "piece": "handler.djl.batches.next_piece",
-    "close": "handler.serving.task.RequestTask.close",
+    "close": "handler.serving.request.task.RequestTask.close",
     "headers": "handler.djl.wire.headers_of",
-    "take": "handler.serving.task.RequestTask.take",
+    "take": "handler.serving.request.task.RequestTask.take",
 }
 """What has a bug, by its place in a request's life."""
 

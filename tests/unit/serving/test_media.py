@@ -32,7 +32,7 @@ from handler.serving.media.image import read_size
 from handler.serving.media.image_decoder import decode, without_ancillary
 from handler.serving.media.loader import Load, MediaLoader, media_rules, missing_packages
 from handler.serving.quota import Quota
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 from handler.serving.turns import TurnThreads
 from tests.app.media.files import data_url, file_server, image_file, png
 from tests.one_test import in_one_test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,7 +45,7 @@ from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
 from handler.serving.preprocessor import Preprocessor
-from handler.serving.task import RequestTask
+from handler.serving.request.task import RequestTask
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 from tests.unit.protocols.answers import with_adapters
@@ -370,8 +371,7 @@ def test_a_refusal_while_the_body_is_parsed_on_a_thread_stands() -> None:
     bench.loop.poll()
     assert task.content_type == "application/json"  # DJL before 0.29 asks before it is known
     task.refuse(GenerationFailed("gone"))
-    assert task._background is not None
-    while not task._background.done():
+    while asyncio.all_tasks(bench.model.driver.loop):
         bench.loop.wait(0.05)
     assert (task.parsed, task.status, json.loads(task.take())["error"]) == (None, 424, "gone")
 

@@ -12,16 +12,18 @@ from typing import Any
 from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.framing import JSON
 from handler.core.loop import Begun
-from handler.core.values import Delta, Finish
+from handler.core.text import Prompt
+from handler.core.values import Delta, Finish, Request
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.errors import Headers, HttpResponse
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
-from handler.serving.engine_driver import DynamicBatcher, EngineDriver
+from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
 from handler.serving.metrics.prometheus import RequestStats
 from handler.serving.quota import Quota, Share
+from handler.serving.request.life import ANSWERING, CLOSED, ENCODING, FINISHED, PARSED, SUBMITTED, WAITING, Life
 from handler.serving.request_log import Answer, Captured, RequestLog
 
 
@@ -52,7 +54,7 @@ class RequestMemory(Share):
         self.set(self._decoded + max(self._repeated, num_unsent))
 
 
-class RequestTask:
+class RequestTask(Life):
     """The task of a request, which receives its deltas and buffers the bytes of its response until the host sends them.
 
     A failure becomes the complete response if no bytes have been sent, and otherwise the last event of the stream. As a
@@ -63,16 +65,11 @@ class RequestTask:
             response is complete, at most once per engine step.
         on_close: called with this task when the host closes it.
         memory: memory quota of all requests.
-        batches: gate for dynamic batches that the request must join, or None without dynamic batching.
 
     Attributes:
-        status: status of the response, which is final when `begun`.
         error: error if it is the complete response, otherwise None.
         unsent: bytes of the response that the host has not taken yet.
-        begun: whether the engine has answered, or the request was refused.
         committed: whether the status cannot change any more, because the host has sent the headers or taken bytes.
-        finished: whether the response is complete.
-        closed: whether the host has closed the task.
         opened_at: start time, by time.monotonic().
         memory: the request's share of the memory quota, until the task is closed.
         parsed: parsed request, or None until the body has been parsed.
@@ -82,10 +79,8 @@ class RequestTask:
     keeps_body = False
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_driver",
-        "_error_headers", "_fast_path", "_head", "_ids", "_in_batch", "_on_close", "_reply", "_size", "_stats",
-        "_threaded", "begun", "closed", "committed", "error", "finished", "memory", "notified", "on_bytes", "opened_at",
-        "parsed", "status", "unsent",
+        "__weakref__", "_admission", "_channel", "_driver", "_fast_path", "_head", "_refusal", "_size", "_stats",
+        "committed", "error", "memory", "on_bytes", "opened_at", "parsed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -97,40 +92,47 @@ class RequestTask:
         on_bytes: Callable[[RequestTask], object],
         on_close: Callable[[RequestTask], object],
         memory: Quota,
-        batches: DynamicBatcher | None = None,
     ) -> None:
+        super().__init__()
         self._admission = admission
         self._driver = driver
         self._stats = stats
         self._head = head
-        self._batches = batches
-        self._background: asyncio.Future[None] | None = None
-        self._in_batch = False
         self._size = 0  # bytes of the body
-        self._reply: Reply | None = None
-        self._threaded: ThreadedReply | None = None
-        self._ids: list[int] = []  # ids in the batcher
         self._fast_path: FastPath | None = None
         self._channel: ClientChannel | None = None
-        self.notified = False  # set by the driver
-        self._content_type = ""
-        self._error_headers: Headers = ()
+        self._refusal: HttpResponse | None = None
         self.on_bytes = on_bytes
-        self._on_close = on_close
         self.memory = RequestMemory(memory)
         self.parsed: ParsedRequest | None = None
-        self.status = 200
         self.error: ServingError | None = None
         self.unsent: list[bytes] = []
-        self.begun = self.committed = self.finished = self.closed = False
+        self.committed = False
         self.opened_at = time.monotonic()
+        self.hold(functools.partial(on_close, self), CLOSED)
+        self.hold(self.memory.give_back, CLOSED)
 
     # -- the response that the host sends ------------------------------------------------------------------------
 
     @property
+    def begun(self) -> bool:
+        """Return whether the engine has answered, or the request has ended."""
+        return self.phase >= ANSWERING
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the response is complete, or the request was cancelled."""
+        return self.phase >= FINISHED
+
+    @property
+    def status(self) -> int:
+        """Return the status of the response, which is final when `begun`."""
+        return 200 if self._refusal is None else self._refusal.status
+
+    @property
     def content_type(self) -> str:
         """Return the content type of the response, or that of JSON while it is not known."""
-        return self._content_type or (JSON if self._reply is None else self._reply).content_type
+        return (self._refusal or (JSON if self.parsed is None else self.parsed.reply)).content_type
 
     @property
     def streams(self) -> bool:
@@ -156,8 +158,8 @@ class RequestTask:
 
     def dialect_headers(self) -> Headers:
         """Return the dialect's headers for the response, after it has begun."""
-        if self.parsed is None or self.error is not None:
-            return self._error_headers
+        if self._refusal is not None or self.parsed is None:
+            return () if self._refusal is None else self._refusal.headers
         return self.parsed.headers(None if self.streams else self._stats.timing())
 
     @property
@@ -191,8 +193,8 @@ class RequestTask:
 
     def stream_end(self) -> bytes:
         """Return the end of a stream for a request that was refused after keep-alives had been sent."""
-        assert self._reply is not None, "the stream has begun"
-        return self._reply.feed(0, Delta(0, 0, (), Finish.ERROR, self.error))
+        assert self.parsed is not None, "the stream has begun"
+        return self.parsed.reply.feed(0, Delta(0, 0, (), Finish.ERROR, self.error))
 
     # -- admission -----------------------------------------------------------------------------------------------
 
@@ -230,47 +232,56 @@ class RequestTask:
             waiting = work.send(None)
         except StopIteration:
             return  # it did not have to wait
-        self._background = self._driver.loop.create_task(Begun(work, waiting))
+        self.hold(self._driver.loop.create_task(Begun(work, waiting)).cancel)
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
             await self.parse(body)
             del body  # do not keep it in memory while the response is sent
-        if self.parsed is None or self._reply is None or self.finished:
+        if self.parsed is None or self.phase is not PARSED:
             return
+        self.enter(ENCODING)
+        requests, take_prompt = self.parsed.requests, self.parsed.take_prompt
         try:
-            take_prompt = self.parsed.take_prompt
             if take_prompt is not None:
-                await self._admission.tokenize(self.parsed.requests[0], self._size, self._head, take_prompt)
-            if take_prompt is not None or not self.parsed.requests:  # the response needs no engine
+                await self._admission.tokenize(requests[0], self._size, self._head, take_prompt, self.hold)
+            if take_prompt is not None or not requests:  # the response needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
-            encoded = [
-                await self._admission.encode(request, self._size, self._head) for request in self.parsed.requests
-            ]
+            encoded = [await self._admission.encode(one, self._size, self._head, self.hold) for one in requests]
             self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
             self._stats.note_encoded(self.parsed)
-            if self._batches is not None and not self.finished:
-                await self._batches.join(line=encoded[0][0].background is not None)
-                self._in_batch = True
-                if self.finished:
-                    self._batches.leave()
-            if self.finished:
-                return
-            sink = self.feed if self._threaded is None else self._threaded.put
-            for index, (request, prompt) in enumerate(encoded):
-                self._stats.num_prompt_tokens += len(prompt.ids)
-                self._reply.start(index, len(prompt.ids))
-                own, started = functools.partial(sink, index), self._stats.note_started
-                self._ids.append(self._driver.submit(request, prompt, own, started, follows=index > 0))
+            await self._wait_for_batch(line=requests[0].background is not None)
+            if not self.finished:
+                self._submit(encoded, self.parsed.reply)
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
 
+    async def _wait_for_batch(self, *, line: bool) -> None:
+        gate = self._admission.gate
+        if gate is not None and not self.finished:
+            self.enter(WAITING)
+            turn = gate.join(line=line)
+            self.hold(functools.partial(gate.leave, turn))
+            await gate.wait(turn)
+
+    def _submit(self, encoded: Sequence[tuple[Request, Prompt]], reply: Reply) -> None:
+        self.enter(SUBMITTED)
+        sink = reply.put if isinstance(reply, ThreadedReply) else self.feed
+        for index, (request, prompt) in enumerate(encoded):
+            self._stats.num_prompt_tokens += len(prompt.ids)
+            reply.start(index, len(prompt.ids))
+            own, started = functools.partial(sink, index), self._stats.note_started
+            id = self._driver.submit(request, prompt, own, started, follows=index > 0)
+            self.hold(functools.partial(self._driver.cancel, id))
+
     def _accept(self, parsed: ParsedRequest) -> None:
-        self.parsed, self._reply = parsed, parsed.reply
         if parsed.formatter:
             thread = self._admission.formatters
-            self._threaded = ThreadedReply(parsed.reply, parsed.formatter, thread, self._feed_and_flush)
-            self._reply = self._threaded
+            reply = ThreadedReply(parsed.reply, parsed.formatter, thread, self._feed_and_flush)
+            self.hold(reply.close)
+            parsed = parsed._replace(reply=reply)
+        self.parsed = parsed
+        self.enter(PARSED)
         if self._dialect.computes:
             self._stats.count_opened()
         self._stats.note_accepted(parsed)
@@ -293,12 +304,12 @@ class RequestTask:
         stats.num_tokens += len(delta.tokens)
         if not stats.engine_answered:
             stats.note_first()
-        reply = self._reply
-        if delta.error is not None or reply is None:
+        if delta.error is not None or self.parsed is None:
             return self._fail(index, delta)
+        reply = self.parsed.reply
         if delta.finish is not None and (writing := self._write_apart(reply, index, delta)) is not None:
             return writing.add_done_callback(functools.partial(self._finish_writing, delta))
-        self._put(reply, reply.feed(index, delta), delta.finish)
+        self._put(reply, reply.feed(index, delta), delta)
 
     def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
         """Render the last delta on a thread if that may take long. Return None if it must be rendered inline."""
@@ -307,7 +318,7 @@ class RequestTask:
             return None
         return self._admission.write(functools.partial(reply.feed, index, delta), keeps=keeps)
 
-    def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
+    def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
         """Buffer the rendered bytes, and notify the host at the end of the engine's step."""
         if reply.finished and not self.streams:
             try:
@@ -316,34 +327,42 @@ class RequestTask:
                 return self._refuse(error)
         if data:
             self.unsent.append(data)
+        begun = self.begun
+        if not begun:
+            self.enter(ANSWERING)
         if reply.finished:
-            self._end("ok", finish)
+            self._end("ok", delta.finish)
         elif data and self._fast_path is None:
-            self._open_fast_path(reply)
-        elif not data and self.begun:
+            self._open_fast_path(reply, delta.id)
+        elif not data and begun:
             return
-        self.begun = True
         self._driver.notify(self)
 
     def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
         """Process the end of a response that a thread has rendered, unless the client has disconnected."""
         error = None if writing.cancelled() else writing.exception()
-        if self.finished or self._reply is None or writing.cancelled():
+        if self.finished or self.parsed is None or writing.cancelled():
             return
         if delta.error is not None:
             self._put_failure(b"" if error else writing.result())
         elif error is not None:
             return self.fail(serving_error(error))
         else:
-            self._put(self._reply, writing.result(), delta.finish)
+            self._put(self.parsed.reply, writing.result(), delta)
         self._driver.flush()
 
-    def _open_fast_path(self, reply: Reply) -> None:
-        """Let the batcher encode plain tokens from now on, if the reply has an encoder for them."""
-        encode = reply.token_encoder() if len(self._ids) == 1 else None
+    def _open_fast_path(self, reply: Reply, id: int) -> None:
+        """Let the batcher encode the plain tokens of its request `id` from now on, if the reply has an encoder."""
+        encode = reply.token_encoder() if self.parsed is not None and len(self.parsed.requests) == 1 else None
         if encode is not None:
-            self._fast_path = FastPath(self._ids[0], encode, self._channel, self._keep)
+            self._fast_path = FastPath(id, encode, self._channel, self._keep)
+            self.hold(self._close_fast_path)
             self._driver.set_fast_path(self._fast_path)
+
+    def _close_fast_path(self) -> None:
+        if self._fast_path is not None:
+            self._stats.num_tokens += self._fast_path.num_tokens
+            self._fast_path = None  # it refers to this task: a cycle
 
     def _keep(self, line: bytes) -> None:
         self.unsent.append(line)
@@ -367,13 +386,8 @@ class RequestTask:
         """Close the request after its last byte was sent, or cancel it if its client has disconnected."""
         if not self.finished:
             self._end("cancelled")
-            background, self._background = self._background, None  # its traceback refers to this task: a cycle
-            if background is not None:
-                background.cancel()
-        if not self.closed:
-            self.closed = True
-            self.memory.give_back()
-            self._on_close(self)
+        if self.phase is not CLOSED:
+            self.enter(CLOSED)
 
     def __enter__(self) -> RequestTask:
         return self
@@ -395,12 +409,13 @@ class RequestTask:
         assert delta.error is not None, "only a parsed request gets deltas"
         if self.finished:
             return
-        if self._reply is None or not (self.streams and (self.committed or self.unsent)):
+        if self.parsed is None or not (self.streams and (self.committed or self.unsent)):
             return self._refuse(delta.error)
+        reply = self.parsed.reply
         self._stats.error = delta.error.public
-        if (writing := self._write_apart(self._reply, index, delta)) is not None:
+        if (writing := self._write_apart(reply, index, delta)) is not None:
             return writing.add_done_callback(functools.partial(self._finish_writing, delta))
-        self._put_failure(self._reply.feed(index, delta))
+        self._put_failure(reply.feed(index, delta))
 
     def _put_failure(self, data: bytes) -> None:
         """End a failed stream with the bytes that its reply has rendered."""
@@ -416,10 +431,9 @@ class RequestTask:
             # TGI counts requests that it refuses for a parameter, or because too many others are waiting
             if self._dialect.computes and isinstance(error, InvalidParameter | Unavailable):
                 self._stats.count_opened()
-        answer = errors.whole(error)
-        self.status, self._content_type, self._error_headers = answer.status, answer.content_type, answer.headers
+        self._refusal = errors.whole(error)
         self.error = error.with_traceback(None)  # a traceback refers to this task: a cycle
-        self.unsent[:] = [answer.body]
+        self.unsent[:] = [self._refusal.body]
         self._stats.error = error.public
         failed = "failed" if self._stats.engine_answered and not isinstance(error, RefusedByEngine) else "refused"
         unavailable = "overloaded" if isinstance(error, Overloaded) else "unavailable"
@@ -427,18 +441,9 @@ class RequestTask:
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
-        """Record the request's metrics, and remove its remaining sequences from the engine."""
-        self.finished = self.begun = True
-        fast_path, self._fast_path = self._fast_path, None  # it refers to this task: a cycle
-        if fast_path is not None:
-            self._stats.num_tokens += fast_path.num_tokens
+        """Release what the request holds until its end, and record its metrics."""
+        self.enter(FINISHED)
         self._stats.close(outcome, finish)
-        for id in self._ids:
-            self._driver.cancel(id)
-        if self._threaded is not None:
-            self._threaded.close()
-        if self._in_batch and self._batches is not None:
-            self._batches.leave()
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
@@ -486,9 +491,9 @@ class CapturedTask(RequestTask):
     def write_tokens_to(self, channel: ClientChannel) -> None:
         """Do nothing. The fast path would bypass the capture, which needs all tokens."""
 
-    def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
+    def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
         self._capture(data)
-        super()._put(reply, data, finish)
+        super()._put(reply, data, delta)
 
     def _keep(self, line: bytes) -> None:
         self._capture(line)
@@ -516,7 +521,7 @@ class CapturedTask(RequestTask):
             self._body = None
 
     def close(self) -> None:
-        if not self.closed and self._body is not None:
+        if self._body is not None:
             answer = Answer(self.status, self.content_type, self._pieces) if self.finished else None
             captured = Captured(self._id, self._at, self._path, self._head.headers, self._body, answer)
             self._log.put(captured, self._taken)

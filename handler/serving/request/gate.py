@@ -1,0 +1,118 @@
+"""Dynamic batching as in DJL: requests wait until a batch is full or a short delay is over, then run together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+
+from handler.core.errors import Overloaded
+from handler.scheduler.batcher import MAX_OVERTAKES
+
+Turn = asyncio.Future[None]
+"""A request's turn, which is done when its batch starts."""
+
+
+class BatchGate:
+    """A gate that admits requests one batch at a time.
+
+    Lines of files' batches come after all other requests. After MAX_OVERTAKES later requests, the oldest line is next.
+
+    Args:
+        size: maximum number of requests in a batch (`batch_size`).
+        delay: seconds that the first request of a batch waits for others (`max_batch_delay`).
+        max_queued: maximum number of waiting requests (`job_queue_size`).
+        timeout: maximum seconds that a request waits (`option.predict_timeout`).
+        max_lines: maximum number of lines in a batch (`option.batches_concurrency`).
+    """
+
+    def __init__(
+        self, size: int, delay: float, max_queued: int, timeout: float = 120.0, *, max_lines: int = 16
+    ) -> None:
+        self._size = size
+        self._delay = delay
+        self._max_queued = max_queued
+        self._timeout = timeout
+        self._max_lines = max_lines
+        self._ids = itertools.count()
+        self._waiting: dict[Turn, int] = {}  # ids, in order of arrival
+        self._lines: dict[Turn, int] = {}  # the same of lines
+        self._running: set[Turn] = set()
+        self._overtakes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def check_room(self) -> None:
+        """Raise `Overloaded` if the queue is full."""
+        if len(self._waiting) >= self._max_queued:
+            raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
+
+    def join(self, *, line: bool = False) -> Turn:
+        """Queue a request. The caller must call `leave` with its turn when it has ended, whether or not it has run.
+
+        Args:
+            line: whether the request is a line of a file's batch.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        self.check_room()
+        turn: Turn = asyncio.get_running_loop().create_future()
+        (self._lines if line else self._waiting)[turn] = next(self._ids)
+        self._consider()
+        return turn
+
+    async def wait(self, turn: Turn) -> None:
+        """Wait until the request's batch starts. A line of a file's batch may wait for any time.
+
+        Raises:
+            Overloaded: the request has waited too long.
+        """
+        done, _ = await asyncio.wait({turn}, timeout=None if turn in self._lines else self._timeout)
+        if not done:
+            raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
+
+    def leave(self, turn: Turn) -> None:
+        """Remove a request that waits or runs. The next batch starts when all requests of this one have ended."""
+        self._running.discard(turn)
+        self._waiting.pop(turn, None)
+        self._lines.pop(turn, None)
+        if not (self._waiting or self._lines):
+            self._stop_timer()
+        self._consider()
+
+    def _consider(self) -> None:
+        """Start a batch when the previous one has ended and this one is full or its delay is over."""
+        num_waiting = len(self._waiting) + min(len(self._lines), self._max_lines)
+        if self._running or not num_waiting:
+            return
+        if num_waiting >= self._size:
+            self._start()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._delay, self._start)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self) -> None:
+        self._stop_timer()
+        num_lines = 0
+        while len(self._running) < self._size:
+            line = next(iter(self._lines), None) if num_lines < self._max_lines else None
+            turn = next(iter(self._waiting), None)
+            if line is not None and (turn is None or self._overtakes >= MAX_OVERTAKES):
+                del self._lines[line]
+                self._overtakes = 0
+                num_lines += 1
+                turn = line
+            elif turn is not None:
+                self._overtakes += self._waiting.pop(turn) > next(iter(self._lines.values()), math.inf)
+            else:
+                return
+            self._running.add(turn)
+            turn.set_result(None)

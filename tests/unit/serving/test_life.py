@@ -1,0 +1,359 @@
+"""A request's life in any order of events: what it holds is given back, each counter is right, and it ends once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import hypothesis
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from handler.config.loader import read_config
+from handler.core.errors import GenerationFailed, InvalidPayload
+from handler.core.framing import dumps
+from handler.core.media import MediaSource, Medium
+from handler.core.values import Finish
+from handler.engines.base import Output, Step
+from handler.engines.echo.engine import EchoTokenizer
+from handler.plugins.functions import Formatters
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.registry import ROUTES, choose
+from handler.scheduler.lora import AdapterHome, AdapterRegistry
+from handler.serving import admission
+from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
+from handler.serving.metrics.prometheus import RequestRecord
+from handler.serving.model import ServedModel
+from handler.serving.preprocessor import Preprocessor
+from handler.serving.request.life import TRANSITIONS, Life, Phase
+from handler.serving.request.task import RequestTask
+from tests.stepped import INFO, Clock, Readable
+
+LONG = "x" * 300
+"""A word that makes a body so long that threads work on it."""
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+PIXELS = 300  # bytes of a decoded image
+OPTIONS = (
+    "option.llm_engine=echo", "option.rolling_batch=disable", "batch_size=2", "max_batch_delay=100", "job_queue_size=5",
+    "option.predict_timeout=5", "option.request_time_limit=20",
+)  # fmt: skip
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop that runs only in single iterations."""
+
+    def iterate(self) -> None:
+        self.call_soon(self.stop)
+        self.run_forever()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function as a callback of the loop would, without an iteration."""
+        asyncio.events._set_running_loop(self)
+        try:
+            return function()
+        finally:
+            asyncio.events._set_running_loop(None)
+
+
+class Engine(Readable):
+    """An engine whose steps have the tokens that the machine chooses, also of sequences cancelled during the step."""
+
+    def __init__(self) -> None:
+        super().__init__(INFO)
+        self.late: list[int] = []
+        self.outputs: list[Step] = []
+
+    def attach(self, *, on_change: Callable[..., None], **more: object) -> None:
+        on_change(self.state)
+
+    def cancel(self, key: int) -> None:
+        if key in self.active:
+            self.late.append(key)
+        super().cancel(key)
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        if self.fail is not None:
+            return super().step()
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+
+class Threads:
+    """Calls that threads would make, and media that they would load: each ends when the machine says so."""
+
+    def __init__(self, media: MediaLoader) -> None:
+        self.pending: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self.memory = media.memory
+        self.shutdown = self.close = media.close
+
+    def submit(self, call: Callable[[], Any], cost: float, *, slow: bool = False) -> Future[Any]:
+        self.pending.append((Future(), call))
+        return self.pending[-1][0]
+
+    def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[Any]:
+        def load() -> LoadedMedia:
+            reservation = Reservation(self.memory, "images")
+            reservation.take(PIXELS)
+            return LoadedMedia((Medium("image", (10, 10), bytes(PIXELS), "a"),), reservation)
+
+        return self.submit(load, 1.0)
+
+    def finish(self, index: int, error: Exception | None) -> None:
+        future, call = self.pending.pop(index % len(self.pending))
+        if future.set_running_or_notify_cancel():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(call())
+
+
+class Host:
+    """The host of a request. `wire` has what its client gets.
+
+    Args:
+        patience: whether the host takes bytes only when the machine says so.
+    """
+
+    def __init__(self, model: ServedModel, body: bytes, *, streams: bool, patience: bool) -> None:
+        self.wire, self.streams, self.patience, self.has_media = b"", streams, patience, b"image_url" in body
+        self.gone = False
+        self.task = model.open({}, ROUTES["/v1/chat/completions"], on_bytes=self.on_bytes)
+        self.task.start(body)
+
+    def on_bytes(self, task: RequestTask) -> None:
+        assert not self.gone, "a closed request calls its host"
+        self.task = task  # not known yet if it is refused before its body is read
+        if not self.patience:
+            self.read()
+
+    def read(self) -> None:
+        if self.streams or self.task.finished:
+            self.wire += self.task.take()
+
+    def close(self) -> None:
+        """Close the request, as its client has disconnected or has all of the response."""
+        ended, self.gone = self.task.finished, True
+        if ended:
+            self.read()
+        self.task.close()
+        self.task.close()
+        assert self.task.take() == b"" or not ended
+        assert self.num_ends() == ended
+        del self.task  # it refers to this host
+
+    def num_ends(self) -> int:
+        """Return the number of ends in what the client has got."""
+        if not self.wire.startswith(b"data:"):
+            return len(self.wire.splitlines())
+        events = self.wire.decode().split("\n\n")[:-1]
+        assert sum('"error"' in event for event in events) <= 1
+        assert "data: [DONE]" not in events[:-1]
+        return events.count("data: [DONE]")
+
+
+class Requests(RuleBasedStateMachine):
+    """Requests to one model with dynamic batches. A rule is an event; the loop runs one iteration at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock(1000.0)
+        self.patches = [mock.patch.object(time, "monotonic", self.clock)]
+        self.patches += [mock.patch.object(admission, "_PARSE_INLINE", len(LONG))]
+        self.patches += [mock.patch("handler.protocols.kernel.reply._LONG", 0)]
+        for patch in self.patches:
+            patch.start()
+        self.loop, self.engine = Loop(), Engine()
+        self.hosts: list[Host] = []
+        self.records: list[RequestRecord] = []
+        self.num_tokens = 0  # tokens of requests that were not cancelled
+        self.model: ServedModel = self.loop.call(self.make)
+        self.threads = Threads(self.model.admission._media)
+        self.model.admission._threads = self.model.admission._media = self.threads  # type: ignore[assignment]
+        self.model.admission._tokenize_inline = len(LONG)
+        self.model.metrics.recorders.append(self.records.append)
+
+    def make(self) -> ServedModel:
+        config = read_config(overrides=OPTIONS, environ={}).checked()
+        context = replace(ServerContext(engine="scripted"), no_media={"image": ""})
+        preprocessor = Preprocessor(choose(config), context, EchoTokenizer(), lambda: INFO, Formatters())
+        model = ServedModel(config, self.engine, preprocessor, AdapterHome(AdapterRegistry()))  # type: ignore[arg-type]
+        model.start()
+        return model
+
+    def host(self, index: int) -> Host:
+        return self.hosts[index % len(self.hosts)]
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.hosts) < 7)
+    @rule(flags=st.integers(0, 15), valid=st.sampled_from([True] * 7 + [False]))
+    def admit(self, flags: int, *, valid: bool = True) -> None:
+        streams, is_long, media, patience = (bool(flags >> bit & 1) for bit in range(4))
+        text = f"a b {LONG if is_long else ''}"
+        content: Any = [{"type": "text", "text": text}, IMAGE] if media else text
+        body = {"messages": [{"role": "user", "content": content}], "stream": streams, "max_tokens": 9}
+        data = dumps(body) if valid else b"{"
+        self.hosts.append(self.loop.call(lambda: Host(self.model, data, streams=streams, patience=patience)))
+
+    @rule(times=st.integers(1, 4))
+    def iterate(self, times: int) -> None:
+        for _ in range(times):
+            self.loop.iterate()
+
+    @precondition(lambda self: self.threads.pending)
+    @rule(index=st.integers(0, 9), fails=st.sampled_from([False, False, False, True]))
+    def finish_on_thread(self, index: int, fails: bool) -> None:
+        self.threads.finish(index, InvalidPayload("no") if fails else None)
+
+    @precondition(lambda self: self.hosts)
+    @rule(mask=st.integers(0, 7), ends=st.integers(0, 7), once=st.booleans())
+    def token(self, mask: int, ends: int, *, once: bool) -> None:
+        """A step of the engine: it has not heard of what was cancelled since the last one."""
+        if not self.engine.active and not self.engine.late:
+            self.settle()
+        chosen = {key for index, key in enumerate(sorted(self.engine.active)) if not mask >> index & 1}
+        last = {key for index, key in enumerate(sorted(chosen)) if ends >> index & 1 and once}
+        step = Step([], [], [], [])
+        for key in [*self.engine.late, *sorted(chosen - last)]:
+            step.keys.append(key)
+            step.ids.append(1)
+            step.logprobs.append(-0.1)
+        for key in sorted(last):
+            step.others.append(Output(key, [1], [-0.1], Finish.LENGTH))
+            del self.engine.active[key]
+        self.num_tokens += len(chosen)
+        self.engine.late.clear()
+        self.engine.outputs.append(step)
+        self.loop.call(self.model.driver.step)
+
+    @precondition(lambda self: self.engine.active)
+    @rule(stops=st.booleans())
+    def lose_all(self, *, stops: bool) -> None:
+        """End all requests, because the engine has died or the server stops."""
+        if stops:
+            return self.loop.call(self.model.give_up)
+        self.engine.fail = GenerationFailed("the engine died")
+        self.loop.call(self.model.driver.step)
+        self.engine.late.clear()
+
+    @precondition(lambda self: self.hosts)
+    @rule(index=st.integers(0, 9))
+    def close(self, index: int) -> None:
+        host = self.host(index)
+        self.loop.call(host.close)
+        self.hosts.remove(host)
+
+    @precondition(lambda self: self.hosts)
+    @rule(index=st.integers(0, 9))
+    def read(self, index: int) -> None:
+        self.host(index).read()
+
+    @precondition(lambda self: self.hosts)
+    @rule(index=st.integers(0, 9), refuses=st.booleans())
+    def fail(self, index: int, refuses: bool) -> None:
+        task = self.host(index).task
+        error = GenerationFailed("too late")
+        self.loop.call(lambda: (task.refuse if refuses and not task.committed else task.fail)(error))
+
+    @rule(seconds=st.sampled_from([0.2, 0.2, 0.2, 0.2, 6.0, 21.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.loop.iterate()
+
+    def settle(self) -> None:
+        """Let all requests go on as far as they can without the engine."""
+        for _ in range(6):
+            while self.threads.pending:
+                self.threads.finish(0, None)
+            for _ in range(4):
+                self.loop.iterate()
+        self.pass_time(0.2)
+        self.iterate(4)
+
+    # -- what holds after each event -----------------------------------------------------------------------------
+
+    @invariant()
+    def each_open_request_is_counted(self) -> None:
+        assert self.model.num_requests == len(self.hosts)
+
+    @invariant()
+    def requests_that_ended_hold_nothing(self) -> None:
+        unfinished = [host.task for host in self.hosts if not host.task.finished]
+        gate = self.model.admission.gate
+        assert gate is not None
+        assert len(gate._waiting) + len(gate._running) <= len(unfinished)
+        assert len(self.model.driver.sinks) == sum(task.phase >= Phase.SUBMITTED for task in unfinished)
+        assert len(self.engine.active) <= len(self.model.driver.sinks)  # a thread may write the end of a response
+
+    @invariant()
+    def the_memory_of_media_is_held_until_the_request_ends(self) -> None:
+        phases = [host.task.phase for host in self.hosts if host.has_media]
+        assert self.model.admission._media.memory.taken >= PIXELS * sum(Phase.WAITING <= phase < 6 for phase in phases)
+
+    @invariant()
+    def the_memory_of_a_request_is_held_until_it_is_closed(self) -> None:
+        assert self.model.memory.taken >= sum(host.task.memory.size for host in self.hosts)
+        assert all(host.task.memory.size for host in self.hosts if host.task.parsed is not None)
+
+    @invariant()
+    def tokens_of_cancelled_requests_are_not_counted(self) -> None:
+        assert self.model.driver.num_tokens == self.num_tokens
+
+    def teardown(self) -> None:
+        try:
+            while self.hosts:
+                self.close(0)
+            for _ in range(9):
+                self.loop.iterate()
+            self.end()
+        finally:
+            self.loop.call(self.model.close)
+            for _ in range(9):
+                self.loop.iterate()
+            self.loop.close()
+            for patch in self.patches:
+                patch.stop()
+
+    def end(self) -> None:
+        memories = self.model.memory, self.model.admission._media.memory
+        assert [memory.taken for memory in memories] == [0, 0]
+        assert self.model.num_queued == self.model.num_requests == 0
+        assert sum(record.num_tokens for record in self.records) == self.num_tokens
+        assert not asyncio.all_tasks(self.loop)
+        self.admit(0)
+        self.pass_time(0.2)
+        self.iterate(9)
+        assert self.hosts[0].task.phase is Phase.SUBMITTED, "a slot of the batch was not left"
+        self.close(0)
+
+
+TestRequests = pytest.mark.filterwarnings("error")(Requests.TestCase)
+TestRequests.settings = settings(max_examples=60, stateful_step_count=40, phases=[hypothesis.Phase.generate])  # type: ignore[misc]
+
+
+def test_each_phase_can_be_left_and_none_is_entered_twice() -> None:
+    assert {*TRANSITIONS} == {*Phase}
+    assert all(later > phase for phase, following in TRANSITIONS.items() for later in following)
+    assert all(Phase.FINISHED in following for phase, following in TRANSITIONS.items() if phase < Phase.FINISHED)
+
+
+def test_a_holding_is_released_once_by_its_phase_and_the_latest_first() -> None:
+    life, released = Life(), list[str]()
+    for name in "ab":
+        life.hold(lambda name=name: released.append(name))  # type: ignore[misc]
+    life.hold(lambda: released.append("c"), Phase.CLOSED)
+    life.hold(lambda: 1 / 0)
+    life.enter(Phase.FINISHED)
+    assert released == ["b", "a"]
+    life.hold(lambda: released.append("d"))
+    life.enter(Phase.CLOSED)
+    assert released == ["b", "a", "d", "c"]
+    with pytest.raises(AssertionError):
+        life.enter(Phase.CLOSED)
