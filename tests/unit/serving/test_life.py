@@ -23,13 +23,14 @@ from handler.core.media import MediaSource, Medium
 from handler.core.values import Finish
 from handler.engines.base import Output, Step
 from handler.engines.echo.engine import EchoTokenizer
+from handler.engines.process.supervisor import Host as EngineHost
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.registry import ROUTES, choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
 from handler.serving import admission
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
-from handler.serving.metrics.prometheus import RequestRecord
+from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.request.life import TRANSITIONS, Life, Phase
@@ -70,8 +71,8 @@ class Engine(Readable):
         self.late: list[int] = []
         self.outputs: list[Step] = []
 
-    def attach(self, *, on_change: Callable[..., None], **more: object) -> None:
-        on_change(self.state)
+    def attach(self, host: EngineHost) -> None:
+        host.on_change(self.state)
 
     def cancel(self, key: int) -> None:
         if key in self.active:
@@ -164,7 +165,7 @@ class Requests(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock(1000.0)
-        self.patches = [mock.patch.object(time, "monotonic", self.clock)]
+        self.patches: list[Any] = [mock.patch.object(time, "monotonic", self.clock)]
         self.patches += [mock.patch.object(admission, "_PARSE_INLINE", len(LONG))]
         self.patches += [mock.patch("handler.protocols.kernel.reply._LONG", 0)]
         for patch in self.patches:
@@ -175,7 +176,7 @@ class Requests(RuleBasedStateMachine):
         self.num_tokens = 0  # tokens of requests that were not cancelled
         self.model: ServedModel = self.loop.call(self.make)
         self.threads = Threads(self.model.admission._media)
-        self.model.admission._threads = self.model.admission._media = self.threads  # type: ignore[assignment]
+        self.model.admission._threads = self.model.admission._media = self.threads
         self.model.admission._tokenize_inline = len(LONG)
         self.model.metrics.recorders.append(self.records.append)
 
@@ -238,10 +239,11 @@ class Requests(RuleBasedStateMachine):
     def lose_all(self, *, stops: bool) -> None:
         """End all requests, because the engine has died or the server stops."""
         if stops:
-            return self.loop.call(self.model.give_up)
-        self.engine.fail = GenerationFailed("the engine died")
-        self.loop.call(self.model.driver.step)
-        self.engine.late.clear()
+            self.loop.call(self.model.give_up)
+        else:
+            self.engine.fail = GenerationFailed("the engine died")
+            self.loop.call(self.model.driver.step)
+            self.engine.late.clear()
 
     @precondition(lambda self: self.hosts)
     @rule(index=st.integers(0, 9))
@@ -335,7 +337,7 @@ class Requests(RuleBasedStateMachine):
 
 
 TestRequests = pytest.mark.filterwarnings("error")(Requests.TestCase)
-TestRequests.settings = settings(max_examples=60, stateful_step_count=40, phases=[hypothesis.Phase.generate])  # type: ignore[misc]
+TestRequests.settings = settings(max_examples=60, stateful_step_count=40, phases=[hypothesis.Phase.generate])
 
 
 def test_each_phase_can_be_left_and_none_is_entered_twice() -> None:
