@@ -92,7 +92,7 @@ def test_a_crowd_is_counted_as_rarely_as_all_is_collected(monkeypatch: pytest.Mo
 _WATCHED = """
 import gc, sys, time
 from handler.core import loop as garbage
-from handler.serving import task as request_task
+from handler.serving.request import task as request_task
 garbage.YOUNG_SECONDS, garbage.FULL_SECONDS = 0.1, 0.3
 keep = garbage.keep_collecting
 began, most, made = 0.0, 0.0, []
