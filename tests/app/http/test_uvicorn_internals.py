@@ -6,9 +6,10 @@ import ast
 import inspect
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from handler.http import protocol, uvicorn_internals
-from handler.http.uvicorn_internals import ATTRIBUTES, HttpToolsProtocol, RequestResponseCycle
+from handler.http.uvicorn_internals import ATTRIBUTES
 
 
 def listed(owner: type) -> set[str]:
