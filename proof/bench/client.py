@@ -17,6 +17,7 @@ import urllib.parse
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import httptools
@@ -157,13 +158,20 @@ _INFORMATIONAL = range(100, 200)
 """Statuses of informational responses, such as 103 Early Hints (RFC 9110, section 15.2)."""
 
 
+class Stage(IntEnum):
+    """What has arrived of a response: nothing, a part of its head, its head, or all of it."""
+
+    NOTHING = 0
+    HEAD = 1
+    BODY = 2
+    COMPLETE = 3
+
+
 class HttpReader:
     """A reader of one HTTP response, which may arrive in any pieces. Subclasses process headers and body.
 
     Attributes:
-        begun: whether any bytes have arrived.
-        has_head: whether the headers have arrived.
-        complete: whether the whole response has arrived.
+        stage: what has arrived of the response.
         keep_alive: whether the connection can be used again.
         refused: the reason why the rest of the response is not read, or "" if it is.
     """
@@ -172,11 +180,13 @@ class HttpReader:
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
         self._unread = 0  # bytes since the last part of the body
-        self.begun = False
-        self.has_head = False
-        self.complete = False
+        self.stage = Stage.NOTHING
         self.keep_alive = True
         self.refused = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.stage is Stage.COMPLETE
 
     def feed(self, data: bytes, now: float) -> None:
         """Read bytes that arrived at the time `now`.
@@ -185,7 +195,7 @@ class HttpReader:
             httptools.HttpParserError: the bytes are not HTTP.
         """
         self._now = now
-        self.begun = True
+        self.stage = self.stage or Stage.HEAD
         self._unread += len(data)
         self._parser.feed_data(data)
         if self._unread > MAX_HEAD and not self.complete:
@@ -199,15 +209,16 @@ class HttpReader:
     def on_header(self, name: bytes, value: bytes) -> None: ...
 
     def on_headers_complete(self) -> None:
-        self.has_head = self._parser.get_status_code() not in _INFORMATIONAL
+        if self._parser.get_status_code() not in _INFORMATIONAL:
+            self.stage = max(self.stage, Stage.BODY)
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
 
     def on_message_complete(self) -> None:
-        if not self.has_head:
+        if self.stage < Stage.BODY:
             return
-        self.complete = True
+        self.stage = Stage.COMPLETE
         self.keep_alive = self._parser.should_keep_alive()
 
 
@@ -287,7 +298,8 @@ class BodyReader(HttpReader):
 
     def closed(self) -> None:
         """Complete a response of undeclared length, as in HTTP/1.0, even if its body is empty."""
-        self.complete = self.complete or (self.has_head and not tells_its_end(self.headers))
+        if self.stage is Stage.BODY and not tells_its_end(self.headers):
+            self.stage = Stage.COMPLETE
 
     # -- callbacks of httptools ----------------------------------------------------------------------------------
 
@@ -298,7 +310,7 @@ class BodyReader(HttpReader):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if not self.has_head:
+        if self.stage < Stage.BODY:
             self.headers.clear()
 
     def on_body(self, body: bytes) -> None:
@@ -426,7 +438,7 @@ class Connection(asyncio.Protocol, Generic[R]):
 
         Such a request may be sent again (RFC 9112, section 9.3.1).
         """
-        return error == _CUT and not self.reader.begun
+        return error == _CUT and self.reader.stage is Stage.NOTHING
 
     def close(self) -> None:
         self.closed = True

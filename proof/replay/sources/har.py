@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from handler.core.secrets import without_credentials
@@ -81,6 +82,14 @@ def _entries(file: File) -> Iterator[_Entry | Unreadable]:
         yield Unreadable(file.name, f"the rest of the file cannot be read: {reason(error)}")
 
 
+class _Array(Enum):
+    """Position of a scanner relative to the array `log.entries`."""
+
+    BEFORE = auto()
+    WITHIN = auto()
+    AFTER = auto()
+
+
 class _Scanner:
     """Scanner that extracts the objects of `log.entries` from data in pieces of any size."""
 
@@ -89,7 +98,7 @@ class _Scanner:
         self._before = b""  # the last bytes before an array
         self._entry: list[bytes] | None = None
         self._size = self._number = self._depth = 0
-        self._within = self._seen = False  # whether the scanner is in, or has seen, the entries' array
+        self._array = _Array.BEFORE
         self._in_string = self._escapes = False  # whether the last byte was in a string, and escapes the next one
 
     def feed(self, data: bytes) -> Iterator[_Entry | Unreadable]:
@@ -122,7 +131,7 @@ class _Scanner:
 
     def end(self) -> Iterator[Unreadable]:
         """Yield an error if the document ended early."""
-        if not self._seen:
+        if self._array is _Array.BEFORE:
             yield Unreadable(self._name, "the file is not HAR: log.entries is missing")
         elif self._depth:
             number = self._number + (self._entry is None)
@@ -131,7 +140,7 @@ class _Scanner:
     def _pass(self, data: bytes) -> Iterator[Unreadable]:
         """Process data without quotes and brackets, or one of these."""
         if self._entry is None:
-            if not self._within:
+            if self._array is not _Array.WITHIN:
                 self._before = (self._before + data)[-_MAX_KEPT:]
             return
         self._size += len(data)
@@ -144,11 +153,11 @@ class _Scanner:
 
     def _mark(self, mark: bytes) -> Iterator[_Entry | Unreadable]:
         if mark in b"{[":
-            if self._within and self._entry is None and mark == b"{":
+            if self._array is _Array.WITHIN and self._entry is None and mark == b"{":
                 self._entry, self._size = [], 0
                 self._number += 1
             elif mark == b"[" and self._depth == _DEPTH_OF_ENTRIES and _ENTRIES.search(self._before):
-                self._within = self._seen = True
+                self._array = _Array.WITHIN
             self._depth += 1
             yield from self._pass(mark)
             return
@@ -158,8 +167,8 @@ class _Scanner:
             text, self._entry = b"".join(self._entry), None
             if text:
                 yield _Entry(self._number, text)
-        elif self._within and self._depth == _DEPTH_OF_ENTRIES:
-            self._within = False
+        elif self._array is _Array.WITHIN and self._depth == _DEPTH_OF_ENTRIES:
+            self._array = _Array.AFTER
 
 
 # -- an entry ------------------------------------------------------------------------------------------------------
