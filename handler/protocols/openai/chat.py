@@ -14,7 +14,6 @@ from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by
 from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, Conversation, check_number, read_messages
@@ -395,8 +394,6 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 """The OpenAPI document's example body for all dialects of chats, without `model`."""
 
 
-_relax_tools = relaxed_by(PYDANTIC, TOOL_FIELDS)  # some are only reached after a translation
-
 _ANSWER_RULES = ("response_format", "text", "output_config")
 """The fields for structured output in the APIs that allow it together with a required tool call."""
 
@@ -454,7 +451,7 @@ class OpenAiChat(OpenAiDialect):
         """
         model = self.read_model(body, context)
         check_number(conversation.media, context)
-        return self.build(fields, model, conversation, read_tools(_relax_tools(tool_fields), context), context)
+        return self.build(fields, model, conversation, read_tools(tool_fields, context), context)
 
     def build(
         self,
