@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 import urllib.parse
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ class RequestTask(Life):
         stats: RequestStats,
         head: Head,
         on_bytes: Callable[[RequestTask], object],
-        on_close: Callable[[RequestTask], object],
+        on_close: Callable[[Any], object],
         memory: Quota,
     ) -> None:
         super().__init__()
@@ -109,7 +110,8 @@ class RequestTask(Life):
         self.unsent: list[bytes] = []
         self.committed = False
         self.opened_at = time.monotonic()
-        self.hold(functools.partial(on_close, self), CLOSED)
+        itself = weakref.ref(self)  # a task that nobody closes is freed too
+        self.hold(lambda: on_close(itself()), CLOSED)
         self.hold(self.memory.give_back, CLOSED)
 
     # -- the response that the host sends ------------------------------------------------------------------------
