@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import dis
-import inspect
-import logging
 import os
 import random
-import threading
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from handler.core.values import Extras, Finish
-from handler.engines.base import Alternatives, EngineConfig, EngineInfo, EngineStatistics, Interrupted, Output, Step
+from handler.engines.base import Alternatives, EngineConfig, EngineInfo, EngineStatistics, Output, Step
 from handler.engines.process.supervisor import end_with_children, end_with_this_process
 from handler.engines.vllm.arguments import construct, engine_arguments, environment, lmcache_environment, override
-
-log = logging.getLogger("handler.engine")
+from handler.engines.vllm.inline_client import patch_sync_client
 
 
 class CoreEngine:
@@ -320,112 +312,3 @@ class Statistics:
         waiting = 0 if idle else last.num_waiting_reqs + skipped
         usage = 0.0 if idle else last.kv_cache_usage
         return EngineStatistics(waiting, usage, self._queries, self._hits, num_preemptions)
-
-
-# -- patch of vLLM's SyncMPClient: the thread that steps the engine fetches the outputs itself -------------------------
-# vLLM's own client has a thread that waits for the core, decodes each message and puts it into a queue. With few
-# requests, waking that thread costs more than everything else in a step.
-
-
-_ATTRIBUTES = {"is_dp", "outputs_queue", "output_queue_thread", "output_socket", "shutdown_path"}
-"""Attributes that the constructor of vLLM's client sets, beyond its base class (0.20 to 0.33)."""
-
-_USED = {"decoder", "resources", "utility_results"}
-"""Attributes that the base class of vLLM's client sets and this patch uses."""
-
-_NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "_process_utility_output")
-
-
-@contextlib.contextmanager
-def patch_sync_client() -> Iterator[None]:
-    """Within this context, replace the client that LLMEngine creates, unless the installed client is unknown."""
-    from vllm.v1.engine import core_client
-
-    if not _is_known(core_client):
-        log.info("unknown vLLM client: outputs are fetched in its own thread, which is a little slower")
-        yield
-        return
-    original = core_client.SyncMPClient
-    core_client.SyncMPClient = _make_client(core_client)
-    try:
-        yield
-    finally:
-        core_client.SyncMPClient = original
-
-
-def _is_known(core_client: ModuleType) -> bool:
-    if not all(hasattr(core_client, name) for name in _NAMES):
-        return False
-    client, base = core_client.SyncMPClient, core_client.MPClient
-    if not (hasattr(client, "_send_input") and hasattr(core_client.BackgroundResources, "validate_alive")):
-        return False
-    return _assigned(client.__init__) == _ATTRIBUTES and _assigned(base.__init__) >= _USED
-
-
-def _assigned(function: Any) -> set[str]:
-    """Return the names of the attributes that a function sets."""
-    return {step.argval for step in dis.get_instructions(inspect.unwrap(function)) if step.opname == "STORE_ATTR"}
-
-
-def _make_client(core_client: ModuleType) -> type:
-    zmq = core_client.zmq
-
-    class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
-        """A client for a single thread, except that vLLM's monitor calls `shutdown` from another if the core dies."""
-
-        def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
-            core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)
-            self.is_dp = vllm_config.parallel_config.data_parallel_size > 1
-            self._thread = threading.get_ident()
-            self._fetched: deque[Any] = deque()  # outputs that arrived while a call waited for its result
-            self._socket = self.resources.output_socket
-            self.resources.output_socket = None  # so that only this thread closes it
-            self._poller = zmq.Poller()
-            self._poller.register(self._socket, zmq.POLLIN)
-            self._interrupted = False
-
-        def interrupt_on(self, fd: int) -> None:
-            """Make `get_output` raise Interrupted when `fd` is readable, perhaps after one more output."""
-            self._poller.register(fd, zmq.POLLIN)
-
-        def get_output(self) -> Any:
-            """Wait for an output. Make few calls, because an engine on the same cores has emptied the CPU caches."""
-            outputs = self._fetched.popleft() if self._fetched else None
-            while outputs is None:
-                if self._interrupted:
-                    self._interrupted = False
-                    raise Interrupted
-                ready = self._poller.poll()
-                self._interrupted = len(ready) > 1 or ready[0][0] is not self._socket
-                if ready[0][0] is self._socket:
-                    outputs = self._fetch()
-            if outputs.wave_complete is not None:
-                self.engines_running = False
-            return outputs
-
-        def _fetch(self) -> Any:
-            """Wait for the core's next message, and return its outputs, or None if it is the result of a call."""
-            frame = self._socket.recv(copy=False)
-            frames = [frame]
-            while frame.more:
-                frame = self._socket.recv(copy=False)
-                frames.append(frame)
-            self.resources.validate_alive(frames)
-            outputs = self.decoder.decode(frames)
-            if not outputs.utility_output:
-                return outputs
-            core_client._process_utility_output(outputs.utility_output, self.utility_results)
-            return None
-
-        def _send_input(self, request_type: Any, request: Any) -> None:
-            super()._send_input(request_type, request)
-            while self.utility_results:  # a call is waiting for its result
-                if (outputs := self._fetch()) is not None:
-                    self._fetched.append(outputs)
-
-        def shutdown(self, timeout: float | None = None) -> None:
-            super().shutdown(timeout)
-            if threading.get_ident() == self._thread:
-                self._socket.close(linger=0)
-
-    return InlineClient

@@ -19,7 +19,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import Interrupted
 from handler.engines.vllm.arguments import construct
 from handler.engines.vllm.arguments import engine_arguments as keywords
-from handler.engines.vllm.core import _make_client, patch_sync_client
+from handler.engines.vllm.inline_client import inline_client, patch_sync_client
 from handler.serving.engine import engine_spec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own
@@ -66,10 +66,12 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
             client.resources.output_socket.bind("inproc://outputs")
             client.decoder, client.utility_results = MsgpackDecoder(EngineCoreOutputs), {}
 
+        inline = inline_client(core_client)
+        assert inline is not None
         monkeypatch.setattr(core_client.MPClient, "__init__", connected)
         monkeypatch.setattr(core_client.SyncMPClient, "_send_input", lambda *of_a_call: None)
         config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
-        client = _make_client(core_client)(config, None, False)
+        client = inline(config, None, False)
         ours.connect("inproc://outputs")
         yield Core(client, ours, EngineCoreProc.ENGINE_CORE_DEAD)
         client.shutdown()
