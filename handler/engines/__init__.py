@@ -85,10 +85,10 @@ def check_task(name: str, task: Task, option: str) -> None:
         option: value of `option.task`.
     """
     if task is Task.TRANSCRIPTION and not ENGINES[name].transcribes:
-        able = ", ".join(sorted(name for name, one in ENGINES.items() if one.transcribes))
+        able = ", ".join(sorted(name for name, info in ENGINES.items() if info.transcribes))
         raise ConfigError(f"option.task={option}: the engine {name} does not transcribe audio; {able} do")
     if task not in (Task.GENERATION, Task.TRANSCRIPTION) and not ENGINES[name].pools:
-        able = ", ".join(sorted(name for name, one in ENGINES.items() if one.pools))
+        able = ", ".join(sorted(name for name, info in ENGINES.items() if info.pools))
         raise ConfigError(
             f"option.task={option}: {'the model is for ' + task.value + ', but ' if option == 'auto' else ''}"
             f"the engine {name} generates text only; {able} compute embeddings or scores"

@@ -420,14 +420,14 @@ def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict
         table: field of Sampling -> rule. A function that occurs more than once is called only once.
         more: arguments to pass to the functions after `sampling`.
     """
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, rule in table.items():
         if isinstance(rule, str):
-            made[rule] = getattr(sampling, name)
+            values[rule] = getattr(sampling, name)
     for rule in dict.fromkeys(table.values()):
         if not isinstance(rule, str):
-            made |= rule(sampling, *more)
-    return made
+            values |= rule(sampling, *more)
+    return values
 
 
 def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lambda value: value) -> Rule:

@@ -121,7 +121,7 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
         objects = _listed(client, url, bucket, prefix, only)
         home = _home()
         name = _digest(bucket, prefix, *only)
-        target = home / f"{name}-{_digest(*(f'{one.name} {one.size} {one.etag}' for one in objects))}"
+        target = home / f"{name}-{_digest(*(f'{item.name} {item.size} {item.etag}' for item in objects))}"
         home.mkdir(parents=True, exist_ok=True)
         with _alone(home / f"{name}.lock", url):
             if not target.is_dir():
@@ -168,12 +168,12 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        given = str(error.response.get("Error", {}).get("Code", "unknown"))
-        code = _SAME.get(given, given)
+        error_code = str(error.response.get("Error", {}).get("Code", "unknown"))
+        code = _SAME.get(error_code, error_code)
         why = _ADVICE.get(code, "S3 refused the request").format(bucket=bucket, prefix=prefix)
         if code == "PermanentRedirect" and (region := _region(error.response)):
             why = f"the bucket is in {region}: set AWS_REGION={region}"
-        raise ConfigError(f"{url} cannot be fetched: {why} ({given}). {_CURE}") from None
+        raise ConfigError(f"{url} cannot be fetched: {why} ({error_code}). {_CURE}") from None
     except ParamValidationError:
         raise ConfigError(f"{url}: {bucket!r} is not the name of a bucket; {_FORM}") from None
     except (NoCredentialsError, PartialCredentialsError) as error:
@@ -217,7 +217,7 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
     Raises:
         ConfigError: there are no objects or too many, none belongs to a model, or a name leads out of the directory.
     """
-    found: list[_Object] = []
+    objects: list[_Object] = []
     num_listed, settings = 0, tuple(only) == SETTINGS
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     for number, items in enumerate(_pages(pages, url), 1):
@@ -227,24 +227,24 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
             if not name or name.endswith("/") or (settings and "/" in name):
                 continue
             if not only or any(fnmatch(name, pattern) for pattern in only):
-                found.append(item._replace(name=name))
+                objects.append(item._replace(name=name))
         if number >= _MOST_PAGES:
             raise ConfigError(f"{url}: the list of its objects does not end after {_MOST_PAGES} pages")
         if num_listed > _MOST_OBJECTS:
             raise ConfigError(f"{url} has more than {_MOST_OBJECTS} objects: name the prefix of one model")
-    if not (found or (settings and num_listed)):
+    if not (objects or (settings and num_listed)):
         raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
-    for one in found:
-        if not _stays_within(one.name):
-            raise ConfigError(f"{url}: the object's key {one.key!r} is not a valid file path")
-    names = [one.name for one in found]
+    for item in objects:
+        if not _stays_within(item.name):
+            raise ConfigError(f"{url}: the object's key {item.key!r} is not a valid file path")
+    names = [item.name for item in objects]
     if not only and not any(fnmatch(name, mark) for name in names if "/" not in name for mark in _MODEL):
         first = ", ".join(dict.fromkeys(name.partition("/")[0] + ("/" if "/" in name else "") for name in names[:8]))
         raise ConfigError(
             f"{url} contains no model: no config.json, openvino_model.xml or .gguf file, but {first}. Name the "
             "prefix that contains them; archives are not unpacked"
         )
-    return found
+    return objects
 
 
 def _pages(pages: Iterable[Any], url: str) -> Iterator[list[_Object]]:
@@ -268,8 +268,8 @@ def _object(item: Mapping[str, Any]) -> _Object:
 
 def _empty(client: Any, bucket: str, prefix: str) -> str:
     key = prefix.removesuffix("/")
-    named = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", []) if key else []
-    if named and named[0]["Key"] == key:
+    markers = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", []) if key else []
+    if markers and markers[0]["Key"] == key:
         return "it is a single object; name the prefix of the directory with the model's files"
     return "there are no files below it"
 
@@ -303,12 +303,12 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
         ConfigError: the objects do not fit on the disk, or a file does not have the size that S3 listed.
     """
     part.mkdir(exist_ok=True)
-    wanted = {part / one.name: one for one in objects}
+    by_path = {part / item.name: item for item in objects}
     for path in [path for path in part.rglob("*") if not path.is_dir()]:
-        if not (path in wanted and _is_whole(path, wanted[path])):
+        if not (path in by_path and _is_whole(path, by_path[path])):
             path.unlink()
-    missing = {path: one for path, one in wanted.items() if not path.exists()}
-    size, total = sum(one.size for one in missing.values()), sum(one.size for one in objects)
+    missing = {path: item for path, item in by_path.items() if not path.exists()}
+    size, total = sum(item.size for item in missing.values()), sum(item.size for item in objects)
     free = shutil.disk_usage(part).free
     if size > free:
         raise ConfigError(
@@ -321,10 +321,10 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
     _transfer(client, url, bucket, missing)
 
 
-def _is_whole(path: Path, one: _Object) -> bool:
+def _is_whole(path: Path, item: _Object) -> bool:
     """Return whether a file is a complete copy of the object, judging by its size and modification time."""
     state = path.stat()
-    return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
+    return (state.st_size, int(state.st_mtime)) == (item.size, item.time)
 
 
 class _Progress:
@@ -356,23 +356,25 @@ class _Subscriber:
     next listing.
     """
 
-    def __init__(self, url: str, one: _Object, path: Path, progress: _Progress) -> None:
-        self._url, self._one, self._path, self._progress = url, one, path, progress
+    def __init__(self, url: str, item: _Object, path: Path, progress: _Progress) -> None:
+        self._url, self._item, self._path, self._progress = url, item, path, progress
         self._received = 0
 
     def on_queued(self, future: Any, **others: Any) -> None:
-        future.meta.provide_transfer_size(self._one.size)
-        future.meta.provide_object_etag(self._one.etag)
+        future.meta.provide_transfer_size(self._item.size)
+        future.meta.provide_object_etag(self._item.etag)
 
     def on_progress(self, bytes_transferred: int, **others: Any) -> None:
         self._received += bytes_transferred
-        if self._received > self._one.size:  # otherwise the download might never end
-            raise ConfigError(f"{self._url}: S3 sent more than {self._one.size} bytes of {self._one.name}; start again")
+        if self._received > self._item.size:  # otherwise the download might never end
+            raise ConfigError(
+                f"{self._url}: S3 sent more than {self._item.size} bytes of {self._item.name}; start again"
+            )
         self._progress.add(bytes_transferred)
 
     def on_done(self, **others: Any) -> None:
         with contextlib.suppress(FileNotFoundError):  # the download failed
-            os.utime(self._path, (self._one.time, self._one.time))
+            os.utime(self._path, (self._item.time, self._item.time))
 
 
 def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object]) -> None:
@@ -385,18 +387,18 @@ def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object])
         max_request_concurrency=_REQUESTS,
         num_download_attempts=_TRIES,
     )
-    progress = _Progress(url, sum(one.size for one in files.values()))
+    progress = _Progress(url, sum(item.size for item in files.values()))
     with TransferManager(client, settings) as manager:
         transfers = []
-        for path, one in files.items():
+        for path, item in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            watch = _Subscriber(url, one, path, progress)
-            transfers.append(manager.download(bucket, one.key, str(path), subscribers=[watch]))
+            watch = _Subscriber(url, item, path, progress)
+            transfers.append(manager.download(bucket, item.key, str(path), subscribers=[watch]))
         for transfer in transfers:
             transfer.result()
-    for path, one in files.items():
-        if (size := path.stat().st_size) != one.size:
-            raise ConfigError(f"{url}: S3 sent {size} of {one.size} bytes of {one.name}; start again")
+    for path, item in files.items():
+        if (size := path.stat().st_size) != item.size:
+            raise ConfigError(f"{url}: S3 sent {size} of {item.size} bytes of {item.name}; start again")
 
 
 def _say(text: str) -> None:

@@ -265,7 +265,8 @@ class Background:
             if owner in self._sequences or first.start_by > now:
                 continue
             largest = max(self._sequences, key=self._sequences.__getitem__, default="")
-            *others, newest = [one for one in self._started.values() if one.request.background == largest] or [first]
+            started = [active for active in self._started.values() if active.request.background == largest]
+            *others, newest = started or [first]
             room = self._most - self._sequences.total() + newest.request.sampling.num_sequences
             if others and first.request.sampling.num_sequences <= room:
                 return newest

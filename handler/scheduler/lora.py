@@ -163,14 +163,14 @@ def adapters_of(directory: Path) -> dict[str, Path]:
     return adapters
 
 
-def named_adapters(named: Mapping[str, str], base: Path | None) -> dict[str, Path]:
+def named_adapters(paths: Mapping[str, str], base: Path | None) -> dict[str, Path]:
     """Return the directories of adapters by name, after checking them. Relative paths are resolved against `base`.
 
     Raises:
         ConfigError: an adapter cannot be used; the message names it.
     """
     adapters = {}
-    for name, path in named.items():
+    for name, path in paths.items():
         try:
             check_name(name)
             adapters[name] = adapter_path(path, base)

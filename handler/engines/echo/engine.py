@@ -117,17 +117,17 @@ class EchoTokenizer:
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """Encode the words of one or two texts. A word's id is its hash, so a word has the same id in every text."""
         words = [text.split() for text in texts]
-        lengths = [len(one) for one in words]
+        lengths = [len(part) for part in words]
         if most is not None and sum(lengths) > most:
             if side is None:
                 raise PromptTooLong("inputs", sum(lengths), most)
             lengths = fit(lengths, most)
             words = [
-                one[:length] if side == "right" else one[len(one) - length :]
-                for one, length in zip(words, lengths, strict=True)
+                part[:length] if side == "right" else part[len(part) - length :]
+                for part, length in zip(words, lengths, strict=True)
             ]
         cues = {cue: id for id, cue in enumerate(CUES)}
-        ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
+        ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for part in words for word in part]
         return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:

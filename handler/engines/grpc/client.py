@@ -232,14 +232,14 @@ def find_contract(urls: tuple[str, ...]) -> str:
     Raises:
         ConfigError: no server responds, a server uses an unknown contract, or the servers use different contracts.
     """
-    found: dict[str, str] = {}
+    contracts: dict[str, str] = {}
     reasons: list[str] = []
     for url in urls:
         try:
-            found[url] = _contract_of(url)
+            contracts[url] = _contract_of(url)
         except Failed as error:
             reasons.append(f"{url}: {error}")
-    return one_kind(found, reasons, CONTRACTS)
+    return one_kind(contracts, reasons, CONTRACTS)
 
 
 def _contract_of(url: str) -> str:

@@ -196,22 +196,22 @@ class Contract:
             chunk.token_ids,
             scores.token_logprobs,
             _tops(scores.top_logprobs, num_tops),
-            [one.value if one.HasField("value") else None for one in prompt.token_logprobs],
+            [entry.value if entry.HasField("value") else None for entry in prompt.token_logprobs],
             _tops(prompt.top_logprobs, num_prompt_tops),
             chunk.cached_tokens,
         )
 
 
-def _tops(found: Any, count: int) -> list[Alternatives]:
-    return [ranked(zip(one.token_ids, one.values, strict=True), count) for one in found] if count else []
+def _tops(lists: Any, count: int) -> list[Alternatives]:
+    return [ranked(zip(entry.token_ids, entry.values, strict=True), count) for entry in lists] if count else []
 
 
 def statistics(loads: Sequence[Any]) -> EngineStatistics:
     """Combine the loads of all ranks, as reported by the servers in response to GetLoads."""
-    usage = [min(max(one.token_usage, 0.0), 1.0) for one in loads if math.isfinite(one.token_usage)]
+    usage = [min(max(load.token_usage, 0.0), 1.0) for load in loads if math.isfinite(load.token_usage)]
     if not usage:
         return EngineStatistics()
-    return EngineStatistics(sum(max(one.num_waiting_reqs, 0) for one in loads), sum(usage) / len(usage))
+    return EngineStatistics(sum(max(load.num_waiting_reqs, 0) for load in loads), sum(usage) / len(usage))
 
 
 def ranked(pairs: Any, count: int) -> Alternatives:
@@ -304,7 +304,7 @@ class GrpcCall(Answer):
         if len(chunk.prompt_logprobs) != count or (tops and len(chunk.prompt_tops) != count):
             raise ValueError("log-probabilities of the prompt are missing")
         scores = chunk.prompt_logprobs[1:]
-        part.prompt_logprobs = [None, *(None if one is None else score(one) for one in scores)]
+        part.prompt_logprobs = [None, *(None if logprob is None else score(logprob) for logprob in scores)]
         if tops:
             part.prompt_tops = [(), *map(self._checked, chunk.prompt_tops[1:])]
 
@@ -314,8 +314,8 @@ class GrpcCall(Answer):
         return [(id, score(logprob)) for id, logprob in tops]
 
     def _finish(self, complete: Any) -> Finish:
-        named = complete.HasField("matched_token_id")
-        return self.finish(complete.finish_reason, complete.matched_token_id if named else self._last)
+        has_id = complete.HasField("matched_token_id")
+        return self.finish(complete.finish_reason, complete.matched_token_id if has_id else self._last)
 
 
 def check_size(request: EngineRequest) -> None:

@@ -229,13 +229,13 @@ def _listeners(port: int) -> set[str]:
 
 def _opened(pids: Iterable[int]) -> set[str]:
     """Return the names of all files that the processes have open."""
-    found = set()
+    links = set()
     for pid in pids:
         with suppress(OSError):  # it has just ended
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
-                    found.add(os.readlink(link))
-    return found
+                    links.add(os.readlink(link))
+    return links
 
 
 def command(contract: Contract, model: Path, config: Config, flags: Sequence[str] = ()) -> list[str]:
@@ -365,7 +365,7 @@ class ContractEngine(RemoteEngine[C]):
         return self._statistics
 
     async def _ask_loads(self) -> None:
-        known = [client for one in self._servers if one.known and (client := self._clients[one.url]).connected]
+        known = [client for server in self._servers if server.known and (client := self._clients[server.url]).connected]
         answers = await asyncio.gather(*(client.loads() for client in known))  # only over connections that are open
         self._statistics = statistics([load for loads in answers for load in loads])
 

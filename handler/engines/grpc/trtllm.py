@@ -119,7 +119,7 @@ class TrtLlm(Contract):
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
         chunk = response.chunk
-        tops = [[(one.token_id, one.logprob) for one in token.top_logprobs] for token in chunk.logprobs]
+        tops = [[(top.token_id, top.logprob) for top in token.top_logprobs] for token in chunk.logprobs]
         return Chunk(
             chunk.token_ids,
             [_own(token.token_id, token.logprob, best) for token, best in zip(chunk.logprobs, tops, strict=True)],
@@ -130,4 +130,4 @@ class TrtLlm(Contract):
 
 def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
     """Return a token's log-probability, or None if the server wrote 0 because it does not know the value."""
-    return logprob if not best or any(id == one for one, _ in best) else None
+    return logprob if not best or any(id == top_id for top_id, _ in best) else None

@@ -50,10 +50,10 @@ def check_tokenizer(directory: Path) -> None:
     """Raise ConfigError if the directory has no tokenizer, or if one of the tokenizer's JSON files is not an object."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
-    found = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
-    if not own_code and not found:
+    paths = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
+    if not own_code and not paths:
         raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
-    for path in found:
+    for path in paths:
         model_files.check_content(path)
 
 
@@ -74,8 +74,8 @@ def weight_files(directory: Path) -> list[Path]:
     """Return the weight files that transformers reads: `model.safetensors`, or else those listed in the index."""
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
-    named = model_files.read_json(directory / _INDEX).get("weight_map")
-    names = {str(name) for name in named.values()} if isinstance(named, dict) else ()
+    weight_map = model_files.read_json(directory / _INDEX).get("weight_map")
+    names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else ()
     return [directory / name for name in sorted(names)]
 
 
@@ -177,8 +177,8 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
     if model_id is None or Path(model_id).exists():
         return None
     # It may also be a local path whose file is missing.
-    found = None if Path(model_id).parent.exists() else _GGUF.fullmatch(model_id)
-    return None if found is None else (found[1], found[2])
+    match = None if Path(model_id).parent.exists() else _GGUF.fullmatch(model_id)
+    return None if match is None else (match[1], match[2])
 
 
 def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
@@ -485,7 +485,7 @@ class Tensors:
         self._places: dict[str, Tensor] = {}
         for path in weight_files(directory) or visible(directory, "*.safetensors"):
             header, begin = read_header(path)
-            self._places |= {name: _tensor(path, name, one, begin) for name, one in header.items()}
+            self._places |= {name: _tensor(path, name, entry, begin) for name, entry in header.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -509,20 +509,20 @@ class Tensors:
         Raises:
             ConfigError: there is no tensor with this name, or its type is not supported.
         """
-        place = self.place(name)
-        if place.kind not in TYPES:
-            raise ConfigError(f"{place.path}: {name}: dtype {place.kind} must be one of {', '.join(TYPES)}")
-        return place
+        tensor = self.place(name)
+        if tensor.kind not in TYPES:
+            raise ConfigError(f"{tensor.path}: {name}: dtype {tensor.kind} must be one of {', '.join(TYPES)}")
+        return tensor
 
     def raw(self, name: str) -> Any:
         """Map a weight into memory as it is stored; BF16 numbers appear as 16-bit integers. See `weight` for errors."""
         import numpy
 
-        place = self.weight(name)
-        if place.start == place.end:
-            return numpy.zeros(place.shape, TYPES[place.kind])
-        data = numpy.memmap(place.path, numpy.uint8, "c", place.start, (place.end - place.start,))
-        return data.view(TYPES[place.kind]).reshape(place.shape)
+        tensor = self.weight(name)
+        if tensor.start == tensor.end:
+            return numpy.zeros(tensor.shape, TYPES[tensor.kind])
+        data = numpy.memmap(tensor.path, numpy.uint8, "c", tensor.start, (tensor.end - tensor.start,))
+        return data.view(TYPES[tensor.kind]).reshape(tensor.shape)
 
     def __getitem__(self, name: str) -> Any:
         """Read a tensor as float32."""
@@ -538,10 +538,10 @@ def as_float32(data: Any, kind: str) -> Any:
     return data.astype(numpy.float32)
 
 
-def _tensor(path: Path, name: str, one: Any, data: int) -> Tensor:
+def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
     try:
-        kind, shape = str(one["dtype"]), tuple(one["shape"])
-        first, end = one["data_offsets"]
+        kind, shape = str(entry["dtype"]), tuple(entry["shape"])
+        first, end = entry["data_offsets"]
         whole = all(type(number) is int and number >= 0 for number in (*shape, first, end))
     except (KeyError, TypeError, ValueError):
         whole = False

@@ -30,8 +30,8 @@ def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str
     if model is None or not model.is_dir():
         return NO_MEDIA
     config = model_files.read_json(model / "config.json")
-    if (found := read(config, model)) is not None:
-        return found
+    if (tokens := read(config, model)) is not None:
+        return tokens
     if config.keys().isdisjoint(parts):
         return NO_MEDIA
     return f"{MEDIA[kind]} are not supported for model_type {config.get('model_type')} (config.json)"
@@ -108,8 +108,8 @@ def read_image_tokens(model: Path | None) -> MediaTokens | str:
 
 def no_images(model: Path | None) -> str:
     """Return the reason why a model does not accept images; "" if it does."""
-    found = read_image_tokens(model)
-    return found if isinstance(found, str) else ""
+    tokens = read_image_tokens(model)
+    return tokens if isinstance(tokens, str) else ""
 
 
 def _read(config: Mapping[str, Any], model: Path) -> MediaTokens | str | None:
@@ -205,14 +205,14 @@ def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
     Args:
         model: a Hugging Face directory, or a directory converted from one.
     """
-    found = {kind: read(model) for kind, read in _READERS.items()}
-    return {kind: tokens for kind, tokens in found.items() if not isinstance(tokens, str)}
+    by_kind = {kind: read(model) for kind, read in _READERS.items()}
+    return {kind: tokens for kind, tokens in by_kind.items() if not isinstance(tokens, str)}
 
 
 def no_media(model: Path | None) -> dict[str, str]:
     """Return, for each kind of media, the reason why a model does not accept it; "" if it does."""
-    found = {kind: read(model) for kind, read in _READERS.items()}
-    reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
+    by_kind = {kind: read(model) for kind, read in _READERS.items()}
+    reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in by_kind.items()}
     text_only = all(reason == NO_MEDIA for reason in reasons.values())
     return {
         kind: f"the model accepts no {MEDIA[kind]}" if reason == NO_MEDIA and not text_only else reason
@@ -232,11 +232,11 @@ def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapp
     result = list(ids)
     for kind, numbers in counts.items():
         placeholder = tokens[kind].placeholder
-        found = result.count(placeholder)
-        if found != len(numbers):
-            raise ValueError(f"the chat template writes {found} placeholders for {len(numbers)} {MEDIA[kind]}")
+        count = result.count(placeholder)
+        if count != len(numbers):
+            raise ValueError(f"the chat template writes {count} placeholders for {len(numbers)} {MEDIA[kind]}")
         left = iter(numbers)
-        result = [id for given in result for id in ([placeholder] * next(left) if given == placeholder else [given])]
+        result = [id for token in result for id in ([placeholder] * next(left) if token == placeholder else [token])]
     return result
 
 
@@ -246,9 +246,9 @@ def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, M
     Raises:
         ValueError: a medium does not have as many placeholders as tokens.
     """
-    for kind, one in tokens.items():
-        counts = [one.count(medium.size) for medium in media if medium.kind == kind]
-        ids = _collapse(ids, one.placeholder, counts, MEDIA[kind])
+    for kind, kind_tokens in tokens.items():
+        counts = [kind_tokens.count(medium.size) for medium in media if medium.kind == kind]
+        ids = _collapse(ids, kind_tokens.placeholder, counts, MEDIA[kind])
     return list(ids)
 
 

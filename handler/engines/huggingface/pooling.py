@@ -74,11 +74,11 @@ class PoolingFiles(NamedTuple):
         return finished
 
 
-def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
+def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:
     """Find out from a model's files how the model pools.
 
     Args:
-        given: value of option.pooling, which overrides the files unless it is auto.
+        option: value of option.pooling, which overrides the files unless it is auto.
 
     Raises:
         ConfigError: a file is broken, or specifies an unsupported computation; the message names the file.
@@ -87,7 +87,7 @@ def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
     mode, normalize = "mean", False  # sentence-transformers' default for a model without modules
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind == "Pooling" and given == "auto":
+        if kind == "Pooling" and option == "auto":
             mode = _mode(model / str(module.get("path", "")) / "config.json")
         elif kind == "Normalize":
             normalize = True
@@ -95,7 +95,7 @@ def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
             raise ConfigError(f"{model / 'modules.json'}: the module {kind[:64]!r} is not supported")
     config = model_files.read_json(model / "config.json")
     exclusive = config.get("problem_type") != "multi_label_classification" and len(label_names(model)) > 1
-    return PoolingFiles(mode if given == "auto" else given, normalize, _most_tokens(model, config), exclusive)
+    return PoolingFiles(mode if option == "auto" else option, normalize, _most_tokens(model, config), exclusive)
 
 
 def _modules(model: Path) -> list[dict[str, Any]]:
@@ -130,13 +130,13 @@ def _mode(file: Path) -> str:
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
     """Return the smallest limit set by the model, its tokenizer and its sentence-transformers configuration."""
-    given = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
+    max_seq_length = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
         positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the one for padding
     own = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
-    found = [limit for limit in (given, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
-    return min(found, default=None)
+    limits = [limit for limit in (max_seq_length, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
+    return min(limits, default=None)
 
 
 # -- conversion of texts and pairs of texts to ids with a model's special tokens, truncated if allowed -----------------
@@ -173,8 +173,8 @@ def encode_pooled(
     """
     pooling, names = request.pooling, request.names
     assert pooling is not None, "the request has Pooling"
-    asked, side = request.truncation or (None, None)
-    limits = (info and info.max_total_tokens, max_input_len, asked)
+    truncated, side = request.truncation or (None, None)
+    limits = (info and info.max_total_tokens, max_input_len, truncated)
     most = min((limit for limit in limits if limit), default=None)
     if pooling.dimensions is not None and info is not None and not 0 < pooling.dimensions <= info.dimensions:
         raise InvalidParameter(

@@ -60,7 +60,7 @@ def find_forms(
         tokens: token counters for the kinds of media that the model accepts, by kind.
         content_format: `string` or `openai` to choose a type; `auto` to find out which types work.
     """
-    placeholders = {kind: one.text for kind, one in tokens.items()}
+    placeholders = {kind: kind_tokens.text for kind, kind_tokens in tokens.items()}
     if content_format != "auto":
         return ContentForms(content_format == "string", content_format == "openai", placeholders)
     text = _try(render, _PROBE)
@@ -252,8 +252,8 @@ _CALL_ID = 9  # characters; mistral_common requires this length, and vLLM keeps 
 
 def tokenizer_file(model: Path) -> Path | None:
     """Return the file of a tokenizer in Mistral's own format, or None if the directory has none."""
-    found = (path for pattern in _FILES for path in reversed(model_files.visible(model, pattern)))
-    return next(found, None)
+    paths = (path for pattern in _FILES for path in reversed(model_files.visible(model, pattern)))
+    return next(paths, None)
 
 
 def mistral_eos_id(model: Path) -> int | None:
@@ -297,8 +297,8 @@ class MistralTokenizer:
         if file.suffix == ".json":
             pieces = [self._texts.id_to_byte_piece(id, SpecialTokenPolicy.KEEP) for id in ids]
         else:
-            named = map(self._texts.id_to_piece, ids)
-            pieces = [name.encode() if id in special else sentence_piece(name) for id, name in enumerate(named)]
+            names = map(self._texts.id_to_piece, ids)
+            pieces = [name.encode() if id in special else sentence_piece(name) for id, name in enumerate(names)]
         self.vocabulary: Vocabulary | None
         self.vocabulary = self._vocabulary = Vocabulary(pieces, special)
         marks = sorted(self._vocabulary.marks)
@@ -317,13 +317,13 @@ class MistralTokenizer:
         """
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        given = [_message(message) for message in messages]
-        for text in (str(message.get("content") or "") for message in given):
+        chat = [_message(message) for message in messages]
+        for text in (str(message.get("content") or "") for message in chat):
             check_tokens(text, "messages", MOST_TOKENS, PART, self._count)
         continues = options.continue_final_message
         try:
             request = ChatCompletionRequest.from_openai(
-                given, tools=[dict(tool) for tool in tools] or None, continue_final_message=continues
+                chat, tools=[dict(tool) for tool in tools] or None, continue_final_message=continues
             )
             encoded = self._chats.encode_chat_completion(request)
         except Exception as error:  # of its own classes or pydantic's, because of a client's values
@@ -336,20 +336,20 @@ class MistralTokenizer:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a message to mistral_common's format: text only, short call ids, and arguments as JSON."""
-    made = dict(message)
-    if isinstance(parts := made.get("content"), list):
+    result = dict(message)
+    if isinstance(parts := result.get("content"), list):
         if any(part["type"] != "text" for part in parts):
             raise InvalidPayload("'messages': option.tokenizer_mode=mistral accepts text only")
-        made["content"] = "\n".join([part["text"] for part in parts])
-    if calls := made.get("tool_calls"):
-        made["tool_calls"] = [_call(call) for call in calls]
-    if identifier := made.get("tool_call_id"):
-        made["tool_call_id"] = identifier[-_CALL_ID:]
-    return made
+        result["content"] = "\n".join([part["text"] for part in parts])
+    if calls := result.get("tool_calls"):
+        result["tool_calls"] = [_call(call) for call in calls]
+    if identifier := result.get("tool_call_id"):
+        result["tool_call_id"] = identifier[-_CALL_ID:]
+    return result
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    given = function["arguments"]
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    value = function["arguments"]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return {**call, "id": str(call.get("id", ""))[-_CALL_ID:], "function": {**function, "arguments": text}}

@@ -64,8 +64,8 @@ class WhisperIds(NamedTuple):
 
     def language_of(self, ids: Sequence[int]) -> str:
         """Return the language that a prompt specifies, or "" if it specifies none."""
-        asked = ids[list(ids).index(self.start) + 1 :]  # this skips a client's prompt
-        return next((name for name, id in self.languages.items() if id in asked), "")
+        prefix = ids[list(ids).index(self.start) + 1 :]  # this skips a client's prompt
+        return next((name for name, id in self.languages.items() if id in prefix), "")
 
     def in_language(self, ids: Sequence[int], language: str) -> list[int]:
         """Add the language to a prompt that specifies none."""
@@ -79,25 +79,25 @@ def whisper_ids(model: Path) -> WhisperIds:
     Raises:
         ConfigError: a required id is missing.
     """
-    found = model_files.read_json(model / _GENERATION)
-    numbers = [found.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
+    config = model_files.read_json(model / _GENERATION)
+    numbers = [config.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
     start, no_timestamps = numbers
     if not isinstance(start, int) or not isinstance(no_timestamps, int):
         raise ConfigError(
             f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: not a Whisper model"
         )
-    named: dict[str, Mapping[str, int]] = {}
+    tables: dict[str, Mapping[str, int]] = {}
     for name in ("lang_to_id", "task_to_id"):
-        value = found.get(name)
-        named[name] = value if found.get("is_multilingual") and isinstance(value, dict) else {}
-    languages = {name.strip("<|>"): id for name, id in named["lang_to_id"].items()}
+        value = config.get(name)
+        tables[name] = value if config.get("is_multilingual") and isinstance(value, dict) else {}
+    languages = {name.strip("<|>"): id for name, id in tables["lang_to_id"].items()}
     return WhisperIds(
         start,
-        found.get("prev_sot_token_id"),
+        config.get("prev_sot_token_id"),
         no_timestamps,
         languages,
-        named["task_to_id"],
-        tuple(id for id in found.get("suppress_tokens") or () if isinstance(id, int) and id >= 0),
+        tables["task_to_id"],
+        tuple(id for id in config.get("suppress_tokens") or () if isinstance(id, int) and id >= 0),
         model_files.read_json(model / "config.json").get("max_target_positions", 448),
     )
 
@@ -174,9 +174,9 @@ class WhisperTokenizer:
         return Prompt(text, self._encode(text), self._vocabulary)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        asked = dict(options.arguments)
-        timed = [] if asked.get("timestamps") else [self._ids.no_timestamps]
-        ids = [*self._previous(asked.get("prompt", "")), self._ids.start, *self._wanted(**asked), *timed]
+        arguments = dict(options.arguments)
+        timed = [] if arguments.get("timestamps") else [self._ids.no_timestamps]
+        ids = [*self._previous(arguments.get("prompt", "")), self._ids.start, *self._wanted(**arguments), *timed]
         return Prompt("", ids, self._vocabulary)
 
     def _previous(self, text: str) -> list[int]:

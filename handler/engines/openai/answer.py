@@ -158,9 +158,9 @@ class EventAnswer(Answer):
         if not all(type(id) is int and id >= 0 for id in ids):
             raise ValueError("token ids must be non-negative integers")
         # A token's text may come later than its id, and its log-probability with either.
-        given = scores["token_logprobs"] if self._scored and scores else []
-        logprobs = given if len(given) == len(ids) else [None] * len(ids)
-        tops = [_ranked(one, self._num_tops) for one in scores["top_logprobs"]] if self._num_tops and scores else []
+        token_logprobs = scores["token_logprobs"] if self._scored and scores else []
+        logprobs = token_logprobs if len(token_logprobs) == len(ids) else [None] * len(ids)
+        tops = [_ranked(entry, self._num_tops) for entry in scores["top_logprobs"]] if self._num_tops and scores else []
         self.take(part, ids, logprobs, tops)
 
     def _finish(self, reason: str, stop_reason: Any, ids: Sequence[int]) -> Finish:
@@ -171,7 +171,7 @@ class EventAnswer(Answer):
 
 def _ranked(entry: Any, count: int) -> Alternatives:
     """Read the alternatives to a token: an object with log-probabilities by name, or Dynamo's list of objects."""
-    pairs = entry.items() if isinstance(entry, dict) else [(one["token"], one["logprob"]) for one in entry]
+    pairs = entry.items() if isinstance(entry, dict) else [(top["token"], top["logprob"]) for top in entry]
     best = sorted(((name, score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
     return [(_token_id(name), logprob) for name, logprob in best]
 

@@ -137,14 +137,14 @@ def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Mod
     Raises:
         Failed: the server has no such model.
     """
-    named = [model for model in models if name in (None, model.name)]
+    matching = [model for model in models if name in (None, model.name)]
     if not models:
         raise Failed("serves no model")
-    if not named:
-        raise Failed("serves another model", f"it serves {', '.join(repr(one.name) for one in models[:8])}")
-    if kind is not None and kind not in named[0].kinds:
-        raise Failed("is of another kind", f"its models are owned by {named[0].owner!r}, which is not {kind}")
-    return named[0]
+    if not matching:
+        raise Failed("serves another model", f"it serves {', '.join(repr(other.name) for other in models[:8])}")
+    if kind is not None and kind not in matching[0].kinds:
+        raise Failed("is of another kind", f"its models are owned by {matching[0].owner!r}, which is not {kind}")
+    return matching[0]
 
 
 def _noting_reuse() -> Any:
@@ -185,7 +185,7 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
 
 def _models(data: bytes) -> list[Model]:
     try:
-        return [_model(one) for one in orjson.loads(data)["data"] if not one.get("parent")]
+        return [_model(item) for item in orjson.loads(data)["data"] if not item.get("parent")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Failed("does not report its models", f"its /models cannot be read: {error!r}") from None
 
@@ -226,7 +226,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
             reasons.append(f"{url}: {models}{ending}")
             continue
         of_models = [model.kinds for model in models]
-        if of_models and all(len(found) == 1 and found == of_models[0] for found in of_models):
+        if of_models and len(of_models[0]) == 1 and all(other == of_models[0] for other in of_models):
             kinds[url] = of_models[0][0]
         else:
             owners = sorted({model.owner for model in models})

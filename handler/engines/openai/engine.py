@@ -38,10 +38,10 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             self._model: str = options.get("base_url_model") or ""  # "": the first model of the first server
-            wanted = repr(self._model) if self._model else "a model"
-            found, failed = self.complete(find_model(urls, self._client.models, self._fit, wanted))
-            self._model = found.name
-            self.begin("openai", found.max_tokens, config, failed)
+            description = repr(self._model) if self._model else "a model"
+            model, failed = self.complete(find_model(urls, self._client.models, self._fit, description))
+            self._model = model.name
+            self.begin("openai", model.max_tokens, config, failed)
             on_failure.pop_all()
 
     def _fit(self, models: Sequence[Model], first: Model | None = None) -> Model:

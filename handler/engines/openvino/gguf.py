@@ -269,9 +269,9 @@ def _matrix(source: _Source, weights: Weights) -> _Matrix:
     from gguf.quants import dequantize
 
     tensor, order = source.tensor, source.order
-    if weights != "rows" and (found := exact_blocks(tensor)):
-        _check_finite(tensor.name, *found[1][1:])
-        return _Matrix(found[0], tuple(array[order] for array in found[1]))
+    if weights != "rows" and (blocks := exact_blocks(tensor)):
+        _check_finite(tensor.name, *blocks[1][1:])
+        return _Matrix(blocks[0], tuple(array[order] for array in blocks[1]))
     if weights == "exact":
         values = dequantize(tensor.data, tensor.tensor_type)[order]
         _check_finite(tensor.name, values)

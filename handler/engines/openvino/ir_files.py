@@ -188,8 +188,8 @@ def download(model_id: str, revision: str | None) -> Path:
     Raises:
         ConfigError: the model does not exist, the hub cannot be reached, or no available format can be loaded.
     """
-    if named := files.gguf_file(model_id):
-        name, file = named
+    if gguf := files.gguf_file(model_id):
+        name, file = gguf
         path = files.download(name, revision, only=[file], without=()) / file
         if not path.is_file():
             raise ConfigError(f"{name} on the hub has no file {file!r}")

@@ -179,8 +179,8 @@ class OpenVinoTokenizer:
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")
         try:
-            given = [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages)
-            text = self._render(given, options, tools)
+            chat = [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages)
+            text = self._render(chat, options, tools)
         except Exception as error:  # the type depends on whether the template, its input or GenAI is at fault
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         if options.continue_final_message:
@@ -226,8 +226,8 @@ def _size(value: Any) -> int:
 def _reason(error: Exception) -> str:
     """Extract the template's message and line from GenAI's error, which also quotes a source file and the template."""
     text = str(error).rpartition("Minja's error: ")[2]
-    found = re.match(r"(.*?) at row ([0-9]+), column", text, re.DOTALL)
-    return f"{found[1].strip()[:300]} (line {found[2]} of the template)" if found else text.strip()[:300]
+    match = re.match(r"(.*?) at row ([0-9]+), column", text, re.DOTALL)
+    return f"{match[1].strip()[:300]} (line {match[2]} of the template)" if match else text.strip()[:300]
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

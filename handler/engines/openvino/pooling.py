@@ -304,12 +304,12 @@ def read_graph(model: Path, mode: str, task: Task) -> Any:
     if unknown := {port.any_name for port in graph.inputs} - _INPUTS:
         raise ConfigError(f"{model}: the graph has unsupported inputs: {', '.join(sorted(unknown))}")
     outputs = {name: port for port in graph.outputs for name in port.get_names()}
-    wanted = _HIDDEN if task is Task.EMBEDDING else ("logits",)
-    found = next((outputs[name] for name in wanted if name in outputs), None)
-    if found is None:
+    accepted = _HIDDEN if task is Task.EMBEDDING else ("logits",)
+    output = next((outputs[name] for name in accepted if name in outputs), None)
+    if output is None:
         names = ", ".join(sorted(outputs)) or "no named output"
-        raise ConfigError(f"{model}: for option.task={task.value} the graph must return {wanted[0]}; it has {names}")
-    node = found.get_node().input_value(0)
+        raise ConfigError(f"{model}: for option.task={task.value} the graph must return {accepted[0]}; it has {names}")
+    node = output.get_node().input_value(0)
     if task is Task.EMBEDDING:
         mask = next(port for port in graph.inputs if port.any_name == "attention_mask")
         node = _pooled(node, mask, mode)

@@ -95,9 +95,9 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
     def matrix(name: str) -> Any:
         if name == "lm_head.weight":
             return ops.constant(likely)
-        one = ops.constant(np.full((1, _SIZE), float(name == "model.embed_tokens.weight"), np.float32))
+        row = ops.constant(np.full((1, _SIZE), float(name == "model.embed_tokens.weight"), np.float32))
         rows = num_logits if name == "model.embed_tokens.weight" else _SIZE
-        return ops.broadcast(one, np.array([rows, _SIZE]))
+        return ops.broadcast(row, np.array([rows, _SIZE]))
 
     graph = decoder_graph(_BLANK, matrix, lambda name: np.ones(_SIZE, np.float32))
     openvino.save_model(graph, directory / "openvino_model.xml", compress_to_fp16=False)

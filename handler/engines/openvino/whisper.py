@@ -79,13 +79,13 @@ class OpenVinoWhisper(NoAdapters):
                 outputs.append(self._done.get_nowait())
         except queue.Empty:
             pass
-        wanted = []
+        delivered = []
         for output in outputs:
             if output.key in self._wanted:
-                wanted.append(output)
+                delivered.append(output)
                 if output.finish is not None:
                     self._wanted.discard(output.key)
-        return Step([], [], [], wanted)
+        return Step([], [], [], delivered)
 
     def close(self) -> None:
         self._wanted.clear()
@@ -112,13 +112,13 @@ class OpenVinoWhisper(NoAdapters):
         config, timed = self._generation(clip.ids, clip.sampling), self._ids.no_timestamps not in clip.ids
         config.return_timestamps = timed
         streamer = _streamer(self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, shown=not timed))
-        found = self._pipeline.generate(clip.samples[start:end], config, streamer)
-        asked = self._ids.language_of(clip.ids)
-        language = asked or str(found.language or "")
+        result = self._pipeline.generate(clip.samples[start:end], config, streamer)
+        requested = self._ids.language_of(clip.ids)
+        language = requested or str(result.language or "")
         if timed:
             heard = Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language)
-            self._done.put(self._timed(clip.key, found.chunks or (), heard))
-        if not asked and language in self._ids.languages:  # the first piece determines the language of all pieces
+            self._done.put(self._timed(clip.key, result.chunks or (), heard))
+        if not requested and language in self._ids.languages:  # the first piece determines the language of all pieces
             clip.ids = self._ids.in_language(clip.ids, language)
 
     def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
@@ -160,8 +160,8 @@ def _streamer(genai: Any, take: Callable[[Sequence[int]], bool]) -> Any:
     """Return a streamer that passes a transcript's ids to `take`, until `take` returns False."""
 
     class Streamer(genai.StreamerBase):  # type: ignore[misc]
-        def write(self, found: int | Sequence[int]) -> Any:
-            goes_on = take([found] if isinstance(found, int) else found)
+        def write(self, ids: int | Sequence[int]) -> Any:
+            goes_on = take([ids] if isinstance(ids, int) else ids)
             return genai.StreamingStatus.RUNNING if goes_on else genai.StreamingStatus.CANCEL
 
         def end(self) -> None:

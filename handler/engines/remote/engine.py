@@ -310,7 +310,7 @@ class RemoteEngine(ABC, Generic[C]):
                 if error.busy:
                     busy[server] = error
                 ends = running.call.begun or len(broken) >= _MOST_BROKEN
-                if not ends and attempt > 1 and any(_may_be_asked(one, busy) for one in self._servers):
+                if not ends and attempt > 1 and any(_may_be_asked(other, busy) for other in self._servers):
                     continue
                 if busy and not ends:
                     self._turn_away(running, busy)
@@ -374,15 +374,15 @@ class RemoteEngine(ABC, Generic[C]):
         """Return whether three rules bring three tokens."""
         task = asyncio.current_task()
         assert task is not None
-        found: set[tuple[int, ...]] = set()
+        results: set[tuple[int, ...]] = set()
         for text in ("0", "1", "2"):
             rule = StructuredOutput("choice", f'["{text}"]')
             sampling = Sampling(max_new_tokens=1, logprobs=False, structured_output=rule, cache_salt=cache_salt)
             call = self.new_call(EngineRequest(_PROBE_KEY, ids, sampling))
             probe_ids: list[int] = []
             await self.stream(server, Running(_PROBE_KEY, call, task, silence, probe_ids=probe_ids))
-            found.add(tuple(probe_ids))
-        return len(found) == 3
+            results.add(tuple(probe_ids))
+        return len(results) == 3
 
     # -- servers -------------------------------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class RemoteEngine(ABC, Generic[C]):
         """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
         server, error = next(reversed(busy.items()))
         detail = log_words(f"{server.url} {error}", secrets())
-        waits = [one.retry_after for one in busy.values() if one.retry_after]
+        waits = [failure.retry_after for failure in busy.values() if failure.retry_after]
         self._end(
             running, f"the {self._kind} server is busy: it {error.plain}", detail, retry_after=min(waits, default=0.0)
         )

@@ -46,8 +46,8 @@ class Setting(NamedTuple):
             ConfigError: the directory does not exist, or has no tokenizer.
         """
         if model_id is None or not Path(model_id).is_dir():
-            given = "" if model_id is None else f"; {model_id!r} is neither"
-            raise ConfigError(f"the engine {self.engine} needs option.model_id, a directory or hub name{given}")
+            remark = "" if model_id is None else f"; {model_id!r} is neither"
+            raise ConfigError(f"the engine {self.engine} needs option.model_id, a directory or hub name{remark}")
         check_tokenizer(Path(model_id))
         return Path(model_id)
 
@@ -157,8 +157,8 @@ class Answer:
             raise ValueError("a token's log-probability is missing")
         if self._num_tops and len(tops) != len(ids):
             raise ValueError("a token's alternatives are missing")
-        given: Sequence[float | None] = logprobs if self._scored else [None] * len(ids)
-        part.logprobs += [None if one is None else score(one) for one in given]
+        values: Sequence[float | None] = logprobs if self._scored else [None] * len(ids)
+        part.logprobs += [None if value is None else score(value) for value in values]
         part.ids += ids
         self._num_ids += len(ids)
         if self._num_tops:
@@ -273,23 +273,23 @@ class Model(Protocol):
     def _replace(self, *, max_tokens: int | None) -> Any: ...
 
 
-def one_kind(found: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
+def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
     """Return the kind that all servers have in common, for option.base_url_kind=auto.
 
     Args:
-        found: kinds by address.
+        by_url: kinds by address.
         reasons: why the kinds of the other servers are unknown.
         kinds: all kinds that exist.
 
     Raises:
         ConfigError: no kind is known, or the kinds differ.
     """
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in found.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if found else "a server must be running and report its kind"
-    remedy = "Remove those of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
-    raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
+    if len(set(by_url.values())) == 1:
+        return next(iter(by_url.values()))
+    details = log_words("; ".join([*(f"{url}: {kind}" for url, kind in by_url.items()), *reasons]), secrets())
+    problem = "the servers are of different kinds" if by_url else "a server must be running and report its kind"
+    remedy = "Remove those of other kinds" if by_url else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    raise ConfigError(f"option.base_url_kind=auto: {problem}: {details}. {remedy}")
 
 
 A = TypeVar("A")
@@ -302,7 +302,7 @@ async def find_model(
     urls: Sequence[str],
     ask: Callable[[str], Awaitable[A]],
     fit: Callable[[A, M | None], M],
-    wanted: str,
+    description: str,
     setting: str = "option.base_url=",
 ) -> tuple[M, Mapping[str, Failed]]:
     """Ask all servers for their models until one of them has a suitable model.
@@ -311,7 +311,7 @@ async def find_model(
         ask: function that returns a server's response.
         fit: function that reads a response, and raises Failed if the model differs from that of the previous servers
             (None for the first).
-        wanted: name of the expected model in the log.
+        description: name of the expected model in the log.
         setting: text that precedes an address in messages.
 
     Returns:
@@ -322,31 +322,31 @@ async def find_model(
     """
     logged_at = time.monotonic()
     while True:
-        found, failed = _fitting(urls, await asyncio.gather(*map(ask, urls), return_exceptions=True), fit)
-        if found is not None:
-            return found, failed
+        model, failed = _fitting(urls, await asyncio.gather(*map(ask, urls), return_exceptions=True), fit)
+        if model is not None:
+            return model, failed
         reasons = log_words("; ".join(f"{setting}{url}: {error}" for url, error in failed.items()), secrets())
         if all(error.lasts for error in failed.values()):
             raise ConfigError(reasons)
         if time.monotonic() - logged_at >= _LOG_INTERVAL:
             logged_at = time.monotonic()
-            print(f"waiting for {wanted}: {reasons}", file=sys.stderr, flush=True)
+            print(f"waiting for {description}: {reasons}", file=sys.stderr, flush=True)
         await asyncio.sleep(_POLL_INTERVAL)
 
 
 def _fitting(
     urls: Sequence[str], answers: Sequence[A | BaseException], fit: Callable[[A, M | None], M]
 ) -> tuple[M | None, dict[str, Failed]]:
-    found: M | None = None
+    common: M | None = None
     failed: dict[str, Failed] = {}
     for url, answer in zip(urls, answers, strict=True):
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            model = fit(answer, found)
+            model = fit(answer, common)
         except Failed as error:
             failed[url] = error
             continue
-        limits = [one.max_tokens for one in (found, model) if one is not None and one.max_tokens]
-        found = model._replace(max_tokens=min(limits, default=None))
-    return found, failed
+        limits = [known.max_tokens for known in (common, model) if known is not None and known.max_tokens]
+        common = model._replace(max_tokens=min(limits, default=None))
+    return common, failed

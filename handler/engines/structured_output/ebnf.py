@@ -118,19 +118,19 @@ class Grammar:
     def _least_lengths(self) -> Mapping[str, int]:
         """Return the minimum number of characters that each rule derives, up to `LONG`."""
         callers = self._callers()
-        found = dict.fromkeys(self._rules, LONG)
+        lengths = dict.fromkeys(self._rules, LONG)
         waiting = list(self._rules)
         while waiting:  # a rule is visited again when the minimum of a rule that it calls has decreased
             name = waiting.pop()
-            least = min((self._least_length(sequence, found) for sequence in self._rules[name]), default=0)
-            if least < found[name]:
-                found[name] = least
+            least = min((self._least_length(sequence, lengths) for sequence in self._rules[name]), default=0)
+            if least < lengths[name]:
+                lengths[name] = least
                 waiting.extend(callers.get(name, ()))
-        return found
+        return lengths
 
     @staticmethod
-    def _least_length(sequence: Sequence[_Element], found: Mapping[str, int]) -> int:
-        return min(LONG, sum(element.least * found.get(element.name, 1) for element in sequence))
+    def _least_length(sequence: Sequence[_Element], lengths: Mapping[str, int]) -> int:
+        return min(LONG, sum(element.least * lengths.get(element.name, 1) for element in sequence))
 
     def _callers(self) -> Mapping[str, Sequence[str]]:
         callers: dict[str, list[str]] = {}
@@ -144,14 +144,14 @@ class Grammar:
     def _find_nullable(self) -> Set[str]:
         """Return the rules that can derive an empty text."""
         callers = self._callers()
-        found: set[str] = set()
+        empty: set[str] = set()
         waiting = list(self._rules)
         while waiting:
             name = waiting.pop()
-            if name not in found and any(all(_is_empty(e, found) for e in sequence) for sequence in self._rules[name]):
-                found.add(name)
+            if name not in empty and any(all(_is_empty(e, empty) for e in sequence) for sequence in self._rules[name]):
+                empty.add(name)
                 waiting.extend(callers.get(name, ()))
-        return found
+        return empty
 
     def _units(self, choices: _Choices) -> Iterator[str]:
         """Yield each rule that can stand alone, because everything next to it can be empty."""
@@ -191,15 +191,15 @@ def _abridged_macro(text: str) -> str:
 
 
 def _tokens(text: str) -> list[_Token]:
-    found, at = [], 0
+    tokens, at = [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise Unreadable(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
         if match.lastgroup != "space":
-            found.append(_Token(str(match.lastgroup), match[0]))
+            tokens.append(_Token(str(match.lastgroup), match[0]))
         at = match.end()
-    return found
+    return tokens
 
 
 class _Parser:
@@ -300,9 +300,9 @@ class _Parser:
                 counts.append(self._text())
             self._at += 1
             least, most = _bounds(counts[:-1])
-        found = element._replace(is_empty=element.is_empty or least == 0, least=least * element.least)
-        self.spans.append(_Span(start, self._at, found, most >= _MANY))
-        return found
+        repeated = element._replace(is_empty=element.is_empty or least == 0, least=least * element.least)
+        self.spans.append(_Span(start, self._at, repeated, most >= _MANY))
+        return repeated
 
     def _skip_bracket(self) -> Sequence[str]:
         """Skip a pair of brackets, and return the names of the rules between them."""
@@ -462,11 +462,11 @@ def _patterns(schema: Any) -> Iterator[str]:
     waiting = [schema]
     while waiting:
         match waiting.pop():
-            case dict() as found:
-                if isinstance(pattern := found.get("pattern"), str):
+            case dict() as node:
+                if isinstance(pattern := node.get("pattern"), str):
                     yield pattern
-                if isinstance(patterns := found.get("patternProperties"), dict):
+                if isinstance(patterns := node.get("patternProperties"), dict):
                     yield from patterns
-                waiting += found.values()
-            case list() as found:
-                waiting += found
+                waiting += node.values()
+            case list() as node:
+                waiting += node

@@ -256,9 +256,9 @@ class _Grammar:
         if self._depth == _MAX_DEPTH:
             raise Unsupported
         self._depth += 1
-        found = self._of_schema(schema)
+        expression = self._of_schema(schema)
         self._depth -= 1
-        return found
+        return expression
 
     def _of_schema(self, schema: Any) -> str:
         if schema is True:

@@ -324,15 +324,15 @@ def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
     """Return the path of the first keyword in a decoded schema that xgrammar ignores, or None if there is none."""
     places, seen, types = [_Subschema(schema)], set[int](), _Types(schema)
     while places:
-        place = places.pop()
-        if not isinstance(place.schema, dict) or id(place.schema) in seen:
+        subschema = places.pop()
+        if not isinstance(subschema.schema, dict) or id(subschema.schema) in seen:
             continue
-        seen.add(id(place.schema))
-        keyword = _ignored(place, types, xgrammar)
+        seen.add(id(subschema.schema))
+        keyword = _ignored(subschema, types, xgrammar)
         if keyword is not None:
-            path = ".".join((*place.path, keyword))
+            path = ".".join((*subschema.path, keyword))
             return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"
-        places += reversed(list(_below(place, schema)))
+        places += reversed(list(_below(subschema, schema)))
     return None
 
 
@@ -345,8 +345,8 @@ def cyclic_reference(schema: Any) -> str | None:
         if reference not in edges:
             edges[reference] = set(_alone(_target(reference, schema)))
             waiting += edges[reference]
-    found = next(cycles(edges), ())
-    return min(found) if found else None
+    cycle = next(cycles(edges), ())
+    return min(cycle) if cycle else None
 
 
 def _alone(schema: Any) -> Iterator[str]:
@@ -360,10 +360,10 @@ def _alone(schema: Any) -> Iterator[str]:
                 waiting += branches
 
 
-def _below(place: _Subschema, root: Any) -> Iterator[_Subschema]:
+def _below(subschema: _Subschema, root: Any) -> Iterator[_Subschema]:
     """Yield the subschemas that xgrammar reads."""
-    schema, path = place.schema, place.path
-    rebased = place.rebased or bool(path and "$id" in schema)
+    schema, path = subschema.schema, subschema.path
+    rebased = subschema.rebased or bool(path and "$id" in schema)
     if isinstance(reference := schema.get("$ref"), str):
         yield _Subschema(_target(reference, root), tuple(reference.split("/")[1:]))
     for name in ("properties", "patternProperties"):
@@ -376,16 +376,16 @@ def _below(place: _Subschema, root: Any) -> Iterator[_Subschema]:
         yield _Subschema(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _ignored(place: _Subschema, known: _Types, xgrammar: XgrammarSupport) -> str | None:
+def _ignored(subschema: _Subschema, known: _Types, xgrammar: XgrammarSupport) -> str | None:
     """Return a keyword in this subschema that xgrammar ignores, with the reason, or None if there is none."""
-    schema = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
+    schema = {name: value for name, value in subschema.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
         if name in schema:
             return name
     for head in _HEADS:
         if head in schema:
-            return _ignored_beside(head, schema, known) or _ignored_of(head, schema[head], place)
-    types = schema.pop("type", place.default or _implied(schema))
+            return _ignored_beside(head, schema, known) or _ignored_of(head, schema[head], subschema)
+    types = schema.pop("type", subschema.default or _implied(schema))
     if types is None:
         return next((f"{name} without type" for name in schema), None)
     if types == []:
@@ -422,9 +422,9 @@ def _ignored_beside(head: str, schema: Mapping[str, Any], known: _Types) -> str 
     return None
 
 
-def _ignored_of(head: str, value: Any, place: _Subschema) -> str | None:
+def _ignored_of(head: str, value: Any, subschema: _Subschema) -> str | None:
     if head == "$ref":
-        rebased = place.rebased or (place.path and "$id" in place.schema)
+        rebased = subschema.rebased or (subschema.path and "$id" in subschema.schema)
         return None if _is_plain(value) and not rebased else "$ref"
     if isinstance(value, list) and (not value or (head == "allOf" and len(value) > 1)):
         return head
@@ -527,8 +527,9 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
     for name in ("dependentRequired", "dependentSchemas", "dependencies"):
         if name in schema:
             return name
-    named, required = schema.get("properties", {}), schema.get("required", [])
-    if isinstance(named, dict) and isinstance(required, list) and any(name not in named for name in _names(required)):
+    declared, required = schema.get("properties", {}), schema.get("required", [])
+    both = isinstance(declared, dict) and isinstance(required, list)
+    if both and any(name not in declared for name in _names(required)):
         return "required with names that are not in properties"
     return _ignored_of_patterns(schema) or _ignored_of_names(schema, xgrammar) or _ignored_of_others(schema, xgrammar)
 

@@ -519,5 +519,5 @@ def background_error(llm: Any) -> Exception | None:
     executor/executor.py, 1.0 to 1.4).
     """
     waiting = getattr(getattr(llm, "_executor", None), "_error_queue", None)
-    found = next(iter(tuple(getattr(waiting, "queue", ()))), None)
-    return found if isinstance(found, Exception) or found is None else RuntimeError(str(found))
+    error = next(iter(tuple(getattr(waiting, "queue", ()))), None)
+    return error if isinstance(error, Exception) or error is None else RuntimeError(str(error))

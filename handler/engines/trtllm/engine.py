@@ -623,21 +623,21 @@ class VisionPrompts:
             inputs["multi_modal_data"] = {"image": [pillow_image(image) for image in images]}
         return inputs
 
-    def check(self, found: Sequence[int], ids: Sequence[int]) -> str:
+    def check(self, computed: Sequence[int], ids: Sequence[int]) -> str:
         """Compare the ids that TensorRT-LLM has computed with the expected ids, and return an error message or "".
 
         Before 1.3, the ids of images are outside the vocabulary.
 
         Args:
-            found: the ids that TensorRT-LLM has computed.
+            computed: the ids that TensorRT-LLM has computed.
             ids: the expected ids.
         """
         placeholder = self._tokens.placeholder
-        if len(found) != len(ids):
-            return f"TensorRT-LLM computes {len(found)} tokens for a prompt of {len(ids)} tokens, which is a bug"
-        for at, (one, id) in enumerate(zip(found, ids, strict=True)):
-            if one != id and not (id == placeholder and one >= self._vocabulary):
-                return f"TensorRT-LLM computes the id {one} instead of {id} at position {at}, which is a bug"
+        if len(computed) != len(ids):
+            return f"TensorRT-LLM computes {len(computed)} tokens for a prompt of {len(ids)} tokens, which is a bug"
+        for at, (other, id) in enumerate(zip(computed, ids, strict=True)):
+            if other != id and not (id == placeholder and other >= self._vocabulary):
+                return f"TensorRT-LLM computes the id {other} instead of {id} at position {at}, which is a bug"
         return ""
 
     def _encode(self, text: str) -> list[int]:

@@ -59,16 +59,16 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
     forbidden words only if `end_id` is not set.
     """
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if _by_tokenizer(sampling):
-        made |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
+        arguments |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
     else:
-        made |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
+        arguments |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
     if not own_stops(sampling, model) and (ids := stops(sampling, model)):
-        made["stop_token_ids"] = sorted(ids)
+        arguments["stop_token_ids"] = sorted(ids)
     if sampling.min_new_tokens and not sampling.ignore_eos:  # without end_id, it would suppress the id -1
-        made["min_tokens"] = sampling.min_new_tokens
-    return made
+        arguments["min_tokens"] = sampling.min_new_tokens
+    return arguments
 
 
 def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:

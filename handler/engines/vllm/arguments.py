@@ -47,12 +47,12 @@ def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
     return {"kv_transfer_config": dict(_CONNECTOR)}
 
 
-def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers: int) -> dict[str, str]:
-    """Return LMCache's environment variables. Values in `given` replace those that option.lmcache_auto_config computes.
+def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Return LMCache's environment variables. Values in `environ` replace those of option.lmcache_auto_config.
 
     Args:
         config: the engine's configuration.
-        given: the current environment variables.
+        environ: the current environment variables.
         workers: number of vLLM processes, each with one GPU. They share the machine's memory and disk.
     """
     options = config.options.engine_options
@@ -69,17 +69,17 @@ def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers:
         "LMCACHE_EXTRA_CONFIG": '{"use_odirect": true}',
         "PYTHONHASHSEED": "0",  # LMCache's processes must compute the same hash of a block
     }
-    return {name: given.get(name, value) for name, value in own.items()}
+    return {name: environ.get(name, value) for name, value in own.items()}
 
 
 def _config_file(config: EngineConfig) -> Path:
     """Find LMCache's configuration file beside serving.properties, with the model or in the working directory."""
     name: str = config.options.engine_options["lmcache_config_file"]
     paths = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
-    found = next((path for path in paths if path.is_file()), None)
-    if found is None:
+    file = next((path for path in paths if path.is_file()), None)
+    if file is None:
         raise ConfigError(config.options.problem(_FILE, name, "there is no such file"))
-    return found.absolute()
+    return file.absolute()
 
 
 def _share(free: int, weights: int, workers: int) -> int:
@@ -116,8 +116,8 @@ _CPU_CACHE_GIB = 4
 """The default size of the KV cache on CPUs. vLLM's default is 90 % of the memory, and vLLM fails if less is free."""
 
 
-def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of vLLM's processes. Options have priority over `given`, and `given` over our defaults."""
+def environment(config: EngineConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of vLLM's processes. Options precede `environ`, and `environ` precedes our defaults."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",  # without it, vLLM reports usage
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -126,7 +126,7 @@ def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str
     if "gpu_memory_utilization" not in engine_arguments(config, 1, cpu=True):
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(_CPU_CACHE_GIB)
     own = {"VLLM_CPU_KVCACHE_SPACE": str(config.options.kv_cache_gib)} if config.options.kv_cache_gib else {}
-    return {**defaults, **given, **own}
+    return {**defaults, **environ, **own}
 
 
 def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> dict[str, Any]:
@@ -182,13 +182,13 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
 
 def _bitsandbytes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Translate LMI's options for bitsandbytes into vLLM's quantization."""
-    given = options.get("quantization")
-    named = [name for name in BITSANDBYTES if options.get(name)]
-    if len(named) > 1:
-        raise ConfigError(f"{' and '.join(f'option.{name}' for name in named)} contradict each other")
-    if named and given not in (None, "bitsandbytes", BITSANDBYTES[named[0]]):
-        raise ConfigError(f"option.{named[0]} and option.quantize={given} contradict each other")
-    return {"quantization": "bitsandbytes"} if named or given in BITSANDBYTES.values() else {}
+    method = options.get("quantization")
+    names = [name for name in BITSANDBYTES if options.get(name)]
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(f'option.{name}' for name in names)} contradict each other")
+    if names and method not in (None, "bitsandbytes", BITSANDBYTES[names[0]]):
+        raise ConfigError(f"option.{names[0]} and option.quantize={method} contradict each other")
+    return {"quantization": "bitsandbytes"} if names or method in BITSANDBYTES.values() else {}
 
 
 def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,5 +252,5 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
     try:
         return TypeAdapter(classes[0]).validate_python(value)
     except ValidationError as error:
-        found = (": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors())
-        raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
+        messages = (": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors())
+        raise ConfigError(f"option.{name}: {'; '.join(messages)}") from None

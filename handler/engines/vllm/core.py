@@ -51,10 +51,10 @@ class CoreEngine:
         """Wait for the core's next outputs. If there are no requests, return at once, as no output would arrive."""
         if not self._results.pending:
             return ()
-        found = self._core.get_output()
-        if found.scheduler_stats is not None:
-            self._statistics.add(found.scheduler_stats)
-        outputs: Sequence[Any] = found.outputs
+        step = self._core.get_output()
+        if step.scheduler_stats is not None:
+            self._statistics.add(step.scheduler_stats)
+        outputs: Sequence[Any] = step.outputs
         return outputs
 
     def statistics(self) -> EngineStatistics:
@@ -90,8 +90,8 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
     context = UsageContext.OPENAI_API_SERVER
     with patch_sync_client():
         # The core sends its statistics after each step. Without them, a long prompt would count as a hang.
-        made = vllm.EngineArgs(**construct({**arguments, "disable_log_stats": False}, vllm.EngineArgs))
-        return LLMEngine.from_engine_args(made, context, enable_multiprocessing=True), arguments
+        engine_args = vllm.EngineArgs(**construct({**arguments, "disable_log_stats": False}, vllm.EngineArgs))
+        return LLMEngine.from_engine_args(engine_args, context, enable_multiprocessing=True), arguments
 
 
 def engine_info(engine: Any, seconds: float = 0.0) -> EngineInfo:

@@ -298,18 +298,18 @@ class VllmPooling(CoreEngine):
             self._abort([running[0].id])
 
     def step(self) -> Step:
-        found: list[Output] = []
+        outputs: list[Output] = []
         for output in self._outputs():
             if output.finish_reason is None or (pending := self._results.pending.pop(output.request_id, None)) is None:
                 continue
             _, pooling = self._running.pop(pending.key)
             if output.pooling_output is None:
                 error = f"vLLM ended the request as {output.finish_reason!s}"
-                found.append(Output(pending.key, (), (), Finish.ERROR, error=error))
+                outputs.append(Output(pending.key, (), (), Finish.ERROR, error=error))
                 continue
             vector = self._files.finish(output.pooling_output.float().numpy().reshape(-1), pooling)
-            found.append(Output(pending.key, (), (), Finish.EOS, extras=Extras(vector=vector)))
-        return Step([], [], [], found)
+            outputs.append(Output(pending.key, (), (), Finish.EOS, extras=Extras(vector=vector)))
+        return Step([], [], [], outputs)
 
     def load_adapter(self, adapter: Adapter) -> None:
         raise ValueError(NO_POOLED_LORA)
@@ -403,17 +403,17 @@ def engine_input(
     for medium in prompt.media:
         data.setdefault(medium.kind, []).append(_DATA[medium.kind](medium))
         names.setdefault(medium.kind, []).append(medium.digest)
-    given = {
+    request = {
         "prompt_token_ids": collapse(ids, prompt.media, tokens),
         "multi_modal_data": data,
         "multi_modal_uuids": names,
         **({"cache_salt": salt} if salt else {}),
     }
-    (found,) = renderer.render_cmpl([given])
-    if list(found["prompt_token_ids"]) != list(ids):
-        computed = len(found["prompt_token_ids"])
+    (result,) = renderer.render_cmpl([request])
+    if list(result["prompt_token_ids"]) != list(ids):
+        computed = len(result["prompt_token_ids"])
         raise ValueError(f"vLLM computes {computed} tokens for a prompt of {len(ids)} tokens, which is a bug")
-    return found
+    return result
 
 
 def _samples(clip: Medium) -> tuple[Any, int]:

@@ -117,10 +117,10 @@ class VllmWhisper(NoAdapters, CoreEngine):
     def _continue(self, clip: _Clip) -> None:
         """Submit the next pieces to vLLM, up to `_AHEAD` at a time."""
         while clip.places and len(clip.pieces) < _AHEAD:
-            place = clip.places.popleft()
-            start, end = (samples / SAMPLE_RATE for samples in place)
+            span = clip.places.popleft()
+            start, end = (samples / SAMPLE_RATE for samples in span)
             piece = _Piece(Pending(next(self._keys)), Extras(heard=Heard(start, end, clip.language or "en")))
-            self._submit(clip, piece.pending, clip.ids, place, self._arguments(clip))
+            self._submit(clip, piece.pending, clip.ids, span, self._arguments(clip))
             self._pieces[piece.pending.key] = piece
             clip.pieces.append(piece)
 
@@ -134,17 +134,17 @@ class VllmWhisper(NoAdapters, CoreEngine):
         }
 
     def _submit(
-        self, clip: _Clip, pending: Pending, ids: Sequence[int], place: tuple[int, int], arguments: dict[str, Any]
+        self, clip: _Clip, pending: Pending, ids: Sequence[int], span: tuple[int, int], arguments: dict[str, Any]
     ) -> None:
-        start, end = place
+        start, end = span
         heard = {
             "prompt": "",
             "multi_modal_data": {"audio": (clip.samples[start:end], SAMPLE_RATE)},
             # The key in vLLM's caches. So the requests for a piece's language and transcript share the encoded audio.
             "multi_modal_uuids": {"audio": [f"{clip.digest}/{start}/{end}"]} if clip.digest else None,
         }
-        given = self._parse({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(ids)}})
-        (prompt,) = self._engine.renderer.render_cmpl([given])
+        prompts = self._parse({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(ids)}})
+        (prompt,) = self._engine.renderer.render_cmpl([prompts])
         prompt["decoder_prompt"]["prompt_token_ids"] = list(ids)  # undoes vLLM's start token before the prompt
         params = self._params(detokenize=False, output_kind=self._kind, **arguments)
         self._submit_as(pending, prompt, params)
@@ -153,11 +153,11 @@ class VllmWhisper(NoAdapters, CoreEngine):
     def cancel(self, key: int) -> None:
         if self._clips.pop(key, None) is None:
             return
-        asked = [number for number, clip in self._asked.items() if clip.key == key]
-        for number in asked:
+        numbers = [number for number, clip in self._asked.items() if clip.key == key]
+        for number in numbers:
             del self._asked[number]
             self._pieces.pop(number, None)
-        self._abort([id for id, pending in self._results.pending.items() if pending.key in asked])
+        self._abort([id for id, pending in self._results.pending.items() if pending.key in numbers])
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -165,8 +165,8 @@ class VllmWhisper(NoAdapters, CoreEngine):
         outputs: list[Output] = []
         step, _ = self._results.read(self._outputs())
         plain = zip(step.keys, step.ids, step.logprobs, strict=True)
-        said = [Output(key, [id], [logprob]) for key, id, logprob in plain] + step.others
-        changed = {clip.key: clip for output in said if (clip := self._take(output, outputs)) is not None}
+        all_outputs = [Output(key, [id], [logprob]) for key, id, logprob in plain] + step.others
+        changed = {clip.key: clip for output in all_outputs if (clip := self._take(output, outputs)) is not None}
         for clip in changed.values():
             self._tell(clip, outputs)
         return Step([], [], [], outputs)

@@ -77,8 +77,8 @@ def _yarn(plain: Any, factor: float, original: float, parameters: Mapping[str, A
 
 
 def _attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
-    if (given := parameters.get("attention_factor")) is not None:
-        return float(given)
+    if (value := parameters.get("attention_factor")) is not None:
+        return float(value)
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
@@ -214,30 +214,30 @@ def read_decoder(model: Path) -> Decoder:
         ConfigError: a value is missing or invalid.
     """
     path = model / "config.json"
-    given = model_files.read_json(path)
-    family = _family(given)
-    return _Reader(path, {**family.defaults, **_present(given)}, family).read()
+    config = model_files.read_json(path)
+    family = _family(config)
+    return _Reader(path, {**family.defaults, **_present(config)}, family).read()
 
 
-def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+def _present(config: Mapping[str, Any]) -> dict[str, Any]:
     """Remove null values, except where null has a meaning."""
     null = ("sliding_window", "final_logit_softcapping", "attn_logit_softcapping")
-    return {name: value for name, value in given.items() if value is not None or name in null}
+    return {name: value for name, value in config.items() if value is not None or name in null}
 
 
-def _family(given: Mapping[str, Any]) -> _Family:
-    model_type = given.get("model_type")
+def _family(config: Mapping[str, Any]) -> _Family:
+    model_type = config.get("model_type")
     family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise UnknownDecoder(f"its model_type is {model_type}; supported: {', '.join(_FAMILIES)}")
-    named = given.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else family.architecture
+    architectures = config.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else family.architecture
     if architecture != family.architecture:
         raise UnknownDecoder(f"it is a {architecture}; of {model_type} only {family.architecture} is supported")
     for name in ("quantization_config", "compression_config"):
-        if given.get(name):
+        if config.get(name):
             raise UnknownDecoder(f"its weights are quantized ({name})")
-    if given.get("auto_map"):
+    if config.get("auto_map"):
         raise UnknownDecoder("it contains custom code (auto_map)")
     return family
 
@@ -308,15 +308,15 @@ class _Reader:
         model_type, window = self._values["model_type"], self._values.get("sliding_window")
         if model_type in ("llama", "gemma"):
             return ["full_attention"] * count
-        if (given := self._values.get("layer_types")) is not None and model_type != "mistral":
-            if not isinstance(given, list) or len(given) != count:
+        if (layer_types := self._values.get("layer_types")) is not None and model_type != "mistral":
+            if not isinstance(layer_types, list) or len(layer_types) != count:
                 raise self._wrong(f"layer_types must name a kind for each of the {count} layers")
-            if unknown := set(map(str, given)) - {"full_attention", "sliding_attention"}:
+            if unknown := set(map(str, layer_types)) - {"full_attention", "sliding_attention"}:
                 raise UnknownDecoder(f"its layer_types contains {', '.join(sorted(unknown))}")
-            slides = "sliding_attention" in given and model_type in ("qwen2", "qwen3")
+            slides = "sliding_attention" in layer_types and model_type in ("qwen2", "qwen3")
             if slides and not self._flag("use_sliding_window"):
                 raise self._wrong("layer_types contains sliding_attention, but use_sliding_window is not true")
-            return given
+            return layer_types
         if model_type in ("mistral", "ministral"):
             first, period = (0, count + 1) if window is not None else (count, 1)
         elif model_type in ("qwen2", "qwen3"):
@@ -351,17 +351,17 @@ class _Reader:
         """Return the rotary parameters for a kind of layer, from either of the formats that transformers has used."""
         values, is_gemma3 = self._values, self._values["model_type"] == "gemma3_text"
         slides = is_gemma3 and kind == "sliding_attention"
-        given = values.get("rope_parameters") or {}
-        if not isinstance(given, dict) or not isinstance(values.get("rope_scaling") or {}, dict):
+        parameters = values.get("rope_parameters") or {}
+        if not isinstance(parameters, dict) or not isinstance(values.get("rope_scaling") or {}, dict):
             raise self._wrong("rope_parameters and rope_scaling must be objects")
-        if any(isinstance(one, dict) for one in given.values()):
-            given = given.get(kind) or {}
+        if any(isinstance(value, dict) for value in parameters.values()):
+            parameters = parameters.get(kind) or {}
         elif slides:
-            given = {}
+            parameters = {}
         if slides:
-            return {"rope_theta": values.get("rope_local_base_freq", 1e4), **given}
+            return {"rope_theta": values.get("rope_local_base_freq", 1e4), **parameters}
         theta = values.get("rope_theta", 1e6 if is_gemma3 else 1e4)
-        return {"rope_theta": theta, **given, **(values.get("rope_scaling") or {})}
+        return {"rope_theta": theta, **parameters, **(values.get("rope_scaling") or {})}
 
     # -- values ------------------------------------------------------------------------------------------------------
 

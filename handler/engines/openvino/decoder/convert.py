@@ -109,7 +109,7 @@ def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
         return whole
     cut = _quantize(groups, bits, _CUT)
     nearer = _error(groups, cut) < _error(groups, whole)
-    return tuple(np.where(nearer, one, other) for one, other in zip(cut, whole, strict=True))
+    return tuple(np.where(nearer, *pair) for pair in zip(cut, whole, strict=True))
 
 
 def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
@@ -152,10 +152,10 @@ def check_weights(model: Path, decoder: Decoder) -> None:
     """
     tensors, expected = Tensors(model), dict(shapes(decoder))
     for name, shape in expected.items():
-        place = tensors.place(name)
-        if place.shape != shape:
+        tensor = tensors.place(name)
+        if tensor.shape != shape:
             raise ConfigError(
-                f"{place.path}: {name} has the shape {list(place.shape)}, but config.json requires {list(shape)}"
+                f"{tensor.path}: {name} has the shape {list(tensor.shape)}, but config.json requires {list(shape)}"
             )
         tensors.weight(name)
     allowed = {*expected, _HEAD} if decoder.tied else {*expected}
@@ -166,11 +166,11 @@ def check_weights(model: Path, decoder: Decoder) -> None:
         )
 
 
-def _equal(tensors: Tensors, one: str, other: str) -> bool:
+def _equal(tensors: Tensors, first: str, second: str) -> bool:
     import numpy
 
-    same = tensors.place(one)[1:3] == tensors.place(other)[1:3]
-    return same and bool(numpy.array_equal(tensors.raw(one), tensors.raw(other)))
+    same = tensors.place(first)[1:3] == tensors.place(second)[1:3]
+    return same and bool(numpy.array_equal(tensors.raw(first), tensors.raw(second)))
 
 
 def shapes(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -234,10 +234,10 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
         if how is None:
             return matrices.stored(name)
         shape = tensors.place(name).shape
-        made = matrices.quantized(name, _rounding(name, shape[1], how))
+        node = matrices.quantized(name, _rounding(name, shape[1], how))
         done += math.prod(shape)
         tell(_QUANTIZED * done / weights)
-        return made
+        return node
 
     model = decoder_graph(decoder, matrix, tensors.__getitem__)
     check_windows(model, decoder)

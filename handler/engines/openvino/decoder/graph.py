@@ -194,16 +194,16 @@ class _Builder:
 
     def _make_mask(self, window: int | None) -> Any:
         ops, yes = self._ops, self._ops.constant(self._np.ones((1, 1, 1, 1), bool))
-        given = self._inputs["attention_mask"]
-        total = ops.gather(ops.shape_of(given), self._whole(1), self._whole(0))
+        attention_mask = self._inputs["attention_mask"]
+        total = ops.gather(ops.shape_of(attention_mask), self._whole(1), self._whole(0))
         new = ops.gather(ops.shape_of(self._inputs["input_ids"]), self._whole(1), self._whole(0))
-        one = self._whole(1)
-        keys = ops.range(self._whole(0), total, one, "i64")
+        step = self._whole(1)
+        keys = ops.range(self._whole(0), total, step, "i64")
         keys = ops.unsqueeze(keys, self._whole([0, 1, 2]))
-        queries = ops.range(ops.subtract(total, new), total, one, "i64")
+        queries = ops.range(ops.subtract(total, new), total, step, "i64")
         queries = ops.unsqueeze(queries, self._whole([0, 1, 3]))
         earlier = ops.less_equal(keys, queries)
-        real = ops.unsqueeze(ops.not_equal(given, self._whole(0)), self._whole([1, 2]))
+        real = ops.unsqueeze(ops.not_equal(attention_mask, self._whole(0)), self._whole([1, 2]))
         if window is not None:
             near = ops.greater(keys, ops.add(queries, self._whole(-window)))
             allowed = ops.bitwise_and(ops.bitwise_and(earlier, near), real)
