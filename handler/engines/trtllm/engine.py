@@ -399,7 +399,6 @@ class RunningRequest:
         self.options = options
         self._plain = options.plain
         self._sent = 0
-        self._prompt_pending = options.prompt_logits
 
     @property
     def begun(self) -> bool:
@@ -446,12 +445,11 @@ class RunningRequest:
             if self.ended:
                 raise ValueError("the engine ended the request without a finish reason")
             return []
-        pending = self._prompt_pending
+        pending = self.options.prompt_logits and not self._sent
         if pending and self.result.context_logits is None:
             if output.finish_reason is not None:
                 raise ValueError("the engine returned no logits for the prompt")
             return []  # the logits arrive before the first output, or with it
-        self._prompt_pending = False
         ids = self._ids(output)[self._sent :]
         finish = self._finish(output, ids)
         if (at := self._own_stop(ids)) is not None:
@@ -469,7 +467,9 @@ class RunningRequest:
             finish = self._finish(output, ids)
             if finish is None:
                 raise ValueError("the engine ended a beam without a finish reason")
-            beams.append(self._output(output, ids, finish, number, 0, with_prompt=self._prompt_pending and not number))
+            beams.append(
+                self._output(output, ids, finish, number, 0, with_prompt=self.options.prompt_logits and not number)
+            )
         if len(beams) != self.options.width:
             raise ValueError(f"the engine returned only {len(beams)} of {self.options.width} beams")
         return beams
