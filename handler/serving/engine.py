@@ -25,7 +25,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.huggingface import files
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.replicas import ReplicaSet
-from handler.engines.process.supervisor import ANYWHERE, EngineSupervisor, Place, on_cores, on_devices
+from handler.engines.process.supervisor import ANYWHERE, EngineSupervisor, Placement, on_cores, on_devices
 
 log = logging.getLogger("handler.launch")
 
@@ -179,7 +179,7 @@ def check_replicas(config: Config) -> None:
         _refuse(config, f"replicas run as processes, but option.engine_isolation=thread ({where})")
 
 
-def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Place]:
+def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Placement]:
     """Return the devices or cores of each replica. `auto` uses as many replicas as the devices allow.
 
     Args:

@@ -19,7 +19,7 @@ import pytest
 
 from handler.core.text import Prompt
 from handler.core.values import Request
-from handler.engines.process.replicas import Load, Router
+from handler.engines.process.replicas import Router, Workload
 from tests.app.server import AppServer, refused_start, serve
 from tests.app.test_engine_failures import stream
 from tests.app.test_sessions import opened
@@ -166,7 +166,7 @@ def chosen() -> Iterator[dict[int, list[int]]]:
     found: dict[int, list[int]] = defaultdict(list)
     choose = Router.choose
 
-    def noted(router: Router, request: Request, prompt: Prompt, loads: Sequence[Load]) -> int:
+    def noted(router: Router, request: Request, prompt: Prompt, loads: Sequence[Workload]) -> int:
         replica = choose(router, request, prompt, loads)
         (number,) = set(re.findall(r"conversation (\d+)", prompt.text))
         found[int(number)].append(replica)

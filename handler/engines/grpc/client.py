@@ -60,7 +60,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
     return Failed(f"answered {code}", words, lasts=code in _OF_THE_OPERATOR, busy=busy, silent=silent)
 
 
-class Client:
+class GrpcClient:
     """A client with one connection to a server. Create and use a client on the same event loop.
 
     gRPC reconnects automatically for the next request, perhaps to a different server. Check `connected` before each

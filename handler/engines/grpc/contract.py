@@ -22,7 +22,7 @@ from handler.engines.base import (
     Rule,
     arguments,
 )
-from handler.engines.remote.servers import Answer, Failed, Part, score, with_ends
+from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
 
 MOST_BYTES = 1 << 22
 """Maximum size of a message in bytes. A prompt is refused if its log-probabilities would not fit."""
@@ -222,7 +222,7 @@ def ranked(pairs: Any, count: int) -> Alternatives:
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
-class GrpcCall(Answer):
+class GrpcCall(ResponseCheck):
     """A request to a server, with the state needed to read the answer.
 
     Args:

@@ -24,14 +24,14 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step, Tokenizer
-from handler.engines.grpc.client import CONTRACTS, Client, find_contract
+from handler.engines.grpc.client import CONTRACTS, GrpcClient, find_contract
 from handler.engines.grpc.contract import Contract, GrpcCall, Model, statistics
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Server, Setting, find_model
+from handler.engines.remote.servers import Failed, Part, RemoteOptions, RemoteServer, find_model
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -44,7 +44,7 @@ _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_SILENT = 3  # failures in a row, the last one a timeout, after which the own server is restarted
 
 
-class GrpcSetting(Setting):
+class GrpcSetting(RemoteOptions):
     """Options for the servers at option.base_url, or for a server that is started with option.engine_python."""
 
     def check(self, model_id: str | None, config: EngineConfig) -> None:
@@ -286,7 +286,7 @@ class ContractEngine(RemoteEngine[C]):
         tls = any(url.startswith("grpcs:") for url in urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
         self._contract = contract
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, GrpcClient] = {}
         self._statistics = EngineStatistics()
         self._asking: asyncio.Task[None] | None = None
         with ExitStack() as on_failure:
@@ -299,7 +299,7 @@ class ContractEngine(RemoteEngine[C]):
             on_failure.pop_all()
 
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
-        self._clients = {url: Client(url, self._contract, timeout) for url in urls}
+        self._clients = {url: GrpcClient(url, self._contract, timeout) for url in urls}
 
     def _fit(self, model: Model, first: Model | None) -> Model:
         """Return a server's model. Raise Failed unless it matches the local files and the first server's model."""
@@ -322,17 +322,17 @@ class ContractEngine(RemoteEngine[C]):
         self._run_once()  # this tells the server
         self._run_once()
 
-    async def ask(self, server: Server, *, again: bool = False) -> None:
+    async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
         """Ask a server for its model after each new connection, as its model may have changed."""
         if not self._clients[server.url].connected:
             server.known = False
         await super().ask(server, again=again)
 
-    async def check(self, server: Server) -> None:
+    async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
-    def leave_out(self, server: Server, error: Failed) -> None:
+    def leave_out(self, server: RemoteServer, error: Failed) -> None:
         """Send no requests to a server for a while. If the engine started the server and the server will not recover,
         end the engine.
 
@@ -390,7 +390,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
     def new_call(self, request: EngineRequest) -> GrpcCall:
         return GrpcCall(self._contract, request, self._most_id, self._files.eos)
 
-    async def stream(self, server: Server, running: Running[GrpcCall]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[GrpcCall]) -> None:
         call, part = running.call, Part()
         call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
         held: Part | None = None  # the last token waits for the finish reason
@@ -450,7 +450,7 @@ class GrpcPooling(ContractEngine[EmbedCall]):
             raise ValueError("normalize=false is not supported: the server normalizes its vectors")
         return EmbedCall(request.ids, request.pooling)
 
-    async def stream(self, server: Server, running: Running[EmbedCall]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[EmbedCall]) -> None:
         import numpy
 
         call = running.call

@@ -68,7 +68,7 @@ class TrtLlm(Contract):
         "bad_sequences": "TorchSampler cannot forbid sequences of tokens",
         "bad_token_ids": "TorchSampler cannot forbid tokens",
         "logit_bias": "the servers' gRPC contract needs a bias for every token of the vocabulary",
-        "prompt_logprobs": "the server sends them only with the answer's last message",
+        "prompt_logprobs": "the server sends them only with the response's last message",
         "cache_salt": "the server drops the contract's cache_salt_id",
     }
 

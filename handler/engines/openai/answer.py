@@ -15,7 +15,7 @@ import orjson
 from handler.core.numbers import is_digits, whole
 from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, EngineRequest
-from handler.engines.remote.servers import Answer, Failed, Part, Refused, score
+from handler.engines.remote.servers import Failed, Part, Refused, ResponseCheck, score
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MOST = 1 << 22  # bytes of an event
@@ -102,7 +102,7 @@ _MOST_WAIT = 60.0  # maximum seconds that a client is told to wait; the server m
 _MOST_HEADER = 64  # characters of a Retry-After
 
 
-class EventAnswer(Answer):
+class EventAnswer(ResponseCheck):
     """Reads the events of one response."""
 
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:

@@ -37,7 +37,7 @@ class Model(NamedTuple):
         return [name for name, kind in KINDS.items() if self.owner.startswith(kind.owner)]
 
 
-class Client:
+class HttpClient:
     """An HTTP client. Create and use it on the same event loop.
 
     Args:
@@ -235,7 +235,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
 
 
 async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:
-    client = Client(_MODELS_TIMEOUT, tls=has_tls(urls))
+    client = HttpClient(_MODELS_TIMEOUT, tls=has_tls(urls))
 
     async def ask(url: str) -> list[Model] | Failed:
         try:

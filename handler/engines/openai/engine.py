@@ -12,14 +12,14 @@ from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.openai.answer import EventAnswer
-from handler.engines.openai.client import Client, Model, find_kind, has_tls, suitable
+from handler.engines.openai.client import HttpClient, Model, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, Server, Setting, find_model, with_ends
+from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
-_SETTING = Setting("openai", "http://host:8000/v1")
+_SETTING = RemoteOptions("openai", "http://host:8000/v1")
 check, prepare = _SETTING.check, _SETTING.prepare
 
 
@@ -34,7 +34,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             kind = self._wanted_kind = find_kind(urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
         self._eos = eos_ids(config) if kind == "vllm" and config.model is not None else frozenset()
-        self._client: Client = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             self._model: str = options.get("base_url_model") or ""  # "": the first model of the first server
@@ -51,7 +51,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         sampling = with_ends(request.sampling, self._eos)
         return EventAnswer(completion(self._kind, self._model, request.ids, sampling), request)
 
-    async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[EventAnswer]) -> None:
         """Read a response to the end, including the token counts after the finish_reason, and release the connection.
 
         Raises:
@@ -77,7 +77,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
                 await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
             raise
 
-    async def check(self, server: Server) -> None:
+    async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._client.models(server.url)).max_tokens)
 
@@ -85,8 +85,8 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         await self._client.close()
 
 
-async def _new_client(connect_timeout: float, tls: bool) -> Client:
-    return Client(connect_timeout, tls=tls)  # aiohttp needs a running event loop
+async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

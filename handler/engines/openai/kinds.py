@@ -38,7 +38,7 @@ _REASONS = {
 """Sampling field -> why no server supports it."""
 
 
-class Kind(NamedTuple):
+class ServerKind(NamedTuple):
     """One kind of server.
 
     Attributes:
@@ -70,8 +70,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "vllm": Kind("vllm", {}, {}, {"return_token_ids": True}, structural_tags=JSON_TAGS),
-    "dynamo": Kind(
+    "vllm": ServerKind("vllm", {}, {}, {"return_token_ids": True}, structural_tags=JSON_TAGS),
+    "dynamo": ServerKind(
         "nvidia",
         {
             "logit_bias": "Dynamo silently drops it",
@@ -82,7 +82,7 @@ KINDS = {
         {"top_logprobs": 5},
         {"nvext": {"extra_fields": ["completion_token_ids"]}},
     ),
-    "lmi": Kind(
+    "lmi": ServerKind(
         "lmi-handler",
         {"top_logprobs": "the server does not return ids of alternatives"},
         {},

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.decoder.config import Decoder, Layer, Rotary
+from handler.engines.openvino.decoder.config import DecoderConfig, Layer, Rotary
 from handler.engines.openvino.decoder.graph import decoder_graph
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
@@ -45,7 +45,7 @@ from handler.engines.structured_output.xgrammar import (
 # Writing it takes milliseconds and a few megabytes. It runs in a pipeline with another model's tokenizer.
 
 _SIZE = 32  # of its only attention head: the smallest size that the CPU plugin supports
-_BLANK = Decoder(
+_BLANK = DecoderConfig(
     model_type="blank",
     vocabulary=0,
     size=_SIZE,

@@ -60,7 +60,7 @@ class Ready(NamedTuple):
     info: EngineInfo
 
 
-class Failed(NamedTuple):
+class EngineFailed(NamedTuple):
     """Message that the engine raised an exception while loading or stepping. `trace` is empty for a ConfigError."""
 
     reason: str
@@ -94,9 +94,9 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
         raise
     except Exception as error:  # the engine is foreign code: report it, so that the host can start another
         if isinstance(error, ConfigError):  # its message is written for the user
-            send(channel, Failed(str(error), ""))
+            send(channel, EngineFailed(str(error), ""))
         else:
-            send(channel, Failed(describe(error), traceback.format_exc()))
+            send(channel, EngineFailed(describe(error), traceback.format_exc()))
     finally:
         if engine is not None:
             engine.close()

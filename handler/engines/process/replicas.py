@@ -32,7 +32,7 @@ _OPEN_REASONING = re.compile(r"(?:<think>|</think>|\s)+$")
 _MAX_REASONING = 64  # characters of a match
 
 
-class Load(NamedTuple):
+class Workload(NamedTuple):
     """A replica's workload.
 
     Attributes:
@@ -87,7 +87,7 @@ class Router:
         self._order: dict[int, int] = {}  # replica -> number of its last request
         self._num_chosen = 0
 
-    def choose(self, request: Request, prompt: Prompt, loads: Sequence[Load]) -> int:
+    def choose(self, request: Request, prompt: Prompt, loads: Sequence[Workload]) -> int:
         """Choose a replica for a request, and return its number.
 
         Args:
@@ -114,11 +114,11 @@ class Router:
             self._remember(key, replica)
         return replica
 
-    def _of_session(self, session: str, loads: Sequence[Load]) -> int | None:
+    def _of_session(self, session: str, loads: Sequence[Workload]) -> int | None:
         replica = self._sessions.get(session)
         return replica if any(load.replica == replica for load in loads) else None
 
-    def _of_prompt(self, prompt: _Beginning, loads: Sequence[Load]) -> int | None:
+    def _of_prompt(self, prompt: _Beginning, loads: Sequence[Workload]) -> int | None:
         least = min(load.num_sequences for load in loads)
         near = {load.replica for load in loads if load.num_sequences <= least + self._tolerance}
         earlier = (
@@ -240,8 +240,8 @@ class Replica:
             self.fresh.difference_update(output.key for output in step.others)
         return step
 
-    def load(self) -> Load:
-        return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
+    def load(self) -> Workload:
+        return Workload(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int) -> bool:
         """Return whether the replica has a free slot, and is not silent because of a long step or a hang."""
@@ -578,7 +578,7 @@ class ReplicaSet:
             return self._replicas[min(loads, key=lambda load: load.num_tokens).replica]
         return self._replicas[self._router.choose(*work.origin, loads)]
 
-    def _loads(self, num_sequences: int) -> list[Load]:
+    def _loads(self, num_sequences: int) -> list[Workload]:
         return [replica.load() for replica in self._replicas if replica.takes(num_sequences)]
 
     def _all_ready(self) -> bool:

@@ -27,14 +27,14 @@ from handler.core.log import log_trace
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Silence, Step, engine_failure, pack
-from handler.engines.process.engine_process import Cancel, ChangeAdapter, Failed, Ready, Spec, run
+from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Ready, Spec, run
 from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
 
 log = logging.getLogger("handler.engine")
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """The environment and CPU cores of an engine's process.
 
     Attributes:
@@ -46,10 +46,10 @@ class Place:
     cores: frozenset[int] = frozenset()
 
 
-ANYWHERE = Place()
+ANYWHERE = Placement()
 
 
-def on_devices(devices: Sequence[str], count: int) -> list[Place]:
+def on_devices(devices: Sequence[str], count: int) -> list[Placement]:
     """Divide devices equally among `count` processes.
 
     Args:
@@ -57,10 +57,10 @@ def on_devices(devices: Sequence[str], count: int) -> list[Place]:
     """
     each = len(devices) // count
     parts = (devices[index * each : (index + 1) * each] for index in range(count))
-    return [Place({"CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts]
+    return [Placement({"CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts]
 
 
-def on_cores(cores: Collection[int], count: int) -> list[Place]:
+def on_cores(cores: Collection[int], count: int) -> list[Placement]:
     """Divide cores among `count` processes, so that each gets adjacent cores. If there are too few, some are shared.
 
     Args:
@@ -70,9 +70,9 @@ def on_cores(cores: Collection[int], count: int) -> list[Place]:
     if not order:
         return [ANYWHERE] * count
     if len(order) < count:
-        return [Place(cores=frozenset({order[index % len(order)]})) for index in range(count)]
+        return [Placement(cores=frozenset({order[index % len(order)]})) for index in range(count)]
     parts = (order[index * len(order) // count : (index + 1) * len(order) // count] for index in range(count))
-    return [Place(cores=frozenset(part)) for part in parts]
+    return [Placement(cores=frozenset(part)) for part in parts]
 
 
 # -- one start of an engine: the channel, and the process or thread at its other end -----------------------------------
@@ -90,7 +90,7 @@ class EngineInstance:
         restart_requested: whether the engine is restarted as soon as no request is running.
     """
 
-    def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
+    def __init__(self, spec: Spec, *, isolated: bool, place: Placement = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
         self.reader = MessageReader()
@@ -268,7 +268,7 @@ class EngineSupervisor:
         isolated: bool = True,
         timeout: float = 60.0,
         load_timeout: float = 240.0,
-        place: Place = ANYWHERE,
+        place: Placement = ANYWHERE,
     ) -> None:
         self._launch: Callable[[], EngineInstance] = lambda: EngineInstance(spec, isolated=isolated, place=place)
         self._hang_timer = _HangTimer(timeout, load_timeout)
@@ -409,7 +409,7 @@ class EngineSupervisor:
             if self.restarts:
                 log.info("the engine is ready again after %.1f s", time.monotonic() - self._start_at)
             self._change(State.READY)
-        elif isinstance(message, Failed):
+        elif isinstance(message, EngineFailed):
             if message.trace:
                 log_trace(log, "engine failed", message.trace)
             instance.failure = message.reason  # the steps before it are delivered first

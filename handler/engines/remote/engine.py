@@ -17,7 +17,7 @@ from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Silence, Step
-from handler.engines.remote.servers import Failed, Part, Refused, Server, choose
+from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, choose
 
 _IDLE = 0.05  # seconds after which a step returns an empty result, as the supervisor considers silence a hang
 _ATTEMPTS = 3  # at one server; each further server adds one
@@ -36,7 +36,7 @@ _NOT_ENFORCED = {
 """Kind of server -> why it does not enforce structured output."""
 
 
-class Call(Protocol):
+class RemoteCall(Protocol):
     """A request to a server, and its answer."""
 
     @property
@@ -44,7 +44,7 @@ class Call(Protocol):
         """Return whether a token has arrived. Then the request cannot be sent to another server any more."""
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=RemoteCall)
 T = TypeVar("T")
 
 
@@ -98,7 +98,7 @@ class RemoteEngine(ABC, Generic[C]):
         self._kind = kind
         self._max_silence = max_silence
         self._close_seconds = close_seconds
-        self._servers = [Server(url) for url in urls]
+        self._servers = [RemoteServer(url) for url in urls]
         self._secrets = (*secrets(), *_names(urls))
         self._running: dict[int, Running[C]] = {}
         self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
@@ -118,7 +118,7 @@ class RemoteEngine(ABC, Generic[C]):
         """
 
     @abstractmethod
-    async def stream(self, server: Server, running: Running[C]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[C]) -> None:
         """Read an answer to the end, and pass all of it to `take`.
 
         Raises:
@@ -127,7 +127,7 @@ class RemoteEngine(ABC, Generic[C]):
         """
 
     @abstractmethod
-    async def check(self, server: Server) -> None:
+    async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model.
 
         Raises:
@@ -138,7 +138,7 @@ class RemoteEngine(ABC, Generic[C]):
     async def disconnect(self) -> None:
         """Close all connections."""
 
-    def take(self, server: Server, running: Running[C], part: Part) -> None:
+    def take(self, server: RemoteServer, running: Running[C], part: Part) -> None:
         """Store a part of an answer for the next step."""
         running.silence.begin()
         running.ended = part.finish is not None
@@ -155,7 +155,7 @@ class RemoteEngine(ABC, Generic[C]):
         running.held = part
         self._parts.pop(running.key, None)
 
-    def release(self, server: Server, running: Running[C]) -> None:
+    def release(self, server: RemoteServer, running: Running[C]) -> None:
         """Pass the end of an answer to the next step if it was held back."""
         if running.held is not None and not running.ended:
             self.take(server, running, running.held)
@@ -280,9 +280,9 @@ class RemoteEngine(ABC, Generic[C]):
     async def _serve(self, request: EngineRequest, num_tokens: int) -> None:
         """Get an answer from a server. After a failure before the first token, try another server."""
         running = self._running[request.key]
-        tries: Counter[Server] = Counter()
-        broken: set[Server] = set()
-        busy: dict[Server, Failed] = {}  # servers that were busy at the last attempt
+        tries: Counter[RemoteServer] = Counter()
+        broken: set[RemoteServer] = set()
+        busy: dict[RemoteServer, Failed] = {}  # servers that were busy at the last attempt
         for attempt in range(len(self._servers) + _ATTEMPTS - 1, 0, -1):
             server = self._choose(tries, busy)
             if tries[server]:
@@ -332,7 +332,7 @@ class RemoteEngine(ABC, Generic[C]):
                 server.outstanding -= num_tokens
             return
 
-    async def _enforces(self, server: Server, running: Running[C], request: EngineRequest) -> bool:
+    async def _enforces(self, server: RemoteServer, running: Running[C], request: EngineRequest) -> bool:
         """Return whether a server enforces a request's structured output, which depends on the server's flags.
 
         A server that does not do so for every prompt is asked for this one: vLLM with --reasoning-parser enforces
@@ -350,7 +350,7 @@ class RemoteEngine(ABC, Generic[C]):
             return True
         return await self._obeys(server, running, request.ids, request.sampling.cache_salt)
 
-    async def _obeys(self, server: Server, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
+    async def _obeys(self, server: RemoteServer, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
         """Return whether a server enforces structured output on a prompt. Requests share the probes under way."""
         key = server.url, tuple(ids), cache_salt
         question = self._questions.get(key)
@@ -370,7 +370,7 @@ class RemoteEngine(ABC, Generic[C]):
                 question.task.cancel()
                 await asyncio.wait([question.task])
 
-    async def _probe(self, server: Server, ids: Sequence[int], cache_salt: str, silence: Silence) -> bool:
+    async def _probe(self, server: RemoteServer, ids: Sequence[int], cache_salt: str, silence: Silence) -> bool:
         """Return whether three rules bring three tokens."""
         task = asyncio.current_task()
         assert task is not None
@@ -386,7 +386,7 @@ class RemoteEngine(ABC, Generic[C]):
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def _choose(self, tries: Counter[Server], busy: Mapping[Server, Failed]) -> Server:
+    def _choose(self, tries: Counter[RemoteServer], busy: Mapping[RemoteServer, Failed]) -> RemoteServer:
         """Choose a server for a request. Servers whose pause is over are asked whether they serve the model.
 
         Args:
@@ -398,7 +398,7 @@ class RemoteEngine(ABC, Generic[C]):
                 self._question(server)
         return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
 
-    async def ask(self, server: Server, *, again: bool = False) -> None:
+    async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
         """Make sure that a server serves the model. Ask the server if it has failed since it last confirmed this.
 
         Args:
@@ -413,13 +413,13 @@ class RemoteEngine(ABC, Generic[C]):
         if error is not None:
             raise error
 
-    def _question(self, server: Server) -> asyncio.Task[Failed | None]:
+    def _question(self, server: RemoteServer) -> asyncio.Task[Failed | None]:
         """Return the check of a server that is already under way, or start a new one."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking
 
-    async def _check(self, server: Server) -> Failed | None:
+    async def _check(self, server: RemoteServer) -> Failed | None:
         """Check a server. Return the reason why it cannot serve the model, or None if it can."""
         try:
             await self.check(server)
@@ -429,7 +429,7 @@ class RemoteEngine(ABC, Generic[C]):
         server.known, server.asked_at = True, self._loop.time()
         return None
 
-    def leave_out(self, server: Server, error: Failed) -> None:
+    def leave_out(self, server: RemoteServer, error: Failed) -> None:
         """Send no requests to a server for a while after a failure."""
         if not error.busy:  # it may have been restarted
             server.enforces_until = 0.0
@@ -439,14 +439,14 @@ class RemoteEngine(ABC, Generic[C]):
 
     # -- the ends of requests ------------------------------------------------------------------------------------
 
-    def _refuse(self, running: Running[C], server: Server, error: Refused) -> None:
+    def _refuse(self, running: Running[C], server: RemoteServer, error: Refused) -> None:
         """End a request that the server refuses. The client gets the server's message unless the answer has begun."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
         words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
-    def _turn_away(self, running: Running[C], busy: dict[Server, Failed]) -> None:
+    def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
         """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
         server, error = next(reversed(busy.items()))
         detail = log_words(f"{server.url} {error}", secrets())
@@ -455,7 +455,7 @@ class RemoteEngine(ABC, Generic[C]):
             running, f"the {self._kind} server is busy: it {error.plain}", detail, retry_after=min(waits, default=0.0)
         )
 
-    def _fail(self, running: Running[C], server: Server, error: Failed) -> None:
+    def _fail(self, running: Running[C], server: RemoteServer, error: Failed) -> None:
         detail = log_words(f"{server.url} {error}", secrets())
         self._end(running, f"the {self._kind} server {error.plain}", detail)
 
@@ -489,7 +489,7 @@ class RemoteEngine(ABC, Generic[C]):
         return task.result()
 
 
-def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
+def _may_be_asked(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
     """Return whether a request may be sent to a server. If a busy server asked for a pause, it is not tried again."""
     return server not in busy or not busy[server].retry_after
 

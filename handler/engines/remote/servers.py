@@ -19,7 +19,7 @@ from handler.engines.base import Alternatives, EngineConfig
 from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
 
-class Setting(NamedTuple):
+class RemoteOptions(NamedTuple):
     """Options for an engine that uses remote servers. They are checked before the engine is loaded.
 
     Attributes:
@@ -127,7 +127,7 @@ class Part:
     retry_after: float | None = None  # the servers are busy
 
 
-class Answer:
+class ResponseCheck:
     """Checks an answer against its request."""
 
     def __init__(self, sampling: Sampling) -> None:
@@ -198,7 +198,7 @@ def score(value: Any) -> float:
 _PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests for a server that failed; doubled by each failure in a row
 
 
-class Server:
+class RemoteServer:
     """A remote server.
 
     After a failure, the server gets no requests for a while. Then it is asked for its model, and gets a single request.
@@ -255,7 +255,7 @@ class Server:
         return self.known and not self.is_out(now) and not (self._on_trial and self.outstanding)
 
 
-def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Server:
+def choose(servers: Iterable[RemoteServer], tries: Counter[RemoteServer], now: float) -> RemoteServer:
     """Return the server with the fewest outstanding tokens. A paused server is chosen only if all servers are paused.
 
     Args:

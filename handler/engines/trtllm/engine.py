@@ -83,8 +83,8 @@ class TrtLlm:
         arguments = llm_arguments(config, tensor_parallel_gpus(config), release_of(version))
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
-        self._running: dict[int, RunningRequest] = {}
-        self._fresh: dict[int, RunningRequest] = {}  # requests with unread results, in order of arrival
+        self._running: dict[int, TrtRequest] = {}
+        self._fresh: dict[int, TrtRequest] = {}  # requests with unread results, in order of arrival
         self._broken: BaseException | None = None
         self._silence = Silence()
         self._inactivity = float(config.options.engine_options.get("inactivity_timeout", math.inf))
@@ -203,7 +203,7 @@ class TrtLlm:
             if self._is_refusal(error) or ("multi_modal_data" in inputs and not isinstance(error, RuntimeError)):
                 raise
             return self._break(error)  # the next step raises the error
-        running = RunningRequest(key, result, options)
+        running = TrtRequest(key, result, options)
         task = self._loop.create_task(self._follow(running))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -212,7 +212,7 @@ class TrtLlm:
             raise ValueError(wrong)
         self._running[key] = running
 
-    async def _follow(self, running: RunningRequest) -> None:
+    async def _follow(self, running: TrtRequest) -> None:
         """Read all of a request's results, even if the request is cancelled."""
         try:
             async for _ in running.result:
@@ -242,7 +242,7 @@ class TrtLlm:
         for _ in range(2):  # let all tasks run, because one message from the engine may wake many
             await asyncio.sleep(0)
 
-    def _notify(self, running: RunningRequest) -> None:
+    def _notify(self, running: TrtRequest) -> None:
         if self._running.get(running.key) is running:
             self._fresh[running.key] = running
             self._wake()
@@ -293,7 +293,7 @@ class TrtLlm:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    def _deliver(self, running: RunningRequest, step: Step) -> None:
+    def _deliver(self, running: TrtRequest, step: Step) -> None:
         if running.one_token(step):  # nearly always
             return
         for output in running.outputs():
@@ -387,7 +387,7 @@ def request_options(request: EngineRequest, model: Model) -> RequestOptions:
     )
 
 
-class RunningRequest:
+class TrtRequest:
     """A request in the engine. `one_token` and `outputs` return what is new since the last call of either method."""
 
     def __init__(self, key: int, result: Any, options: RequestOptions) -> None:

@@ -15,7 +15,7 @@ from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import engine as trtllm_results
-from handler.engines.trtllm.engine import RunningRequest
+from handler.engines.trtllm.engine import TrtRequest
 from tests.doubles import using
 from tests.gpu.trtllm.cases import Loaded, joined, loaded
 
@@ -39,13 +39,13 @@ def test_a_shared_sampling_params_shows(model: Path) -> None:
 
 
 def test_differences_instead_of_own_counts_show(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Differences(RunningRequest):
+    class Differences(TrtRequest):
         def _ids(self, output: Any) -> Sequence[int]:
             return [*[-1] * self._sent, *output.token_ids_diff]
 
     with loaded(model, "pause=0") as found:
         wanted = found.one(max_new_tokens=60, ignore_eos=True).ids
-        monkeypatch.setattr(trtllm, "RunningRequest", Differences)
+        monkeypatch.setattr(trtllm, "TrtRequest", Differences)
         key = found.add(max_new_tokens=60, ignore_eos=True)
         time.sleep(0.3)  # the loop was busy elsewhere: several items lie there
         assert joined(found.run(key)[key]).ids != wanted
@@ -66,7 +66,7 @@ def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
         found, added = load(model), asyncio.Event()
         try:
 
-            async def stubborn(running: RunningRequest) -> None:
+            async def stubborn(running: TrtRequest) -> None:
                 await added.wait()  # the first tokens may come while it is added
                 for _ in range(3):
                     try:
@@ -96,5 +96,5 @@ def test_stop_ids_that_are_cut_and_not_put_back_show(model: Path, monkeypatch: p
         wanted = whole[: whole.index(whole[3]) + 1]
         monkeypatch.setattr(trtllm, "sampling_arguments", cut)
         assert found.one(stop_token_ids=(whole[3],)).ids == wanted  # put back from stop_reason
-        monkeypatch.setattr(trtllm_results.RunningRequest, "_ids", lambda self, output: output.token_ids)
+        monkeypatch.setattr(trtllm_results.TrtRequest, "_ids", lambda self, output: output.token_ids)
         assert found.one(stop_token_ids=(whole[3],)).ids == wanted[:-1]

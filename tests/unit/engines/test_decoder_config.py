@@ -16,20 +16,20 @@ from handler.core.errors import ConfigError
 from handler.core.package import install
 from handler.engines.base import EngineConfig
 from handler.engines.openvino import ir_files as conversion
-from handler.engines.openvino.decoder.config import Decoder, UnknownDecoder, read_decoder
+from handler.engines.openvino.decoder.config import DecoderConfig, UnknownDecoder, read_decoder
 from handler.engines.openvino.decoder.convert import check_weights, quantize
 from tests.checkpoints.decoders import CASES, weights, write_checkpoint, write_safetensors
 
 LLAMA, QWEN = "llama", "qwen2, windows"
 
 
-def read(tmp_path: Path, name: str, **values: Any) -> Decoder:
+def read(tmp_path: Path, name: str, **values: Any) -> DecoderConfig:
     config = {key: value for key, value in {**CASES[name], **values}.items() if value != "absent"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return read_decoder(tmp_path)
 
 
-def windows(decoder: Decoder) -> list[int | None]:
+def windows(decoder: DecoderConfig) -> list[int | None]:
     return [layer.window for layer in decoder.layers]
 
 

@@ -12,13 +12,13 @@ from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.remote import engine as remote
 from handler.engines.remote.engine import RemoteEngine, Running
-from handler.engines.remote.servers import Answer, Failed, Part, Server, choose
+from handler.engines.remote.servers import Failed, Part, RemoteServer, ResponseCheck, choose
 
 BUSY = Failed("is overloaded", busy=True)
 FAILED = Failed("broke down")
 
 
-class Engine(RemoteEngine[Answer]):
+class Engine(RemoteEngine[ResponseCheck]):
     """An engine whose servers fail in the order of a script, and then send one token at a time."""
 
     def __init__(self, script: Sequence[Failed], num_tokens: int = 1) -> None:
@@ -27,10 +27,10 @@ class Engine(RemoteEngine[Answer]):
         self.on_trial: list[bool] = []
         self.begin("scripted", 100, EngineConfig(Config()), {})
 
-    def new_call(self, request: EngineRequest) -> Answer:
-        return Answer(request.sampling)
+    def new_call(self, request: EngineRequest) -> ResponseCheck:
+        return ResponseCheck(request.sampling)
 
-    async def stream(self, server: Server, running: Running[Answer]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[ResponseCheck]) -> None:
         if (error := next(self.script, None)) is not None:
             raise error
         for left in reversed(range(self.num_tokens)):
@@ -39,7 +39,7 @@ class Engine(RemoteEngine[Answer]):
             self.take(server, running, part)
             self.on_trial.append(not server.serves(self._loop.time()))
 
-    async def check(self, server: Server) -> None:
+    async def check(self, server: RemoteServer) -> None:
         pass
 
     async def disconnect(self) -> None:
@@ -89,7 +89,7 @@ def test_the_first_token_ends_a_servers_trial() -> None:
 
 
 def test_a_server_on_trial_gets_one_request() -> None:
-    server, other = Server("http://a"), Server("http://b")
+    server, other = RemoteServer("http://a"), RemoteServer("http://b")
     other.known, other.outstanding = True, 1000
     server.failed(0.0)
     server.known, now = True, 100.0  # the pause is over, and the server has confirmed its model

@@ -15,7 +15,7 @@ from handler.core.media import MediaFile, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
-from handler.engines.process.replicas import Load, ReplicaSet, Router
+from handler.engines.process.replicas import ReplicaSet, Router, Workload
 from handler.engines.process.supervisor import Host, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import AdapterRegistry, Outcome
@@ -446,25 +446,25 @@ def test_an_adapter_that_was_unregistered_while_none_was_ready_stays_away(adapte
 
 
 NO_WORDS = Vocabulary([])
-IDLE = [Load(0, 0, 0), Load(1, 0, 0)]
+IDLE = [Workload(0, 0, 0), Workload(1, 0, 0)]
 
 
-def choose(router: Router, text: str, loads: list[Load] = IDLE, **fields: Any) -> int:
+def choose(router: Router, text: str, loads: list[Workload] = IDLE, **fields: Any) -> int:
     return router.choose(Request(text, **fields), Prompt(text, [], NO_WORDS), loads)
 
 
 def test_the_fewest_tokens_to_come_decide_and_the_longest_pause_among_equals() -> None:
     router = Router(16)
     assert [choose(router, str(number)) for number in range(4)] == [0, 1, 0, 1]
-    assert choose(router, "x", [Load(0, 1, 500), Load(1, 4, 400)]) == 1
-    assert choose(router, "y", [Load(1, 9, 900)]) == 1, "the only one that takes it"
+    assert choose(router, "x", [Workload(0, 1, 500), Workload(1, 4, 400)]) == 1
+    assert choose(router, "y", [Workload(1, 9, 900)]) == 1, "the only one that takes it"
 
 
 @in_one_test(("slots", "ahead", "stays"), [(16, 4, True), (16, 5, False), (2, 0, True), (2, 1, False), (256, 64, True)])
 def test_a_conversation_stays_unless_its_replica_is_far_busier(slots: int, ahead: int, stays: bool) -> None:
     router = Router(slots)
     first = choose(router, "user: hi\nassistant:")
-    loads = [Load(first, ahead, 1000), Load(1 - first, 0, 0)]
+    loads = [Workload(first, ahead, 1000), Workload(1 - first, 0, 0)]
     assert (choose(router, "user: hi\nassistant: hello\nuser: and?\nassistant:", loads) == first) is stays
 
 
@@ -503,9 +503,9 @@ def test_without_a_cache_prompts_do_not_count() -> None:
 def test_a_session_stays_while_its_replica_takes_requests() -> None:
     router = Router(4)
     first = choose(router, "a", session="s")
-    busy = [Load(first, 3, 900), Load(1 - first, 0, 0)]
+    busy = [Workload(first, 3, 900), Workload(1 - first, 0, 0)]
     assert choose(router, "b", busy, session="s") == first
-    assert choose(router, "c", [Load(1 - first, 0, 0)], session="s") == 1 - first
+    assert choose(router, "c", [Workload(1 - first, 0, 0)], session="s") == 1 - first
     assert choose(router, "d", session="s") == 1 - first, "it lives there now"
 
 
@@ -535,7 +535,7 @@ def test_ten_conversations_of_ten_turns_stay_and_spread_in_engines(order: str, s
     running: list[int] = []  # the replicas of requests that have not ended
     for number in turns:
         counts = [running.count(replica) for replica in range(2)]
-        replica = choose(router, texts[number], [Load(at, count, 50 * count) for at, count in enumerate(counts)])
+        replica = choose(router, texts[number], [Workload(at, count, 50 * count) for at, count in enumerate(counts)])
         went[number].append(replica)
         texts[number] += f" {number} words\nuser: and then?\nassistant:"
         running = [*running, replica][-4:] if order != "one after another" else []

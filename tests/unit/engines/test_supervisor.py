@@ -31,9 +31,9 @@ from handler.engines.base import (
     unpack,
     warm_up,
 )
-from handler.engines.process.engine_process import Cancel, Failed, Ready, Spec, run
+from handler.engines.process.engine_process import Cancel, EngineFailed, Ready, Spec, run
 from handler.engines.process.ipc import MessageReader, Messages, encode, send, wait
-from handler.engines.process.supervisor import EngineSupervisor, Place, State
+from handler.engines.process.supervisor import EngineSupervisor, Placement, State
 from tests.one_test import in_one_test
 
 # -- the supervisor, with a scripted engine instance and a clock that jumps: failures, restarts and pauses -------------
@@ -83,7 +83,7 @@ class Supervised:
         self.instances: list[Instance] = []
         self.now = 1000.0
 
-        def start(spec: Spec, *, isolated: bool, place: Place) -> Instance:
+        def start(spec: Spec, *, isolated: bool, place: Placement) -> Instance:
             self.instances.append(Instance(spec, isolated=isolated))
             return self.instances[-1]
 
@@ -232,7 +232,7 @@ def test_half_a_message_of_a_failed_engine_does_not_garble_the_next_ones(supervi
 
 def test_steps_before_a_failure_are_delivered_first(supervised: Supervised) -> None:
     supervised.add()
-    supervised.instance.say(TOKEN, encode(Failed("broken", "")))
+    supervised.instance.say(TOKEN, encode(EngineFailed("broken", "")))
     assert len(supervised.engine.step()) == 1
     with pytest.raises(GenerationFailed, match="broken"):
         supervised.engine.step()
@@ -463,7 +463,7 @@ def test_what_says_itself_what_is_wrong_comes_without_a_traceback(error: Excepti
     with contextlib.closing(host):
         run(load, worker)
         (failed,) = MessageReader().receive(host) or []
-    assert failed == Failed(reason, failed.trace)
+    assert failed == EngineFailed(reason, failed.trace)
     assert bool(failed.trace) == traced
 
 

@@ -21,7 +21,7 @@ from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_process import Spec
-from handler.engines.process.supervisor import EngineSupervisor, Place, State, on_cores, on_devices
+from handler.engines.process.supervisor import EngineSupervisor, Placement, State, on_cores, on_devices
 from handler.engines.vllm.arguments import engine_arguments
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
@@ -345,7 +345,7 @@ def test_the_engines_process_has_its_place(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     core = max(os.sched_getaffinity(0))
     engine = EngineSupervisor(
-        Spec("echo", EngineConfig()), place=Place({"CUDA_VISIBLE_DEVICES": "2,3"}, frozenset({core}))
+        Spec("echo", EngineConfig()), place=Placement({"CUDA_VISIBLE_DEVICES": "2,3"}, frozenset({core}))
     )
     try:
         while engine.state is State.LOADING:

@@ -177,7 +177,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderConfig:
     """The architecture of a language model. Sizes are lengths of vectors.
 
     Attributes:
@@ -206,7 +206,7 @@ class Decoder:
     logit_cap: float | None
 
 
-def read_decoder(model: Path) -> Decoder:
+def read_decoder(model: Path) -> DecoderConfig:
     """Read the architecture of a model from its config.json.
 
     Raises:
@@ -246,7 +246,7 @@ class _Reader:
     def __init__(self, path: Path, values: Mapping[str, Any], family: _Family) -> None:
         self._path, self._values, self._family = path, values, family
 
-    def read(self) -> Decoder:
+    def read(self) -> DecoderConfig:
         for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
             if self._values.get(name):
                 raise self._wrong(f"{name} is {self._values[name]}, which OpenVINO's paged attention does not support")
@@ -259,7 +259,7 @@ class _Reader:
             )
         num_layers = self._whole("num_hidden_layers")
         scale = self._number("query_pre_attn_scalar", head_size) ** -0.5 if self._family.four_norms else head_size**-0.5
-        return Decoder(
+        return DecoderConfig(
             model_type=str(self._values["model_type"]),
             vocabulary=self._whole("vocab_size"),
             size=size,

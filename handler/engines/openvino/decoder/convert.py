@@ -14,7 +14,7 @@ from handler.config.options.tables import GROUP_SIZES
 from handler.core.child_processes import tell
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.files import Tensors, as_float32
-from handler.engines.openvino.decoder.config import Decoder, read_decoder
+from handler.engines.openvino.decoder.config import DecoderConfig, read_decoder
 from handler.engines.openvino.decoder.graph import decoder_graph
 
 # -- turn a checkpoint's matrices into nodes of OpenVINO's graph, unchanged or quantized to 8 or 4 bits per weight -----
@@ -144,7 +144,7 @@ _COPIED = (
 )
 
 
-def check_weights(model: Path, decoder: Decoder) -> None:
+def check_weights(model: Path, decoder: DecoderConfig) -> None:
     """Check that a checkpoint contains exactly the tensors that config.json describes, with the right shapes.
 
     Raises:
@@ -173,7 +173,7 @@ def _equal(tensors: Tensors, first: str, second: str) -> bool:
     return same and bool(numpy.array_equal(tensors.raw(first), tensors.raw(second)))
 
 
-def shapes(decoder: Decoder) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(decoder: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and shape of each of a model's tensors. A matrix has one row per output."""
     size, inner, biases = decoder.size, decoder.inner_size, decoder.attention_biases
     queries, keys = decoder.heads * decoder.head_size, decoder.key_heads * decoder.head_size
@@ -253,7 +253,7 @@ def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
     return Quantization(4, max(sizes))
 
 
-def check_windows(model: Any, decoder: Decoder) -> None:
+def check_windows(model: Any, decoder: DecoderConfig) -> None:
     """Check that paged attention uses each layer's sliding window, which other OpenVINO versions might overlook.
 
     Raises:

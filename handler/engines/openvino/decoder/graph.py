@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from handler.engines.openvino.decoder.config import Decoder, Layer
+from handler.engines.openvino.decoder.config import DecoderConfig, Layer
 
 Load = Callable[[str], Any]
 """A function that returns the tensor with a given name: a matrix as a node, or a vector as a float32 numpy array."""
 
 
-def decoder_graph(decoder: Decoder, matrix: Load, vector: Load) -> Any:
+def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
     """Build the graph of a language model. Its state is a cache of keys and values.
 
     Its output is `logits` [texts, tokens, vocabulary]. Its inputs are the same as those of a model exported by
@@ -32,7 +32,7 @@ def decoder_graph(decoder: Decoder, matrix: Load, vector: Load) -> Any:
 
 
 class _Builder:
-    def __init__(self, decoder: Decoder, matrix: Load, vector: Load) -> None:
+    def __init__(self, decoder: DecoderConfig, matrix: Load, vector: Load) -> None:
         import numpy
         from openvino import opset13
 

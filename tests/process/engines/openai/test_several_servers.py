@@ -267,7 +267,7 @@ def test_a_server_whose_models_are_busy_is_busy(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_many_failures_at_once_are_one_pause() -> None:
-    server = servers.Server("")
+    server = servers.RemoteServer("")
     assert [server.failed(0.0) for _ in range(50)] == [1.0] + [0.0] * 49
     assert [server.failed(at, wait) for at, wait in ((1, 0), (3, 0), (7, 1e9), (100, 0))] == [2.0, 4.0, 30.0, 16.0]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from handler.core.values import Finish
-from handler.engines.trtllm.engine import RequestOptions, RunningRequest
+from handler.engines.trtllm.engine import RequestOptions, TrtRequest
 
 
 class Tensor:
@@ -27,7 +27,7 @@ class Tensor:
 def test_the_prompts_scores_wait_for_the_first_token() -> None:
     output = SimpleNamespace(token_ids=[], logprobs=[], finish_reason=None, stop_reason=None)
     result = SimpleNamespace(outputs=[output], context_logits=None)
-    running = RunningRequest(1, result, RequestOptions([1, 2], prompt_logprobs=True))
+    running = TrtRequest(1, result, RequestOptions([1, 2], prompt_logprobs=True))
     assert running.outputs() == []
     result.context_logits = Tensor()
     assert running.outputs() == [], "the logits arrive before the first token"

@@ -14,7 +14,7 @@ import pytest
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, Step
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.engines.trtllm.engine import RequestOptions, RunningRequest
+from handler.engines.trtllm.engine import RequestOptions, TrtRequest
 from handler.engines.trtllm.sampling import (
     Model,
     guided_decoding_arguments,
@@ -220,9 +220,9 @@ def test_a_choice_is_its_text_and_no_pattern() -> None:
 # -- what is read of a result that grows -------------------------------------------------------------------------------
 
 
-def running(ids: list[int], *, finish: str | None = None, logprobs: Any = None, **asked: Any) -> RunningRequest:
+def running(ids: list[int], *, finish: str | None = None, logprobs: Any = None, **asked: Any) -> TrtRequest:
     output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish, stop_reason=None)
-    return RunningRequest(7, SimpleNamespace(outputs=[output], context_logits=None), RequestOptions([1, 2], **asked))
+    return TrtRequest(7, SimpleNamespace(outputs=[output], context_logits=None), RequestOptions([1, 2], **asked))
 
 
 def logprobs(*values: tuple[int, float]) -> list[dict[int, Any]]:
@@ -261,7 +261,7 @@ def test_a_token_without_a_log_probability_has_none() -> None:
         running([5], width=2),
     ],
 )
-def test_all_else_does_not(other: RunningRequest) -> None:
+def test_all_else_does_not(other: TrtRequest) -> None:
     step = Step([], [], [], [])
     assert not other.one_token(step)
     assert step == Step([], [], [], [])
