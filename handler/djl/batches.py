@@ -11,6 +11,7 @@ from handler.core.errors import GenerationFailed, InternalError, ServingError, s
 from handler.djl.worker_loop import WorkerLoop
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import TARGET_MODEL
+from handler.serving.request.life import ANSWERING, FINISHED
 from handler.serving.request.task import RequestTask
 
 log = logging.getLogger("handler.rolling")
@@ -106,7 +107,7 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
         commits: whether the Java side begins the response at the first piece even if the piece is empty.
     """
     begun, unsent = task.committed, task.unsent
-    if begun and len(unsent) <= 1 and not task.finished:  # nearly always
+    if begun and len(unsent) <= 1 and task.phase < FINISHED:  # nearly always
         data = unsent.pop() if unsent else b""
         if limit is None or len(data) <= limit:
             return Piece(task, data, False, False)
@@ -121,7 +122,7 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
 
 def _has_word(task: RequestTask) -> bool:
     """Return whether a request has output or is finished."""
-    return bool(task.unsent) or task.finished
+    return bool(task.unsent) or task.phase >= FINISHED
 
 
 class RollingBatch:
@@ -218,7 +219,7 @@ class RollingBatch:
         now = time.monotonic()
         begin, idle = now + _BEGIN, now + _IDLE
         seconds = 0.0 if any(map(_has_word, tasks)) else _IDLE
-        if all(task.begun for task in tasks):  # the next output can only come from the engine
+        if all(task.phase >= ANSWERING for task in tasks):  # the next output can only come from the engine
             self._loop.step(self._model.driver, seconds)
         elif seconds:
             self._loop.wait(seconds)
