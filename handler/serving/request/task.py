@@ -13,8 +13,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.framing import JSON
 from handler.core.loop import Begun
-from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request
+from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.errors import Headers, HttpResponse
@@ -253,8 +252,17 @@ class RequestTask(Life):
             self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
             self._stats.note_encoded(self.parsed)
             await self._wait_for_batch(line=requests[0].background is not None)
-            if not self.finished:
-                self._submit(encoded, self.parsed.reply)
+            if self.finished:
+                return
+            self.enter(SUBMITTED)
+            reply = self.parsed.reply
+            sink = reply.put if isinstance(reply, ThreadedReply) else self.feed
+            for index, (request, prompt) in enumerate(encoded):
+                self._stats.num_prompt_tokens += len(prompt.ids)
+                reply.start(index, len(prompt.ids))
+                own, started = functools.partial(sink, index), self._stats.note_started
+                id = self._driver.submit(request, prompt, own, started, follows=index > 0)
+                self.hold(functools.partial(self._driver.cancel, id))
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
 
@@ -265,16 +273,6 @@ class RequestTask(Life):
             turn = gate.join(line=line)
             self.hold(functools.partial(gate.leave, turn))
             await gate.wait(turn)
-
-    def _submit(self, encoded: Sequence[tuple[Request, Prompt]], reply: Reply) -> None:
-        self.enter(SUBMITTED)
-        sink = reply.put if isinstance(reply, ThreadedReply) else self.feed
-        for index, (request, prompt) in enumerate(encoded):
-            self._stats.num_prompt_tokens += len(prompt.ids)
-            reply.start(index, len(prompt.ids))
-            own, started = functools.partial(sink, index), self._stats.note_started
-            id = self._driver.submit(request, prompt, own, started, follows=index > 0)
-            self.hold(functools.partial(self._driver.cancel, id))
 
     def _accept(self, parsed: ParsedRequest) -> None:
         if parsed.formatter:
