@@ -31,7 +31,8 @@ from handler.protocols.triton.api import (
     TritonTensor,
     TritonTensorConfig,
 )
-from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
+from handler.protocols.triton.infer import INPUT_TYPES, OUTPUT_TYPES, TensorType
+from handler.protocols.triton.request import PROMPT, VERSION
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
@@ -214,6 +215,7 @@ class TgiRoutes:
 
 
 _EXTENSIONS = ["model_repository"]
+_OF_GENERATION = ["generate", "binary_tensor_data", "parameters", "model_configuration"]
 
 
 class TritonRoutes:
@@ -236,7 +238,11 @@ class TritonRoutes:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extensions = ["generate", "model_configuration", *_EXTENSIONS] if self._generates else _EXTENSIONS
+        extensions = (
+            ["generate", "model_configuration", "binary_tensor_data", "parameters", *_EXTENSIONS]
+            if self._generates
+            else _EXTENSIONS
+        )
         value: TritonServer = {"name": "lmi-handler", "version": __version__, "extensions": extensions}
         await send_json(scope, send, 200, value)
 
@@ -261,8 +267,8 @@ class TritonRoutes:
                 "name": self._model.config.model_name,
                 "versions": [VERSION],
                 "platform": self._platform,
-                "inputs": _described(inputs()),
-                "outputs": _described(outputs()),
+                "inputs": _described(INPUT_TYPES),
+                "outputs": _described(OUTPUT_TYPES),
             }
             await send_json(scope, send, 200, value)
 
@@ -272,14 +278,13 @@ class TritonRoutes:
 
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
-            required = next(iter(inputs()))
             value: TritonConfig = {
                 "name": self._model.config.model_name,
                 "platform": self._platform,
                 "backend": self._platform,
-                "max_batch_size": 0,
-                "input": [{**entry, "optional": entry["name"] != required} for entry in _configured(inputs())],
-                "output": _configured(outputs()),
+                "max_batch_size": 1,
+                "input": [{**tensor, "optional": tensor["name"] != PROMPT} for tensor in _configured(INPUT_TYPES)],
+                "output": _configured(OUTPUT_TYPES),
                 "model_transaction_policy": {"decoupled": True},
             }
             await send_json(scope, send, 200, value)
@@ -307,15 +312,15 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
     await send_answer(scope, send, HttpResponse(200 if fine else 503, "text/plain", b""))
 
 
-def _described(datatypes: Datatypes) -> list[TritonTensor]:
-    """Describe tensors as in Triton's metadata. Each is a list of any length, or a single element in requests."""
-    return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in datatypes.items()]
+def _described(tensors: Mapping[str, TensorType]) -> list[TritonTensor]:
+    """Describe tensors as in Triton's metadata, whose shapes begin with the batch dimension."""
+    return [{"name": name, "datatype": datatype, "shape": [-1, *dims]} for name, (datatype, dims) in tensors.items()]
 
 
-def _configured(datatypes: Datatypes) -> list[TritonTensorConfig]:
+def _configured(tensors: Mapping[str, TensorType]) -> list[TritonTensorConfig]:
     """Describe tensors as in Triton's model configuration."""
     types = {"BYTES": "STRING"}
     return [
-        {"name": name, "data_type": f"TYPE_{types.get(datatype, datatype)}", "dims": [-1]}
-        for name, datatype in datatypes.items()
+        {"name": name, "data_type": f"TYPE_{types.get(datatype, datatype)}", "dims": [*dims]}
+        for name, (datatype, dims) in tensors.items()
     ]

@@ -152,6 +152,7 @@ _TRITON_WHOLE, _TRITON_STREAM = (
     "Generate a whole answer, as Triton's generate extension does",
     "Generate an answer as a stream of events, as Triton's generate extension does",
 )
+_INFER = "Generate a whole answer from tensors, as JSON or binary data"
 _OF_VERSION = "; this path includes the version"
 
 INFERENCE: dict[str, tuple[str, str]] = {
@@ -176,6 +177,8 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
     "/v2/models/{model}/generate": ("Triton", _TRITON_WHOLE),
     "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
+    "/v2/models/{model}/infer": ("Triton", _INFER),
+    "/v2/models/{model}/versions/{version}/infer": ("Triton", _INFER + _OF_VERSION),
     "/v2/models/{model}/versions/{version}/generate": ("Triton", _TRITON_WHOLE + _OF_VERSION),
     "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
     "/embed": (
@@ -471,14 +474,15 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
 
 _UNKNOWN_MODEL = _failure(TRITON_ERRORS, TritonError, _OTHER_MODEL)
 _STATE = {200: (_TEXT, str, ""), 503: (_TEXT, str, "")}
-_INPUT: TritonTensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
-_INPUT_CONFIG: TritonTensorConfig = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
+_INPUT: TritonTensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}
+_OUTPUT: TritonTensor = {"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]}
+_INPUT_CONFIG: TritonTensorConfig = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1], "optional": False}
 
 _CONFIG: TritonConfig = {
     "name": "model",
     "platform": "openvino",
     "backend": "openvino",
-    "max_batch_size": 0,
+    "max_batch_size": 1,
     "input": [_INPUT_CONFIG],
     "output": [],
     "model_transaction_policy": {"decoupled": True},
@@ -488,7 +492,7 @@ _OF_TRITONS_MODEL = {
     "": Operation(
         "Triton", "Describe the model with its inputs and outputs",
         {200: (_JSON, TritonMetadata, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
-                                  "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN_MODEL},
+                                  "outputs": [_OUTPUT]}), 404: _UNKNOWN_MODEL},
     ),
     "/ready": Operation(
         "Triton", "Report whether the model is ready for requests", {**_STATE, 404: _UNKNOWN_MODEL}

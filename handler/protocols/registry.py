@@ -28,6 +28,7 @@ from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.response import TgiCompat
+from handler.protocols.triton.infer import Infer
 from handler.protocols.triton.request import Route, Triton
 from handler.protocols.vllm.pooling import VllmClassify, VllmPoolingDialect, VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
@@ -148,6 +149,7 @@ ROUTES: dict[str, Dialect] = {
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": AnthropicCountTokens(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
+    **{f"{model}/infer": Infer() for model in TRITON_MODEL},
 }
 """Maps the inference routes of a generating model to their dialects, except / and /invocations.
 
@@ -290,8 +292,6 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
 def _why(path: str, task: Task) -> str:
     if path in _REASONS:
         return f": {_REASONS[path]}"
-    if path.startswith("/v2/models/") and path.endswith("/infer"):
-        return ": tensors are not accepted; send text to …/generate"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
         return ""

@@ -22,7 +22,7 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Recalled, ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest, Recalled, ServerContext
 from handler.protocols.kernel.readers import merge_adapters
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
@@ -191,6 +191,13 @@ class Preprocessor:
                 return Decoded(*reader.read(body, head.headers, head.session))
         if self._is_form(head):
             return Decoded(read_form(body, head.headers["content-type"]), size=len(body))
+        if self.dialect_of(head).binary:
+            length = self.dialect_of(head).document_length(body, head.headers)
+            decoded = self._decode_json(body[:length], head)
+            return decoded._replace(value=BinaryBody(decoded.value, body[length:]))
+        return self._decode_json(body, head)
+
+    def _decode_json(self, body: bytes, head: Head) -> Decoded:
         if len(body) >= LARGE:
             unique_keys = self.dialect_of(head).unique_keys
             value, size = self.large_bodies.decode(body, plain=head.is_prompt, unique_keys=unique_keys)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.clients.checks import CHAT, EMOJI, PARIS, UNICODE
 from tests.clients.driver import Driver
+from tests.servers import http
 
 pytestmark = pytest.mark.clients
 
@@ -214,7 +215,7 @@ def test_tritonclient_finds_the_server_and_its_model(tritonclient: Driver, trito
     metadata, config = found["get_model_metadata"], found["get_model_config"]
     assert (metadata["name"], metadata["versions"], metadata["platform"]) == ("model", ["1"], "openvino")
     assert [one["name"] for one in metadata["inputs"]] == [one["name"] for one in config["input"]]
-    assert metadata["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": [-1]}
+    assert metadata["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]}
 
 
 def test_tritonclient_is_told_of_an_unknown_model(tritonclient: Driver, triton_url: str) -> None:
@@ -222,3 +223,27 @@ def test_tritonclient_is_told_of_an_unknown_model(tritonclient: Driver, triton_u
     outcome = tritonclient.call("generate", address, "x")
     assert outcome.error == "tritonclient.utils.InferenceServerException"
     assert "Request for unknown model: 'x' is not found" in outcome.message
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritonclient_infers(tritonclient: Driver, triton_url: str, binary: bool) -> None:
+    address = triton_url.removeprefix("http://").partition("/")[0]
+    inputs = {
+        "text_input": ("BYTES", PARIS),
+        "max_tokens": ("INT32", 8),
+        "stop_words": ("BYTES", "\x07", "☃"),
+        "exclude_input_in_output": ("BOOL", True),
+    }
+    outputs = ["text_output", "output_log_probs", "num_output_tokens"]
+    found = tritonclient.generate(address, "model", inputs=inputs, outputs=outputs, binary=binary)
+    same = {"text_input": PARIS, "max_tokens": 8, "exclude_input_in_output": True}
+    text = http.post(triton_url, json=same).json()["text_output"]
+    assert found["text_output"] == ["object", [1, 1], [text]]
+    assert found["output_log_probs"][:2] == ["float32", [1, 1, 8]]
+    assert max(found["output_log_probs"][2]) < 0
+    assert found["num_output_tokens"] == ["int32", [1, 1], [8]]
+    assert found["id"] == "7"
+    bad = {**inputs, "max_tokens": ("UINT64", 8)}
+    outcome = tritonclient.call("generate", address, "model", inputs=bad, outputs=[], binary=binary)
+    assert outcome.error == "tritonclient.utils.InferenceServerException"
+    assert "data-type is 'UINT64', but model 'model' expects 'INT32'" in outcome.message

@@ -308,6 +308,13 @@ class Description(NamedTuple):
     texts: bool = False
 
 
+class BinaryBody(NamedTuple):
+    """A decoded JSON document, and the binary data after it."""
+
+    document: Any
+    data: bytes
+
+
 class Dialect(ABC):
     """Base class of the APIs that clients may use. README.md describes how to add one.
 
@@ -315,6 +322,7 @@ class Dialect(ABC):
         any_media: whether a body is read as JSON whatever its content type is.
         forms: whether a body may also be a form (multipart/form-data). `parse` then gets the form's texts and files
             (`Upload`) by name.
+        binary: whether binary data may follow the JSON document. `parse` then also accepts a `BinaryBody`.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
         response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
@@ -326,6 +334,7 @@ class Dialect(ABC):
     name: str
     any_media = False
     forms = False
+    binary = False
     unique_keys = False
     response_headers: tuple[str, ...] = ()
     computes = True
@@ -339,6 +348,14 @@ class Dialect(ABC):
         Raises:
             InvalidPayload, InvalidParameter: the body is invalid. The message names the cause and a valid form.
         """
+
+    def document_length(self, body: bytes, headers: Mapping[str, str]) -> int:
+        """Return the size in bytes of the JSON document at the beginning of a body with binary data.
+
+        Raises:
+            InvalidPayload: the headers contradict the body.
+        """
+        return len(body)
 
     def wanted(self, body: Any) -> Wanted | None:
         """Return the stored answers that a body refers to.

@@ -110,7 +110,10 @@ class WholeReply(Reply):
         sequence.finish = self._finish(delta) or delta.finish
         self._unfinished -= 1
         self.finished = not self._unfinished
-        return self._framing.encode(self._document()) if self.finished else b""
+        return self._encode() if self.finished else b""
+
+    def _encode(self) -> bytes:
+        return self._framing.encode(self._document())
 
     def takes_long(self, delta: Delta) -> bool:
         ends = delta.finish is not None and self._unfinished == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from handler.core.errors import (
     GenerationFailed,
@@ -56,6 +56,35 @@ class TritonExtras(TypedDict, total=False):
 
 class TritonResponse(TritonHead, TritonTensors, TritonExtras):
     text_output: str | list[str]
+
+
+# -- infer: tensors as JSON or binary data -----------------------------------------------------------------------------
+
+
+class InferTensor(TypedDict):
+    """A tensor of a request or a response. `data` is missing if it is sent as binary data."""
+
+    name: str
+    datatype: str
+    shape: list[Count]
+    data: NotRequired[list[Any]]
+    parameters: NotRequired[dict[str, Any]]
+
+
+class InferOutput(TypedDict):
+    name: str
+    parameters: NotRequired[dict[str, Any]]
+
+
+class InferRequest(TypedDict):
+    id: NotRequired[str]
+    inputs: list[InferTensor]
+    outputs: NotRequired[list[InferOutput]]
+    parameters: NotRequired[dict[str, Any]]
+
+
+class InferResponse(TritonHead):
+    outputs: list[InferTensor]
 
 
 # -- other routes ------------------------------------------------------------------------------------------------

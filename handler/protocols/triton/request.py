@@ -5,7 +5,7 @@ Sources: Triton's docs/protocol/extension_generate.md, and its src/http_server.c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -351,9 +351,6 @@ def _unpack(value: Any) -> Any:
 VERSION = "1"
 """The version of the served model."""
 
-Datatypes = Mapping[str, str]
-"""Maps the name of a tensor to Triton's datatype."""
-
 _EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 
 
@@ -401,29 +398,10 @@ class Triton(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("attempt to get members for non-object")
-        id = body.get("id", "")
-        if not isinstance(id, str):
-            raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
-        if len(id) > MAX_NAME:  # each response repeats it
-            raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; the maximum is {MAX_NAME}")
+        id = read_id(body)
         inputs, unknown = _read_names(body)
-        prompt = _read_prompt(inputs, id, context)
-        inputs, replaced = join_sampling(inputs)
-        inputs = join_guide(inputs)
-        parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
-        ignored = report_unknown([*unknown, *replaced], body, context)
-        streams = self._streams(parameters)
-        request = _request(prompt, parameters, ignores_end=inputs.get("ignore_eos") in (True, [True]))
-        fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
-        if id:
-            fixed["id"] = id
-        options = ResponseOptions(
-            request,
-            fixed,
-            select_tensors((), _tensors(parameters), -1),
-            frozenset(name for name in _EXTRAS if parameters.others.get(name)),
-            "" if _without_prompt(inputs, parameters, streams) else prompt,
-        )
+        options, parameters, ignored = read_inputs(inputs, unknown, id, body, context, self._streams)
+        request, streams = options.request, self._streams(parameters)
         errors = TritonErrors(events=True)
         if streams:
             _check_single_sequence(request.sampling, parameters)
@@ -443,6 +421,61 @@ class Triton(Dialect):
         if stream and self._route is Route.GENERATE:
             raise OneResponse
         return bool(stream)
+
+
+def read_inputs(
+    inputs: dict[str, Any],
+    unknown: Sequence[str],
+    id: str,
+    body: Mapping[str, Any],
+    context: ServerContext,
+    streams: Callable[[ParsedParameters], bool],
+) -> tuple[ResponseOptions, ParsedParameters, list[str]]:
+    """Read the inputs of a request.
+
+    Args:
+        inputs: the inputs by name; the prompt is removed.
+        unknown: names of the body that are no inputs.
+        body: the body that contains the unknown names.
+        streams: returns whether the response is a stream of tokens.
+
+    Returns:
+        The options of its responses, its parameters, and the names without effect.
+
+    Raises:
+        InvalidPayload, InvalidParameter: an input is missing or invalid.
+    """
+    prompt = _read_prompt(inputs, id, context)
+    inputs, replaced = join_sampling(inputs)
+    inputs = join_guide(inputs)
+    parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
+    ignored = report_unknown([*unknown, *replaced], body, context)
+    request = _request(prompt, parameters, ignores_end=inputs.get("ignore_eos") in (True, [True]))
+    fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
+    if id:
+        fixed["id"] = id
+    options = ResponseOptions(
+        request,
+        fixed,
+        select_tensors((), _tensors(parameters), -1),
+        frozenset(name for name in _EXTRAS if parameters.others.get(name)),
+        "" if _without_prompt(inputs, parameters, streams(parameters)) else prompt,
+    )
+    return options, parameters, ignored
+
+
+def read_id(body: Mapping[str, Any]) -> str:
+    """Return the request's id, or "" if there is none.
+
+    Raises:
+        InvalidPayload: the id is not a string, or is too long.
+    """
+    id = body.get("id", "")
+    if not isinstance(id, str):
+        raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
+    if len(id) > MAX_NAME:  # each response repeats it
+        raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; the maximum is {MAX_NAME}")
+    return id
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -539,23 +572,3 @@ def _check_single_sequence(sampling: Sampling, parameters: ParsedParameters) -> 
     for field in ("n", "best_of", "num_beams"):
         if (count := getattr(sampling, field)) > 1:
             raise InvalidParameter(f"{parameters.names[field]}={show(count)}: must be 1 when streaming")
-
-
-# -- the model's metadata ----------------------------------------------------------------------------------------
-
-
-def inputs() -> Datatypes:
-    """Return the datatypes of all inputs by name, beginning with the prompt, which is required."""
-    return {PROMPT: "BYTES", **{name: input.datatype for name, input in INPUTS.items()}}
-
-
-def outputs() -> Datatypes:
-    """Return the datatypes of all outputs by name."""
-    floats = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "cumulative_logprob")
-    counts = ("num_input_tokens", "num_output_tokens")
-    return {
-        "text_output": "BYTES",
-        "finish_reason": "BYTES",
-        **dict.fromkeys(floats, "FP32"),
-        **dict.fromkeys(counts, "INT32"),
-    }

@@ -71,6 +71,11 @@ class TritonDocument(WholeReply):
         return finish_of(self._options.request, delta)
 
     def _document(self) -> Mapping[str, object]:
+        texts, values, extras = self._outputs()
+        return self._options.response(texts[0] if len(texts) == 1 else texts, values, extras)
+
+    def _outputs(self) -> tuple[list[str], TensorValues | None, TritonExtras]:
+        """Return the texts, the output tensors and the further fields of the response."""
         options = self._options
         sequences = self._rank()
         texts = [options.before + sequence.text for sequence in sequences]
@@ -85,7 +90,7 @@ class TritonDocument(WholeReply):
         if options.tensors is not None:
             generated = [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences]
             values = document(options.tensors, generated, self._context)
-        return options.response(texts[0] if len(texts) == 1 else texts, values, extras)
+        return texts, values, extras
 
     def _rank(self) -> list[SequenceOutput]:
         """Return the sequences to show: the best ones first for `best_of` and beams, or else in the order of seeds."""

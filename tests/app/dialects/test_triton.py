@@ -123,13 +123,8 @@ def test_what_cannot_be_read_is_plain_json_on_both_routes(
         ("POST", "/v2/models/x/generate", 404, "Request for unknown model: 'x' is not found; served here: model"),
         ("POST", "/v2/models/model/versions/9/generate", 404, "unknown model: 'model' version 9 is not found"),
         ("POST", "/v2/models/model/versions/one/generate_stream", 404, "Not Found"),
-        (
-            "POST",
-            "/v2/models/model/infer",
-            404,
-            "/v2/models/model/infer is not served here: tensors are not accepted; send text to …/generate;"
-            " /docs lists the routes that are",
-        ),
+        ("POST", "/v2/models/x/infer", 404, "Request for unknown model: 'x' is not found; served here: model"),
+        ("GET", "/v2/models/model/infer", 405, "Method Not Allowed"),
         ("GET", "/v2/nowhere", 404, "/v2/nowhere is not served here; /docs lists the routes that are"),
     ],
 )
@@ -184,8 +179,8 @@ def test_health_and_metadata(echo_server: LiveServer) -> None:
     assert "generate" in server["extensions"]
     model = http.get(url + "/v2/models/model/versions/1").json()
     assert (model["name"], model["versions"], model["platform"]) == ("model", ["1"], "echo")
-    assert model["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
-    assert {"name": "text_output", "datatype": "BYTES", "shape": [-1]} in model["outputs"]
+    assert model["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}
+    assert {"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]} in model["outputs"]
     config = http.get(url + "/v2/models/model/config").json()
     required = [one["name"] for one in config["input"] if not one["optional"]]
     assert required == ["text_input"]

@@ -150,12 +150,6 @@ def test_the_version_and_the_load() -> None:
         assert http.get(server.url + "/load").json() == {"server_load": 0}
 
 
-def test_tensors_are_refused_with_the_route_to_use(echo_server: LiveServer) -> None:
-    found = http.post(echo_server.url + "/v2/models/model/infer", json={"inputs": []})
-    assert found.status_code == 404
-    assert "/generate" in found.text
-
-
 # -- scores --------------------------------------------------------------------------------------------------------
 
 

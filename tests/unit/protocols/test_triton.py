@@ -22,7 +22,7 @@ from handler.core.errors import (
 )
 from handler.core.values import Adapter, Request, Sampling, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
-from handler.protocols.triton.request import INPUTS, Route, Triton, inputs, outputs
+from handler.protocols.triton.request import INPUTS, Route, Triton
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_adapters, with_options
 
@@ -219,12 +219,6 @@ def test_log_probabilities_are_computed_where_they_are_wanted() -> None:
     assert sampling(return_log_probs=True).logprobs
     assert sampling(return_cumulative_logprob=True).logprobs
     assert sampling(num_return_sequences=2).logprobs
-
-
-def test_every_input_is_described() -> None:
-    assert list(inputs()) == ["text_input", *INPUTS]
-    assert set(inputs().values()) == {"BYTES", "BOOL", "INT32", "UINT64", "FP32", "FP16", "UINT8"}
-    assert outputs()["text_output"] == "BYTES"
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ DIALECTS = {
     "[Anthropic](anthropic.md)": ("anthropic_messages", "anthropic_count"),
     "[TGI](tgi.md)": ("tgi", "tgi_generate", "tgi_generate_stream"),
     "[MindIE](mindie.md), with `option.root_schema=mindie`": ("mindie",),
-    "[Triton](triton.md)": ("triton_generate", "triton_generate_stream", "triton_shape"),
+    "[Triton](triton.md)": ("triton_generate", "triton_generate_stream", "triton_shape", "triton_infer"),
     "[OpenAI's embeddings](embeddings.md#openais-embeddings)": ("openai_embeddings",),
     "[LMI's embeddings](embeddings.md#lmis-embeddings)": ("lmi_embedding",),
     "[TEI](embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),

@@ -1,0 +1,428 @@
+"""Triton's `infer`: the tensors of a text model as JSON or binary data, read as the inputs of `generate`.
+
+Sources: Triton's docs/protocol/extension_binary_data.md, KServe's open inference protocol (v2), and Triton's
+src/http_server.cc and core's infer_request.cc for error messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSON
+from handler.core.numbers import is_digits, whole
+from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.errors import Headers
+from handler.protocols.kernel.readers import MAX_NAME, quote, show
+from handler.protocols.kernel.schema import Shape, schema_of_type
+from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
+from handler.protocols.triton.api import ERRORS, InferRequest, InferResponse, TritonError
+from handler.protocols.triton.request import INPUTS, PROMPT, read_id, read_inputs
+from handler.protocols.triton.response import ResponseOptions, TritonDocument
+
+HEADER = "inference-header-content-length"
+_MAX_DIGITS = 18  # of a length; no real body is longer
+_REGION = "shared_memory_region"
+_STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
+
+_FORMATS = {
+    **{f"UINT{8 << index}": code for index, code in enumerate("BHIQ")},
+    **{f"INT{8 << index}": code for index, code in enumerate("bhiq")},
+    **{"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d", "BF16": "H"},
+}
+"""Maps a datatype of fixed size to its code in `struct`."""
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "BYTES": ((str,), "string"),
+    "BOOL": ((bool,), "boolean"),
+    "INT": ((int,), "signed-integer"),
+    "UINT": ((int,), "unsigned-integer"),
+    "FP": ((int, float), "number"),
+}
+"""Maps a datatype without its size to the types of its values in JSON, and to Triton's word for them."""
+
+_LISTS = frozenset({"stop_words", "bad_words", "sampling_param_stop", "stop", "stop_token_ids"})
+"""Inputs of any number of elements. The others have one."""
+
+
+class TensorType(NamedTuple):
+    """The datatype of a tensor, and its dimensions after the batch dimension. -1 stands for any size."""
+
+    datatype: str
+    dims: tuple[int, ...] = (1,)
+
+
+INPUT_TYPES: Mapping[str, TensorType] = {
+    PROMPT: TensorType("BYTES"),
+    **{name: TensorType(row.datatype, (-1,) if name in _LISTS else (1,)) for name, row in INPUTS.items()},
+}
+"""All inputs by name, beginning with the prompt, which is required."""
+
+TEXT_OUTPUT = "text_output"
+_INDICES = ("batch_index", "sequence_index")
+"""Outputs of the backend that are always 0, as a response contains all sequences."""
+
+OUTPUT_TYPES: Mapping[str, TensorType] = {
+    TEXT_OUTPUT: TensorType("BYTES", (-1,)),
+    "finish_reason": TensorType("BYTES", (-1,)),
+    "cum_log_probs": TensorType("FP32", (-1,)),
+    "output_log_probs": TensorType("FP32", (-1, -1)),
+    "context_logits": TensorType("FP32", (-1, -1)),
+    "generation_logits": TensorType("FP32", (-1, -1, -1)),
+    "cumulative_logprob": TensorType("FP32", (-1,)),
+    "num_input_tokens": TensorType("INT32"),
+    "num_output_tokens": TensorType("INT32", (-1,)),
+    **dict.fromkeys(_INDICES, TensorType("INT32")),
+}
+"""All outputs by name."""
+
+_FLAGS = {
+    **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
+    **{name: f"return_{name}" for name in ("finish_reason", "num_input_tokens", "num_output_tokens")},
+    "cumulative_logprob": "return_cumulative_logprob",
+}
+"""Maps an output to the input that requests it."""
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads the input tensors of a request.
+
+    Args:
+        id: the request's id in messages.
+        model: the model's name in messages.
+        tail: the binary data behind the JSON document.
+    """
+
+    def __init__(self, id: str, model: str, tail: bytes) -> None:
+        self._id, self._model, self._tail, self._position = id or "<id_unknown>", model, tail, 0
+        self.has_batch = True
+        self.values: dict[str, Any] = {}
+
+    def read(self, tensors: Sequence[Any]) -> None:
+        """Read all input tensors into `values`, in the form of the JSON values of `generate`.
+
+        Raises:
+            InvalidPayload: a tensor is invalid.
+        """
+        for tensor in tensors:
+            name, datatype, shape = (_member(tensor, key, kind) for key, kind in _MEMBERS.items())
+            if name not in INPUT_TYPES:
+                raise InvalidPayload(f"unexpected inference input {quote(name)} for model '{self._model}'")
+            if name in self.values:
+                raise self._refused(f"input '{name}' already exists in request")
+            expected = INPUT_TYPES[name].datatype
+            if datatype not in _FORMATS and datatype != "BYTES":
+                raise InvalidPayload(f"invalid datatype for input {name}")
+            if datatype != expected:
+                raise self._refused(
+                    f"inference input '{name}' data-type is '{datatype}', but model '{self._model}' expects "
+                    f"'{expected}'"
+                )
+            number = self._size(name, shape)
+            data, parameters = tensor.get("data"), tensor.get("parameters", {})
+            items = self._items(name, datatype, number, data, parameters)
+            self.values[name] = items[0] if number == 1 and name not in _LISTS else items
+        if self._position != len(self._tail):
+            raise InvalidPayload(f"unexpected additional input data for model '{self._model}'")
+
+    def _refused(self, message: str) -> InvalidPayload:
+        return InvalidPayload(f"[request id: {self._id}] {message}")
+
+    def _size(self, name: str, shape: Sequence[Any]) -> int:
+        """Return the number of elements of a shape [N] or [1, N]."""
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise InvalidPayload(
+                "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            )
+        if len(shape) > 1 and shape[0] > 1:
+            raise self._refused(f"inference request batch-size must be <= 1 for '{self._model}'")
+        most = 1 << 63 if name in _LISTS else 1
+        if not shape or (shape[0] > 1 and len(shape) > 1) or math.prod(shape) > most or (most == 1 and 0 in shape):
+            expected = "[-1,-1]" if name in _LISTS else "[-1,1]"
+            raise self._refused(
+                f"unexpected shape for input '{name}' for model '{self._model}'. Expected {expected}, got "
+                f"[{','.join(map(str, shape))[:MAX_NAME]}]."
+            )
+        if name == PROMPT:
+            self.has_batch = len(shape) > 1
+        return math.prod(shape)
+
+    def _items(self, name: str, datatype: str, number: int, data: Any, parameters: Any) -> list[Any]:
+        parameters = parameters if isinstance(parameters, dict) else {}
+        size = parameters.get("binary_data_size")
+        sources = {"'data'": data, "'binary_data_size'": size, "'shared_memory_region'": parameters.get(_REGION)}
+        present = [source for source, value in sources.items() if value is not None]
+        if len(present) != 1:
+            fields = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+            but = f"set {' '.join(present)}" if present else "no field is set"
+            raise InvalidPayload(f"Input must set only one of the following fields: {fields}. But {but}")
+        if size is not None:
+            return self._binary(name, datatype, number, size)
+        if data is None:
+            raise InvalidPayload(f"Unable to find shared memory region: {quote(str(parameters[_REGION]))}")
+        return _flat(datatype, number, data)
+
+    def _binary(self, name: str, datatype: str, number: int, size: Any) -> list[Any]:
+        if type(size) is not int or size < 0:
+            raise InvalidPayload(
+                "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            )
+        data = self._tail[self._position : self._position + size]
+        if len(data) < size:
+            raise InvalidPayload(
+                f"unexpected size for input '{name}', expecting {size - len(data)} additional bytes for model "
+                f"'{self._model}'"
+            )
+        self._position += size
+        if datatype == "BYTES":
+            texts = list(itertools.islice(self._texts(name, data), number + 1))
+            if len(texts) != number:
+                what = f"expected {number} string elements for inference input '{name}' for model '{self._model}', got"
+                raise self._refused(f"{what} {len(texts) if len(texts) < number else 'more'}")
+            return texts
+        code = _FORMATS[datatype]
+        if size != number * struct.calcsize(code):
+            expected = f"Expected {number * struct.calcsize(code)}, got {size}"
+            raise self._refused(f"input byte size mismatch for input '{name}' for model '{self._model}'. {expected}")
+        return list(struct.unpack(f"<{number}{code}", data))
+
+    def _texts(self, name: str, data: bytes) -> Iterator[str]:
+        position, of_input = 0, f"for inference input '{name}' for model '{self._model}'"
+        while position < len(data):
+            length = data[position : position + 4]
+            if len(length) < 4:
+                what = f"incomplete string length indicator {of_input}, expecting 4 bytes but only {len(length)} bytes"
+                raise self._refused(f"{what} available")
+            (number,) = struct.unpack("<I", length)
+            text = data[position + 4 : position + 4 + number]
+            if len(text) < number:
+                what = f"incomplete string data for inference input '{name}', expecting string of length {number} but"
+                raise InvalidPayload(f"{what} only {len(text)} bytes available")
+            position += 4 + number
+            try:
+                yield text.decode()
+            except UnicodeDecodeError:
+                raise InvalidPayload(f"input '{name}' must be UTF-8") from None
+
+
+_MEMBERS = {"name": str, "datatype": str, "shape": list}
+
+
+def _member(tensor: Any, key: str, kind: type) -> Any:
+    """Return a member of a tensor.
+
+    Raises:
+        InvalidPayload: the member is missing, or has another type.
+    """
+    words = "string" if kind is str else "array"
+    if not isinstance(tensor, dict) or key not in tensor:
+        raise InvalidPayload(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
+    if not isinstance(tensor[key], kind):
+        raise InvalidPayload(f"Unable to parse '{key}': attempt to access JSON non-{words} as {words}")
+    return tensor[key]
+
+
+def _flat(datatype: str, number: int, data: Any) -> list[Any]:
+    """Return the elements of `data`. As in Triton, only their number counts, whatever their nesting."""
+    if not isinstance(data, list):
+        raise InvalidPayload("Unable to parse 'data': attempt to access JSON non-array as array")
+    items = data
+    while any(isinstance(item, list) for item in items):
+        items = list(itertools.chain.from_iterable(item if isinstance(item, list) else [item] for item in items))
+    if len(items) != number:
+        raise InvalidPayload("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    kinds, word = _KINDS[datatype.rstrip("0123456789")]
+    for item in items:
+        if type(item) not in kinds:
+            where = "JSON bytes array" if datatype == "BYTES" else "'data'"
+            raise InvalidPayload(f"Unable to parse {where}: attempt to access JSON non-{word} as {word}")
+    return items
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+class Selection(NamedTuple):
+    """The output tensors of a response.
+
+    Attributes:
+        names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
+        is_binary: whether tensors are binary if the request names none.
+        has_batch: whether shapes begin with the batch dimension.
+    """
+
+    names: Mapping[str, bool]
+    is_binary: bool
+    has_batch: bool
+
+
+class InferDocument(TritonDocument):
+    """The output tensors in the order of the model. Binary data stands behind the JSON document."""
+
+    def __init__(self, options: ResponseOptions, selection: Selection) -> None:
+        super().__init__(options)
+        self._selection = selection
+        self._headers: Headers = ()
+
+    def headers(self, timing: Timing | None) -> Headers:
+        """Return the header with the size of the JSON document if binary data follows it."""
+        return self._headers
+
+    def _encode(self) -> bytes:
+        texts, values, extras = self._outputs()
+        named = {name: value for name, value in extras.items() if name in self._options.extras}
+        present: dict[str, Any] = {TEXT_OUTPUT: texts, **(values or {}), **named}
+        for name in self._selection.names.keys() & set(_INDICES):
+            present[name] = 0
+        tensors, data = list[Mapping[str, Any]](), list[bytes]()
+        for name, value in present.items():
+            if name in (self._selection.names or present):
+                tensors.append(self._tensor(name, value, data))
+        fixed = dict(self._options.fixed)
+        id = {"id": fixed.pop("id")} if "id" in fixed else {}
+        document = JSON.encode({**id, **fixed, "outputs": tensors})
+        if data:
+            self.content_type, self._headers = "application/octet-stream", ((HEADER, str(len(document))),)
+        return b"".join([document, *data])
+
+    def _tensor(self, name: str, value: Any, data: list[bytes]) -> Mapping[str, Any]:
+        """Describe a tensor. Its binary data, if any, is appended to `data`."""
+        if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
+            value = [value if isinstance(value, list) else [value]]
+        shape, items = _shape_of(value if self._selection.has_batch else value[0])
+        head = {"name": name, "datatype": OUTPUT_TYPES[name].datatype, "shape": shape}
+        if not self._selection.names.get(name, self._selection.is_binary):
+            return {**head, "data": items}
+        data.append(_packed(OUTPUT_TYPES[name].datatype, items))
+        return {**head, "parameters": {"binary_data_size": len(data[-1])}}
+
+
+def _shape_of(value: list[Any]) -> tuple[list[int], list[Any]]:
+    """Return the shape of nested lists, and their elements."""
+    shape = [len(value)]
+    while value and isinstance(value[0], list):
+        shape.append(len(value[0]))
+        value = list(itertools.chain.from_iterable(value))
+    return shape, value
+
+
+def _packed(datatype: str, items: Sequence[Any]) -> bytes:
+    if datatype == "BYTES":
+        texts = ((item or "").encode() for item in items)
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    values = (math.nan if item is None else item for item in items)
+    return struct.pack(f"<{len(items)}{_FORMATS[datatype]}", *values)
+
+
+# -- the dialect -------------------------------------------------------------------------------------------------
+
+
+def _request_shape(context: ServerContext) -> Shape:
+    return schema_of_type(InferRequest)
+
+
+class Infer(Dialect):
+    """The dialect of `infer`, whose response is always whole."""
+
+    name = "triton_infer"
+    any_media = True  # as in Triton, only a header tells binary data from JSON
+    binary = unique_keys = True
+    errors = ERRORS
+    description = Description(
+        title="Triton infer",
+        request="TritonInferRequest",
+        request_shape=_request_shape,
+        error=TritonError,
+        example={
+            "inputs": [
+                {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["The capital of France is"]},
+                {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [8]},
+            ]
+        },
+        answer=InferResponse,
+    )
+
+    def document_length(self, body: bytes, headers: Mapping[str, str]) -> int:
+        digits = headers.get(HEADER)
+        if digits is None:
+            return len(body)
+        length = whole(digits) if is_digits(digits[:_MAX_DIGITS]) else -1
+        if not 0 <= length <= len(body):
+            raise InvalidPayload(f"inference header size should be in range (0, {len(body)}), got: {digits[:MAX_NAME]}")
+        return length
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        document, data = body if isinstance(body, BinaryBody) else (body, b"")
+        tensors = document.get("inputs") if isinstance(document, dict) else None
+        if tensors is None:
+            raise InvalidPayload("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
+        if not isinstance(tensors, list):
+            raise InvalidPayload("Unable to parse 'inputs': attempt to access JSON non-array as array")
+        id, model = read_id(document), context.model_names[0]
+        reader = _Reader(id, model, data)
+        reader.read(tensors)
+        is_binary, unknown = _read_parameters(document.get("parameters", {}))
+        unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
+        names = _read_outputs(document.get("outputs", []), model)
+        values = {**reader.values, **{_FLAGS[name]: True for name in names if name in _FLAGS}}
+        if values.pop("stream", False) or values.pop("streaming", False):
+            unknown.append("stream")
+        options, _, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: False)
+        reply = InferDocument(options, Selection(names, is_binary, reader.has_batch))
+        return ParsedRequest((options.request,), reply, self.errors, ignored, headers=reply.headers)
+
+
+def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
+    """Return whether outputs are binary by default, and the names of parameters without effect.
+
+    Raises:
+        InvalidPayload: a parameter has a type that Triton does not accept, or is reserved.
+        InvalidParameter: the request belongs to a sequence of requests.
+    """
+    if not isinstance(parameters, dict):
+        raise InvalidPayload("Unable to parse 'parameters': attempt to get members for non-object")
+    for name, value in parameters.items():
+        if name.startswith("triton_"):
+            raise InvalidPayload(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        if value is None or isinstance(value, dict | list):
+            kinds = "It should be either 'int', 'bool', or 'string'."
+            raise InvalidPayload(f"parameter {quote(name)} has invalid type. {kinds}")
+        if name in _STATEFUL and value:
+            raise InvalidParameter(f"{name}={show(value)}: the model keeps no state between requests")
+    is_binary = parameters.get("binary_data_output", False)
+    if not isinstance(is_binary, bool):
+        raise InvalidPayload("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
+    known = ("binary_data_output", *_STATEFUL)
+    return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
+
+
+def _read_outputs(tensors: Any, model: str) -> dict[str, bool]:
+    """Return whether each output tensor that the request names is binary.
+
+    Raises:
+        InvalidPayload: an output is unknown, or asks for what is not supported.
+    """
+    if not isinstance(tensors, list):
+        raise InvalidPayload("Unable to parse 'outputs': attempt to access JSON non-array as array")
+    names: dict[str, bool] = {}
+    for tensor in tensors:
+        name = _member(tensor, "name", str)
+        if name not in OUTPUT_TYPES:
+            raise InvalidPayload(f"unexpected inference output {quote(name)} for model '{model}'")
+        parameters = tensor.get("parameters", {})
+        if not isinstance(parameters, dict) or not isinstance(is_binary := parameters.get("binary_data", False), bool):
+            raise InvalidPayload("Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean")
+        for unsupported in ("classification", _REGION):
+            if parameters.get(unsupported):
+                raise InvalidPayload(f"output '{name}': {unsupported} is not supported")
+        names[name] = is_binary
+    return names

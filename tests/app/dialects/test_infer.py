@@ -1,0 +1,97 @@
+"""Triton's infer over real sockets: JSON and binary data, large bodies, and the model's metadata."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import LiveServer, http
+
+MODEL = "/v2/models/model"
+INFER = f"{MODEL}/infer"
+LENGTH = {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [2]}
+BARE = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1, 1], "data": [True]}
+
+
+def text(prompt: str, **members: Any) -> dict[str, Any]:
+    return {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [prompt], **members}
+
+
+def packed(prompt: str) -> bytes:
+    return struct.pack("<I", len(prompt)) + prompt.encode()
+
+
+def with_data(server: LiveServer, document: Any, data: bytes, **headers: str) -> httpx.Response:
+    head = json.dumps(document).encode()
+    length = {"inference-header-content-length": str(len(head))}
+    return http.post(server.url + INFER, content=head + data, headers={**length, **headers})
+
+
+def binary(prompt: str) -> dict[str, Any]:
+    return text(prompt, data=None, parameters={"binary_data_size": len(packed(prompt))})
+
+
+@pytest.mark.parametrize("path", [INFER, f"{MODEL}/versions/1/infer"])
+def test_json(echo_server: LiveServer, path: str) -> None:
+    found = http.post(echo_server.url + path, json={"id": "9", "inputs": [text("a b"), LENGTH, BARE]})
+    assert (found.status_code, found.headers["content-type"]) == (200, "application/json")
+    assert "inference-header-content-length" not in found.headers
+    assert found.json() == {
+        "id": "9",
+        "model_name": "model",
+        "model_version": "1",
+        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [" a b"]}],
+    }
+
+
+@pytest.mark.parametrize("size", [3, 400_000])
+def test_binary_data_of_any_size(echo_server: LiveServer, size: int) -> None:
+    """A large body is decoded apart; its binary data is not JSON there either."""
+    prompt = "é" * 10 + " a" * (size // 2)
+    document = {"inputs": [binary(prompt), LENGTH], "parameters": {"binary_data_output": True}}
+    document["inputs"][0]["parameters"] = {"binary_data_size": 4 + len(prompt.encode())}  # type: ignore[index]
+    data = struct.pack("<I", len(prompt.encode())) + prompt.encode()
+    found = with_data(echo_server, document, data, **{"content-type": "application/octet-stream"})
+    if size > 1000:  # more than the context has, which is Triton's form of refusal too
+        assert (found.status_code, found.json().keys()) == (400, {"error"})
+        assert "tokens" in found.json()["error"]
+        return
+    assert (found.status_code, found.headers["content-type"]) == (200, "application/octet-stream")
+    length = int(found.headers["inference-header-content-length"])
+    (output,) = json.loads(found.content[:length])["outputs"]
+    tail = found.content[length:]
+    assert output["parameters"] == {"binary_data_size": len(tail)}
+    assert tail[4:].decode().startswith(prompt)
+
+
+def test_a_large_json_body(echo_server: LiveServer) -> None:
+    found = http.post(echo_server.url + INFER, json={"inputs": [text("a b"), LENGTH, BARE], "note": "x" * 300_000})
+    assert found.json()["outputs"][0]["data"] == [" a b"]
+
+
+@pytest.mark.parametrize("length", ["999999", "x", "-1"])
+def test_a_bad_length(echo_server: LiveServer, length: str) -> None:
+    headers = {"inference-header-content-length": length}
+    found = http.post(echo_server.url + INFER, content=b"{}", headers=headers)
+    assert (found.status_code, "inference header size" in found.json()["error"]) == (400, True)
+
+
+def test_data_without_its_header_is_not_json(echo_server: LiveServer) -> None:
+    document = json.dumps({"inputs": [binary("a"), LENGTH]}).encode()
+    found = http.post(echo_server.url + INFER, content=document + packed("a"))
+    assert found.status_code == 400
+    assert found.json()["error"].startswith("failed to parse the request JSON buffer: ")
+
+
+def test_metadata_has_the_shapes_that_requests_and_responses_have(echo_server: LiveServer) -> None:
+    metadata, config = (http.get(echo_server.url + MODEL + end).json() for end in ("", "/config"))
+    shapes = {tensor["name"]: tensor["shape"] for tensor in (*metadata["inputs"], *metadata["outputs"])}
+    assert (shapes["text_input"], shapes["stop_words"], shapes["text_output"]) == ([-1, 1], [-1, -1], [-1, -1])
+    dims = {tensor["name"]: tensor["dims"] for tensor in (*config["input"], *config["output"])}
+    assert shapes == {name: [-1, *size] for name, size in dims.items()}
+    assert config["max_batch_size"] == 1
+    assert [tensor["name"] for tensor in config["input"] if not tensor["optional"]] == ["text_input"]

@@ -1,0 +1,323 @@
+"""Triton's infer: the tensors that are read, the words of refusals, and the tensors of a response.
+
+The words and statuses are those that tritonserver 2.51 gave; a status of 500 is 400 here (docs/wire/triton.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+
+from handler.core.errors import ServingError
+from handler.core.values import Finish
+from handler.protocols.kernel.body import decode
+from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
+from handler.protocols.triton.infer import HEADER, INPUT_TYPES, OUTPUT_TYPES, Infer
+from handler.protocols.triton.request import INPUTS, Route, Triton
+from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CAPABLE, deltas, shorter, with_logits
+
+INFER, GENERATE = Infer(), Triton(Route.GENERATE)
+
+
+def tensor(name: str, *values: Any, **members: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datatype": INPUT_TYPES[name].datatype,
+        "shape": [1, len(values)],
+        "data": [*values],
+    } | members
+
+
+TEXT = tensor("text_input", "a b")
+LENGTH = tensor("max_tokens", 7)
+
+
+LONG = struct.pack("<I", 99) + b"ab"
+
+
+def packed(*texts: str) -> bytes:
+    return b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
+
+
+def binary(name: str, data: bytes, *shape: int, size: int | None = None) -> dict[str, Any]:
+    found = tensor(
+        name, shape=[*(shape or (1, 1))], parameters={"binary_data_size": len(data) if size is None else size}
+    )
+    del found["data"]
+    return found
+
+
+def parsed(*inputs: Any, tail: bytes = b"", **members: Any) -> ParsedRequest:
+    return INFER.parse(BinaryBody({"inputs": [*inputs], **members}, tail), CAPABLE)
+
+
+def refused(*inputs: Any, tail: bytes = b"", **members: Any) -> str:
+    return refused_body(BinaryBody({"inputs": [*inputs], **members}, tail))
+
+
+def refused_body(body: Any) -> str:
+    with pytest.raises(ServingError) as caught:
+        INFER.parse(body, CAPABLE)
+    response = INFER.errors_of(body, CAPABLE).whole(caught.value)
+    assert response.status == 400
+    return str(json.loads(response.body)["error"])
+
+
+def response(*inputs: Any, scripted: Any = None, **members: Any) -> tuple[dict[str, Any], bytes]:
+    """The JSON document and the binary data of a response."""
+    call = parsed(TEXT, LENGTH, *inputs, **members)
+    call.reply.start(0, 3)
+    data = b"".join(call.reply.feed(0, delta) for delta in scripted or deltas())
+    assert call.reply.finished
+    headers = dict(call.headers(None))
+    assert (HEADER in headers) is (call.reply.content_type == "application/octet-stream")
+    length = int(headers.get(HEADER, len(data)))
+    return json.loads(data[:length]), data[length:]
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_ask_for_the_same_as_generate() -> None:
+    inputs = {
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "random_seed": (1 << 64) - 1,
+        "stop_words": ["x", "y"],
+        "bad_words": ["z"],
+        "return_log_probs": True,
+        "beam_width": 1,
+    }
+    wanted = GENERATE.parse({"text_input": "a b", **inputs}, CAPABLE).requests
+    values = {name: value if isinstance(value, list) else [value] for name, value in inputs.items()}
+    assert parsed(TEXT, *(tensor(name, *value) for name, value in values.items())).requests == wanted
+    codes = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
+    data = {
+        name: packed(*value) if name.endswith("words") else struct.pack(f"<{codes[INPUT_TYPES[name].datatype]}", *value)
+        for name, value in values.items()
+    }
+    tensors = [binary(name, item, 1, len(values[name])) for name, item in data.items()]
+    text = packed("a b")
+    assert parsed(binary("text_input", text), *tensors, tail=b"".join([text, *data.values()])).requests == wanted
+
+
+def test_json_and_binary_tensors_may_be_mixed_and_nested_or_without_a_batch() -> None:
+    call = parsed(
+        {**TEXT, "shape": [1], "data": [[["a b"]]]},
+        binary("max_tokens", struct.pack("<i", 7), 1),
+        tensor("stop_words", "x", "y", shape=[2]),
+        tail=struct.pack("<i", 7),
+    )
+    assert (call.requests[0].prompt, call.requests[0].sampling.max_new_tokens) == ("a b", 7)
+    assert call.requests[0].sampling.stop == ("x", "y")
+
+
+def test_every_input_of_generate_is_a_tensor() -> None:
+    assert list(INPUT_TYPES) == ["text_input", *INPUTS]
+
+
+def test_a_response_is_whole_also_for_stream() -> None:
+    call = parsed(TEXT, tensor("stream", True))
+    assert (call.streams, call.ignored) == (False, ["stream"])
+
+
+@in_one_test(
+    ("parameters", "ignored"),
+    [
+        ({"binary_data_output": True, "sequence_id": 0, "sequence_start": False}, []),
+        ({"priority": 1, "timeout": 5, "mine": "x"}, ["parameters.priority", "parameters.timeout", "parameters.mine"]),
+        ({"priority": 0, "timeout": 0}, []),
+    ],
+)
+def test_parameters_of_the_request(parameters: dict[str, Any], ignored: list[str]) -> None:
+    assert parsed(TEXT, parameters=parameters).ignored == ignored
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+_FIELDS = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'"
+
+
+@in_one_test(
+    ("body", "says"),
+    [
+        ([], "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+        ({}, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+        ({"inputs": {}}, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+        ({"inputs": []}, "missing required input(s) ['text_input']"),
+        ({"inputs": [1]}, "Unable to parse 'name'"),
+        ({"inputs": [TEXT], "id": 7}, "Unable to parse 'id': attempt to access JSON non-string as string"),
+        ({"inputs": [TEXT], "outputs": {}}, "Unable to parse 'outputs': attempt to access JSON non-array as array"),
+        ({"inputs": [TEXT], "outputs": [{}]}, "Unable to parse 'name': attempt to access non-existing object member"),
+        ({"inputs": [TEXT], "outputs": [{"name": "x"}]}, "unexpected inference output 'x' for model 'model'"),
+        ({"inputs": [TEXT], "parameters": []}, "Unable to parse 'parameters'"),
+        ({"inputs": [TEXT], "parameters": {"a": None}}, "parameter 'a' has invalid type."),
+        ({"inputs": [TEXT], "parameters": {"triton_a": 1}}, "parameter keys starting with 'triton_' are reserved"),
+        ({"inputs": [TEXT], "parameters": {"sequence_id": 3}}, "sequence_id=3: the model keeps no state"),
+        ({"inputs": [TEXT], "parameters": {"binary_data_output": 1}}, "Unable to parse 'binary_data_output'"),
+    ],
+)
+def test_bad_documents(body: Any, says: str) -> None:
+    assert says in refused_body(body)
+
+
+@in_one_test(
+    ("bad", "says"),
+    [
+        ({"name": "nope"}, "unexpected inference input 'nope' for model 'model'"),
+        ({"name": "text_input"}, "[request id: <id_unknown>] input 'text_input' already exists in request"),
+        ({"datatype": "STRING"}, "invalid datatype for input max_tokens"),
+        ({"datatype": "INT64"}, "inference input 'max_tokens' data-type is 'INT64', but model 'model' expects 'INT32'"),
+        (
+            {"shape": [1, 2], "data": [1, 2]},
+            "shape for input 'max_tokens' for model 'model'. Expected [-1,1], got [1,2]",
+        ),
+        ({"shape": []}, "unexpected shape for input 'max_tokens'"),
+        ({"shape": [1, 0], "data": []}, "unexpected shape for input 'max_tokens'"),
+        ({"shape": [1 << 63, 1]}, "inference request batch-size must be <= 1 for 'model'"),
+        ({"shape": [1, 1 << 63]}, "unexpected shape for input 'max_tokens'"),
+        ({"shape": [1, -1]}, "Unable to parse 'shape': attempt to access JSON non-unsigned-integer"),
+        ({"shape": ["1"]}, "Unable to parse 'shape'"),
+        ({"shape": [True]}, "Unable to parse 'shape'"),
+        ({"shape": 1}, "Unable to parse 'shape': attempt to access JSON non-array as array"),
+        ({"data": [1, 2]}, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+        ({"data": []}, "Unable to parse 'data': Shape does not match"),
+        ({"data": 1}, "Unable to parse 'data': attempt to access JSON non-array as array"),
+        ({"data": [1.0]}, "attempt to access JSON non-signed-integer as signed-integer"),
+        ({"data": ["1"]}, "attempt to access JSON non-signed-integer as signed-integer"),
+        ({"data": [None]}, "attempt to access JSON non-signed-integer as signed-integer"),
+        ({"data": [True]}, "attempt to access JSON non-signed-integer as signed-integer"),
+        ({"data": [1 << 31]}, "max_tokens=2147483648"),
+        ({"data": None}, f"{_FIELDS}, 'shared_memory_region' in 'parameters'. But no field is set"),
+        ({"parameters": {"binary_data_size": 4}}, f"{_FIELDS}, 'shared_memory_region' in 'parameters'. But set 'data'"),
+        ({"data": None, "parameters": {"shared_memory_region": "a"}}, "Unable to find shared memory region: 'a'"),
+    ],
+)
+def test_bad_tensors(bad: dict[str, Any], says: str) -> None:
+    assert says in refused(TEXT, {**LENGTH, **bad})
+
+
+def test_values_of_the_wrong_kind() -> None:
+    assert "Unable to parse JSON bytes array" in refused({**TEXT, "data": [1]})
+    assert "non-boolean as boolean" in refused(TEXT, tensor("return_log_probs", 1))
+    assert "non-number as number" in refused(TEXT, tensor("temperature", None))
+    assert parsed(TEXT, tensor("temperature", 1)).requests[0].sampling.temperature == 1
+
+
+@in_one_test(
+    ("bad", "tail", "says"),
+    [
+        (binary("max_tokens", b"123"), b"123", "mismatch for input 'max_tokens' for model 'model'. Expected 4, got 3"),
+        (binary("max_tokens", b"1234", size=8), b"12345678", "Expected 4, got 8"),
+        (binary("max_tokens", b"1234"), b"", "'max_tokens', expecting 4 additional bytes for model 'model'"),
+        (binary("max_tokens", b"", size=1 << 62), b"1", "unexpected size for input 'max_tokens'"),
+        (binary("max_tokens", b"1234"), b"12345", "unexpected additional input data for model 'model'"),
+        (LENGTH, b"1", "unexpected additional input data for model 'model'"),
+        (binary("max_tokens", b"", size=-1), b"", "Unable to parse 'binary_data_size'"),
+        (binary("stop_words", b"abc", 1, 1), b"abc", "incomplete string length indicator"),
+        (binary("stop_words", LONG, 1, 1), LONG, "of length 99 but only 2 bytes available"),
+        (binary("stop_words", packed("a", "b"), 1, 1), packed("a", "b"), "expected 1 string elements"),
+        (binary("stop_words", packed("a"), 1, 2), packed("a"), "for model 'model', got 1"),
+        (binary("stop_words", b"\x01\0\0\0\xff", 1, 1), b"\x01\0\0\0\xff", "input 'stop_words' must be UTF-8"),
+    ],
+)  # fmt: skip
+def test_bad_binary_data(bad: dict[str, Any], tail: bytes, says: str) -> None:
+    assert says in refused(TEXT, bad, tail=tail)
+
+
+@in_one_test(
+    ("header", "length"),
+    [(None, 10), ("10", 10), ("3", 3), ("0", 0)],
+)
+def test_the_header_splits_the_body(header: str | None, length: int) -> None:
+    assert INFER.document_length(b"0123456789", {} if header is None else {HEADER: header}) == length
+
+
+@in_one_test("header", ["11", "-1", "x", "", "9" * 400, "\u0663"])
+def test_a_header_beyond_the_body_is_refused(header: str) -> None:
+    with pytest.raises(ServingError, match=r"inference header size should be in range \(0, 10\), got: "):
+        INFER.document_length(b"0123456789", {HEADER: header})
+
+
+# -- responses ---------------------------------------------------------------------------------------------------------
+
+SAID = 'Deep "Learning" 😀\n'
+
+
+def test_a_response_of_json() -> None:
+    document, data = response(tensor("exclude_input_in_output", True), id="7")
+    assert list(document) == ["id", "model_name", "model_version", "outputs"]
+    assert document["outputs"] == [{"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [SAID]}]
+    assert not data
+    assert "id" not in response()[0]
+
+
+def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
+    names = [
+        {"name": "batch_index"},
+        {"name": "output_log_probs", "parameters": {"binary_data": True}},
+        {"name": "text_output"},
+        {"name": "text_output"},
+        {"name": "finish_reason", "parameters": {"binary_data": True}},
+    ]
+    document, data = response(outputs=names, parameters={"binary_data_output": True})
+    found = {tensor["name"]: tensor for tensor in document["outputs"]}
+    assert list(found) == ["text_output", "output_log_probs", "finish_reason", "batch_index"]
+    assert found["batch_index"] == {"name": "batch_index", "datatype": "INT32", "shape": [1, 1], "data": [0]}
+    assert found["output_log_probs"]["shape"] == [1, 1, 5]
+    assert "data" in found["text_output"], "a listed output is JSON unless it says otherwise"
+    sizes = [found[name]["parameters"]["binary_data_size"] for name in ("output_log_probs", "finish_reason")]
+    assert sizes == [20, len(packed("stop"))]
+    assert struct.unpack("<5f", data[:20]) == (pytest.approx(-0.05), -1.25, -0.5, -0.25, -0.125)
+    assert data[20:] == packed("stop")
+
+
+def test_all_outputs_are_binary_if_the_request_says_so() -> None:
+    document, data = response(tensor("return_log_probs", True), parameters={"binary_data_output": True})
+    assert [tensor["name"] for tensor in document["outputs"]] == ["text_output", "output_log_probs", "cum_log_probs"]
+    assert data.startswith(packed(f"a b{SAID}"))
+    assert sum(tensor["parameters"]["binary_data_size"] for tensor in document["outputs"]) == len(data)
+
+
+def test_shapes_have_a_batch_dimension_if_the_prompt_has_one() -> None:
+    logits = [tensor(f"return_{kind}_logits", True) for kind in ("context", "generation")]
+    document, _ = response(*logits, tensor("return_log_probs", True), scripted=with_logits())
+    shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
+    for name, shape in shapes.items():
+        assert len(shape) == 1 + len(OUTPUT_TYPES[name].dims), name
+        assert shape[0] == 1
+    call = parsed({**TEXT, "shape": [1]}, tensor("return_log_probs", True, shape=[1]))
+    call.reply.start(0, 3)
+    plain = json.loads(b"".join(call.reply.feed(0, delta) for delta in deltas()))
+    assert [tensor["shape"] for tensor in plain["outputs"]] == [[1], [1, 5], [1]]
+
+
+def test_sequences_are_elements_of_each_output() -> None:
+    names = [{"name": name} for name in ("text_output", "num_input_tokens", "num_output_tokens", "cum_log_probs")]
+    document, _ = response(tensor("beam_width", 2), scripted=[*deltas(0), *shorter(1)], outputs=names)
+    shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
+    assert shapes == {
+        "text_output": [1, 2],
+        "cum_log_probs": [1, 2],
+        "num_input_tokens": [1, 1],
+        "num_output_tokens": [1, 2],
+    }
+
+
+def test_a_log_probability_that_is_not_finite_is_nan_in_binary_data() -> None:
+    script = [deltas()[0]._replace(finish=Finish.LENGTH)]
+    token = script[0].tokens[0]._replace(logprob=-math.inf)
+    names = [{"name": "output_log_probs", "parameters": {"binary_data": True}}]
+    _, data = response(scripted=[script[0]._replace(tokens=[token])], outputs=names)
+    assert struct.unpack("<f", data) == (-math.inf,)
+
+
+def test_a_document_with_a_key_twice_is_refused() -> None:
+    with pytest.raises(ServingError, match="twice"):
+        decode(b'{"inputs":[],"inputs":[]}', unique_keys=INFER.unique_keys)
