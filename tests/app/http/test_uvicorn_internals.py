@@ -33,11 +33,11 @@ def test_the_table_lists_what_the_protocol_uses_of_a_connection() -> None:
         for node in ast.parse(inspect.getsource(protocol)).body
         if isinstance(node, ast.ClassDef) and node.name == "Protocol"
     )
-    selfs = {
+    owners = {
         ast.unparse(n)[5:] for n in ast.walk(source) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"
     }
     own = {*vars(protocol.Protocol), "_turns", "_held", "_cycle_transport"} - listed(HttpToolsProtocol)
-    assert selfs - own <= listed(HttpToolsProtocol)
+    assert owners - own <= listed(HttpToolsProtocol)
 
 
 def test_an_attribute_that_uvicorn_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
