@@ -71,18 +71,6 @@ class InferTensor(TypedDict):
     parameters: NotRequired[dict[str, Any]]
 
 
-class InferOutput(TypedDict):
-    name: str
-    parameters: NotRequired[dict[str, Any]]
-
-
-class InferRequest(TypedDict):
-    id: NotRequired[str]
-    inputs: list[InferTensor]
-    outputs: NotRequired[list[InferOutput]]
-    parameters: NotRequired[dict[str, Any]]
-
-
 class InferResponse(TritonHead):
     outputs: list[InferTensor]
 

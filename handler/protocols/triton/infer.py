@@ -10,17 +10,18 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import GenerationFailed, InternalError, InvalidParameter, InvalidPayload
 from handler.core.framing import JSON
 from handler.core.numbers import is_digits, whole
 from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.readers import MAX_NAME, quote, show
-from handler.protocols.kernel.schema import Shape, schema_of_type
+from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
-from handler.protocols.triton.api import ERRORS, InferRequest, InferResponse, TritonError
+from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
 from handler.protocols.triton.request import INPUTS, PROMPT, read_id, read_inputs
 from handler.protocols.triton.response import ResponseOptions, TritonDocument
 
@@ -325,7 +326,16 @@ def _packed(datatype: str, items: Sequence[Any]) -> bytes:
 
 
 def _request_shape(context: ServerContext) -> Shape:
-    return schema_of_type(InferRequest)
+    properties: Shape = {"type": "object"}
+    outputs = listing(record({"name": TEXT}, {"parameters": properties}))
+    inputs = listing(schema_of_type(InferTensor))
+    return record({"inputs": inputs}, {"id": TEXT, "outputs": outputs, "parameters": properties})
+
+
+class InferErrors(TritonErrors):
+    """Triton's errors. Unlike for `generate`, the status of a failed model is 500."""
+
+    statuses = MappingProxyType({**TritonErrors.statuses, GenerationFailed: 500, InternalError: 500})
 
 
 class Infer(Dialect):
@@ -334,7 +344,7 @@ class Infer(Dialect):
     name = "triton_infer"
     any_media = True  # as in Triton, only a header tells binary data from JSON
     binary = unique_keys = True
-    errors = ERRORS
+    errors = InferErrors()
     description = Description(
         title="Triton infer",
         request="TritonInferRequest",

@@ -63,6 +63,16 @@ def triton(text: str, tokens: int) -> dict[str, Any]:
     return {"text_input": text, "max_tokens": tokens, "exclude_input_in_output": True}
 
 
+def infer(text: str, tokens: int) -> dict[str, Any]:
+    values = {"text_input": ("BYTES", text), "max_tokens": ("INT32", tokens), "exclude_input_in_output": ("BOOL", True)}
+    return {
+        "inputs": [
+            {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
+            for name, (datatype, value) in values.items()
+        ]
+    }
+
+
 LMI = ('"error":"engine failure: ', (503, '"type":"WlmCapacityException"'))
 OPENAI = ('"type":"server_error"', (429, '"code":"rate_limit_exceeded"'))
 OVERLOADED = '{"error":"Model is overloaded","error_type":"overloaded"}'
@@ -78,9 +88,10 @@ DIALECTS = {
     "tgi generate": Dialect("/generate", lmi, "", TGI, (429, OVERLOADED)),
     "tgi stream": Dialect("/generate_stream", lmi, "", TGI, (200, f"data: {OVERLOADED}\n\n")),
     "triton": Dialect("/v2/models/model/generate", triton, "", *TRITON),
+    "triton infer": Dialect("/v2/models/model/infer", infer, "", *TRITON),
     "triton stream": Dialect("/v2/models/model/generate_stream", triton, "", *TRITON),
 }
-STREAMS = {name: one for name, one in DIALECTS.items() if name not in ("tgi generate", "triton")}
+STREAMS = {name: one for name, one in DIALECTS.items() if name not in ("tgi generate", "triton", "triton infer")}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +112,8 @@ def said(value: Any) -> str:
     match value:
         case [one]:
             return said(one)
+        case {"outputs": [{"data": [text]}]}:
+            return str(text)
         case {"choices": [{"text": text}]} | {"choices": [{"delta": {"content": text}}]}:
             return str(text)
         case {"choices": [{"message": {"content": text}}]} | {"token": {"text": text}} | {"outputs": [text]}:

@@ -244,7 +244,7 @@ ASYNC_ASKED = {
 
 _README, _ASYNC = "migrating/README.md", "wire/async.md"
 VLLMS = [
-    Reason(_README, "fields that are always null in vLLM's answers", (r".*: null -> absent",)),
+    Reason(_README, "fields that are always null in vLLM's responses", (r".*: null -> absent",)),
     Reason(
         _README,
         "chunks of OpenAI's streams",
@@ -265,7 +265,7 @@ ASYNC_REASONS = [
         ".*stream.*",
     ),
     Reason(
-        _ASYNC, "`finish_reason` of whole answers", (r"\$\.details\.finish_reason: null -> string",), "details.*|stop"
+        _ASYNC, "`finish_reason` of non-streaming responses", (r"\$\.details\.finish_reason: null -> string",), "details.*|stop"
     ),
     Reason(
         _ASYNC,

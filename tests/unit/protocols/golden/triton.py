@@ -17,7 +17,15 @@ EXTRAS = {
 }
 LOGITS = {"return_log_probs": True, "return_context_logits": True, "return_generation_logits": True}
 
-_GENERATE, _STREAM = "triton_generate", "triton_generate_stream"
+INFER = {
+    "inputs": [
+        {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["What is"]},
+        {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [9]},
+    ]
+}
+NAMED = [{"name": "output_log_probs"}, {"name": "text_output"}, {"name": "finish_reason"}, {"name": "batch_index"}]
+
+_GENERATE, _STREAM, _INFER = "triton_generate", "triton_generate_stream", "triton_infer"
 
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "triton/plain": (_GENERATE, ASK, None),
@@ -57,6 +65,11 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "triton/bad_parameter": (_GENERATE, {**ASK, "top_p": 2}, None),
     "triton/array": (_GENERATE, {**ASK, "arr": [1]}, None),
     "triton/twice": (_GENERATE, {**ASK, "parameters": {"max_tokens": 9}}, None),
+    "triton/infer": (_INFER, INFER, None),
+    "triton/infer_outputs": (_INFER, {"id": "42", **INFER, "outputs": NAMED}, None),
+    "triton/infer_no_text": (_INFER, {"inputs": INFER["inputs"][1:]}, None),
+    "triton/infer_unknown": (_INFER, {**INFER, "x": 1, "parameters": {"priority": 1}}, None),
+    "triton/infer_fails": (_INFER, INFER, failing(2)),
     "triton/stream": (_STREAM, ASK, None),
     "triton/stream_id": (_STREAM, {"id": 'a "b"', **STREAM}, None),
     "triton/stream_prompt": (_STREAM, {**STREAM, "exclude_input_in_output": False}, None),
