@@ -265,7 +265,10 @@ ASYNC_REASONS = [
         ".*stream.*",
     ),
     Reason(
-        _ASYNC, "`finish_reason` of non-streaming responses", (r"\$\.details\.finish_reason: null -> string",), "details.*|stop"
+        _ASYNC,
+        "`finish_reason` of non-streaming responses",
+        (r"\$\.details\.finish_reason: null -> string",),
+        "details.*|stop",
     ),
     Reason(
         _ASYNC,
