@@ -27,6 +27,7 @@ from handler.protocols.triton.response import ResponseOptions, TritonDocument
 
 HEADER = "inference-header-content-length"
 _MAX_DIGITS = 18  # of a length; no real body is longer
+_SHOWN_DIMS = 8  # dimensions of a shape in a message
 _REGION = "shared_memory_region"
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 
@@ -144,16 +145,15 @@ class _Reader:
             )
         if len(shape) > 1 and shape[0] > 1:
             raise self._refused(f"inference request batch-size must be <= 1 for '{self._model}'")
-        most = 1 << 63 if name in _LISTS else 1
-        if not shape or (shape[0] > 1 and len(shape) > 1) or math.prod(shape) > most or (most == 1 and 0 in shape):
-            expected = "[-1,-1]" if name in _LISTS else "[-1,1]"
+        is_list = name in _LISTS
+        if not 1 <= len(shape) <= 2 or (0 in shape[:-1]) or (not is_list and shape[-1] != 1):
             raise self._refused(
-                f"unexpected shape for input '{name}' for model '{self._model}'. Expected {expected}, got "
-                f"[{','.join(map(str, shape))[:MAX_NAME]}]."
+                f"unexpected shape for input '{name}' for model '{self._model}'. Expected "
+                f"{'[-1,-1]' if is_list else '[-1,1]'}, got [{','.join(map(str, shape[:_SHOWN_DIMS]))[:MAX_NAME]}]."
             )
         if name == PROMPT:
             self.has_batch = len(shape) > 1
-        return math.prod(shape)
+        return int(shape[-1])
 
     def _items(self, name: str, datatype: str, number: int, data: Any, parameters: Any) -> list[Any]:
         parameters = parameters if isinstance(parameters, dict) else {}
@@ -234,9 +234,7 @@ def _flat(datatype: str, number: int, data: Any) -> list[Any]:
     """Return the elements of `data`. As in Triton, only their number counts, whatever their nesting."""
     if not isinstance(data, list):
         raise InvalidPayload("Unable to parse 'data': attempt to access JSON non-array as array")
-    items = data
-    while any(isinstance(item, list) for item in items):
-        items = list(itertools.chain.from_iterable(item if isinstance(item, list) else [item] for item in items))
+    items = list(itertools.islice(_elements(data), number + 1))
     if len(items) != number:
         raise InvalidPayload("Unable to parse 'data': Shape does not match true shape of 'data' field")
     kinds, word = _KINDS[datatype.rstrip("0123456789")]
@@ -245,6 +243,19 @@ def _flat(datatype: str, number: int, data: Any) -> list[Any]:
             where = "JSON bytes array" if datatype == "BYTES" else "'data'"
             raise InvalidPayload(f"Unable to parse {where}: attempt to access JSON non-{word} as {word}")
     return items
+
+
+def _elements(data: list[Any]) -> Iterator[Any]:
+    """Yield the elements of nested lists."""
+    levels = [iter(data)]
+    while levels:
+        for item in levels[-1]:
+            if isinstance(item, list):
+                levels.append(iter(item))
+                break
+            yield item
+        else:
+            levels.pop()
 
 
 # -- writing -----------------------------------------------------------------------------------------------------
@@ -280,8 +291,7 @@ class InferDocument(TritonDocument):
         texts, values, extras = self._outputs()
         named = {name: value for name, value in extras.items() if name in self._options.extras}
         present: dict[str, Any] = {TEXT_OUTPUT: texts, **(values or {}), **named}
-        for name in self._selection.names.keys() & set(_INDICES):
-            present[name] = 0
+        present.update({name: 0 for name in _INDICES if name in self._selection.names})
         tensors, data = list[Mapping[str, Any]](), list[bytes]()
         for name, value in present.items():
             if name in (self._selection.names or present):
@@ -363,7 +373,7 @@ class Infer(Dialect):
         digits = headers.get(HEADER)
         if digits is None:
             return len(body)
-        length = whole(digits) if is_digits(digits[:_MAX_DIGITS]) else -1
+        length = whole(digits) if is_digits(digits) and len(digits) <= _MAX_DIGITS else -1
         if not 0 <= length <= len(body):
             raise InvalidPayload(f"inference header size should be in range (0, {len(body)}), got: {digits[:MAX_NAME]}")
         return length

@@ -178,6 +178,12 @@ def test_bad_documents(body: Any, says: str) -> None:
             {"shape": [1, 2], "data": [1, 2]},
             "shape for input 'max_tokens' for model 'model'. Expected [-1,1], got [1,2]",
         ),
+        (
+            {"shape": [1, 1, 1]},
+            "unexpected shape for input 'max_tokens' for model 'model'. Expected [-1,1], got [1,1,1]",
+        ),
+        ({"shape": [0, 1], "data": []}, "unexpected shape for input 'max_tokens'"),
+        ({"data": [[1], [2]]}, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ({"shape": []}, "unexpected shape for input 'max_tokens'"),
         ({"shape": [1, 0], "data": []}, "unexpected shape for input 'max_tokens'"),
         ({"shape": [1 << 63, 1]}, "inference request batch-size must be <= 1 for 'model'"),
@@ -239,7 +245,7 @@ def test_the_header_splits_the_body(header: str | None, length: int) -> None:
     assert INFER.document_length(b"0123456789", {} if header is None else {HEADER: header}) == length
 
 
-@in_one_test("header", ["11", "-1", "x", "", "9" * 400, "\u0663"])
+@in_one_test("header", ["11", "-1", "x", "", "9" * 400, "\u0663", "1" * 18 + "x"])
 def test_a_header_beyond_the_body_is_refused(header: str) -> None:
     with pytest.raises(ServingError, match=r"inference header size should be in range \(0, 10\), got: "):
         INFER.document_length(b"0123456789", {HEADER: header})
@@ -260,6 +266,7 @@ def test_a_response_of_json() -> None:
 
 def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
     names = [
+        {"name": "sequence_index"},
         {"name": "batch_index"},
         {"name": "output_log_probs", "parameters": {"binary_data": True}},
         {"name": "text_output"},
@@ -268,7 +275,7 @@ def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
     ]
     document, data = response(outputs=names, parameters={"binary_data_output": True})
     found = {tensor["name"]: tensor for tensor in document["outputs"]}
-    assert list(found) == ["text_output", "output_log_probs", "finish_reason", "batch_index"]
+    assert list(found) == ["text_output", "output_log_probs", "finish_reason", "batch_index", "sequence_index"]
     assert found["batch_index"] == {"name": "batch_index", "datatype": "INT32", "shape": [1, 1], "data": [0]}
     assert found["output_log_probs"]["shape"] == [1, 1, 5]
     assert "data" in found["text_output"], "a listed output is JSON unless it says otherwise"
@@ -321,3 +328,13 @@ def test_a_log_probability_that_is_not_finite_is_nan_in_binary_data() -> None:
 def test_a_document_with_a_key_twice_is_refused() -> None:
     with pytest.raises(ServingError, match="twice"):
         decode(b'{"inputs":[],"inputs":[]}', unique_keys=INFER.unique_keys)
+
+
+def test_nested_data_is_read_once_however_deep() -> None:
+    words = [str(number) for number in range(2000)]
+    nested: Any = [words[0]]
+    for _ in range(50):
+        nested = [nested]
+    call = parsed(TEXT, tensor("stop_words", *words[:3], data=[nested, *words[1:3]]))
+    assert call.requests[0].sampling.stop == ("0", "1", "2")
+    assert "Shape does not match" in refused(TEXT, {**LENGTH, "data": [nested, *words]})
