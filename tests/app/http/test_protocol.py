@@ -8,6 +8,7 @@ import functools
 import json
 import re
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest import mock
 
@@ -700,16 +701,22 @@ def test_calls_take_turns_and_heads_of_new_connections_go_first() -> None:
     assert done[-1] == "alone"
 
 
+@contextlib.asynccontextmanager
+async def sharing_turns(number: int) -> AsyncIterator[tuple[list[Connection], list[str]]]:
+    """Connections that share the turns of a loop, and the paths of the requests that have begun."""
+    turns, begun = protocol.LoopTurns(), list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["path"])
+        await mirror(scope, receive, send)
+
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(connected(app, turns=turns)) for _ in range(number)], begun
+
+
 def test_a_ping_begins_before_requests_that_wait_for_their_turn() -> None:
     async def story() -> list[str]:
-        turns, begun = protocol.LoopTurns(), list[str]()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            begun.append(scope["path"])
-            await mirror(scope, receive, send)
-
-        async with contextlib.AsyncExitStack() as stack:
-            connections = [await stack.enter_async_context(connected(app, turns=turns)) for _ in range(101)]
+        async with sharing_turns(101) as (connections, begun):
             for connection in connections[1:]:
                 connection.receive(POST_A)
             connections[0].receive(b"GET /ping HTTP/1.1\r\n\r\n")
@@ -797,14 +804,7 @@ def test_small_chunks_are_parsed_in_turns(before: bytes) -> None:
 
 def test_a_request_whose_client_leaves_before_its_turn_does_not_begin() -> None:
     async def story() -> None:
-        turns, begun = protocol.LoopTurns(), list[str]()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            begun.append(scope["path"])
-            await mirror(scope, receive, send)
-
-        async with contextlib.AsyncExitStack() as stack:
-            connections = [await stack.enter_async_context(connected(app, turns=turns)) for _ in range(40)]
+        async with sharing_turns(40) as (connections, begun):
             for connection in connections:
                 connection.receive(POST_A)
             waiting = len(connections) - len(begun)
@@ -848,14 +848,7 @@ def test_calls_without_work_take_no_turns(quick: bool) -> None:
 
 def test_a_request_does_not_wait_for_those_whose_clients_have_left() -> None:
     async def story() -> None:
-        turns, begun = protocol.LoopTurns(), list[str]()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            begun.append(scope["path"])
-            await mirror(scope, receive, send)
-
-        async with contextlib.AsyncExitStack() as stack:
-            connections = [await stack.enter_async_context(connected(app, turns=turns)) for _ in range(40)]
+        async with sharing_turns(40) as (connections, begun):
             for connection in connections:
                 connection.receive(POST_A)
             for connection in connections[:-1]:
