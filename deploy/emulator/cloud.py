@@ -153,7 +153,7 @@ class Cloud:
         """Return the container's response to a transform job's payload.
 
         Raises:
-            ValueError: the container failed.
+            ValueError: the container failed, or the cloud runs no transform jobs, as here.
         """
         raise ValueError("transform jobs do not run here")
 

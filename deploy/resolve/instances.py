@@ -103,12 +103,12 @@ def find(name: str) -> InstanceType | None:
 
 
 def refuse_mistyped(name: str) -> None:
-    """Raise an error for an unknown instance type that looks like a typing error.
+    """Raise an error for an unknown instance type that is probably a typo.
 
     Types in botocore's list and types of new generations are accepted.
 
     Raises:
-        SpecError: the name differs from a known type of the same generation in at most two letters.
+        SpecError: the name is within an edit distance of 2 of a known type of the same generation.
     """
     known = {*instance_types("ProductionVariantInstanceType"), *(item.name for item in all_types())}
     if name in known:

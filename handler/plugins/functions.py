@@ -249,7 +249,7 @@ def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[...,
 
 
 def import_once(path: Path) -> ModuleType:
-    """Return the module of a user's file, and import the file if that has not been done.
+    """Return the module of a user's file, importing the file if necessary.
 
     Raises:
         ConfigError: if the file cannot be imported. The message names the file and line.

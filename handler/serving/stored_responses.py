@@ -204,7 +204,7 @@ class ResponseDatabase:
         """Return the stored responses and items that a request refers to.
 
         Args:
-            reserve: called with the number of bytes of JSON that are read next. It may raise an error.
+            reserve: called with the size in bytes of stored JSON before it is decoded. It may raise an error.
         """
         with self._writing():
             read = self._conversation(owner, wanted, reserve) if wanted.previous else _Read()

@@ -248,14 +248,14 @@ def mamba_groups(config: Config) -> int:
 
 
 def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list[int], int | None]:
-    """Return the numbers that a tensor parallel degree must divide, and that of the experts, or None without experts.
+    """Return the sizes that a tensor parallel degree must divide, and the experts' size, or None without experts.
 
-    A width counts in blocks of the quantization, as vLLM and SGLang refuse a part of a block on a GPU (vllm#17569,
-    sglang#8344). A width of partial blocks cannot be divided at all.
+    Widths are counted in quantization blocks, because vLLM and SGLang do not split a block across GPUs (vllm#17569,
+    sglang#8344). A width that is not a multiple of the block size cannot be split.
 
     Args:
-        block: number of weights of a block.
-        kept: fraction of each part that is not quantized.
+        block: number of weights in a block.
+        kept: fraction of each part that is left unquantized.
     """
 
     def parts(width: int, name: Part) -> int:
