@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
@@ -263,6 +264,7 @@ class Request(NamedTuple):
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier
+    timeout: float = math.inf  # seconds after which the request fails unless it has ended
     background: str | None = None  # owner of the batch (`/v1/batches`) that the request belongs to
     session: str = ""  # id of the client's session
     eos_token_id: int | None = None  # a stop token that is reported as EOS

@@ -15,7 +15,7 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.kernel.body import value_size
+from handler.protocols.kernel.body import inflate, value_size
 from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.head import Head
@@ -115,6 +115,21 @@ class Admission:
     def formatters(self) -> FormatterThread:
         """Return the thread that runs the formatters of model.py and of adapters. It is started by the first call."""
         return FormatterThread(self._loop.call_soon_threadsafe)
+
+    async def inflate(self, body: bytes, head: Head, memory: Share) -> bytes:
+        """Decompress a body on a thread, or return it unchanged if it is not compressed.
+
+        Args:
+            memory: share of the memory quota, which grows with each part.
+
+        Raises:
+            ServingError: the body cannot be decompressed (see `body.inflate`), or there is not enough memory.
+        """
+        if not head.encoding:
+            return body
+        limit = self.preprocessor.context.config.max_request_size
+        call = functools.partial(inflate, body, limit, lambda size: memory.take(BODY_MEMORY * size))
+        return await self._end(self._submit(call, len(body), apart=False))
 
     async def decode(self, body: bytes, head: Head, memory: Share) -> Decoded:
         """Decode a body. An input formatter of model.py runs on its own thread.

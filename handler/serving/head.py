@@ -60,6 +60,12 @@ class Head(NamedTuple):
         return owner_of(self.headers)
 
     @property
+    def encoding(self) -> str:
+        """Return the Content-Encoding of the body, or "" if the body is not encoded."""
+        encoding = self.headers.get("content-encoding", "").strip().lower()
+        return "" if encoding == "identity" else encoding
+
+    @property
     def is_prompt(self) -> bool:
         """Return whether the body is a prompt in plain text, which only the configured dialect reads."""
         return self.dialect is None and self.media_type == "text/plain"

@@ -121,8 +121,7 @@ class Preprocessor:
         session = session_of(self._sessions, named) if named else None
         adapter = adapter_of(headers, self.context)
         formatters = self._formatters_of(adapter)
-        encoding = headers.get("content-encoding", "").strip().lower()
-        if encoding not in ("", "identity"):
+        if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         head = Head(headers, dialect, media_type(headers), adapter, formatters, session)
         formatter = self._input_of(formatters)

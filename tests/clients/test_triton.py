@@ -243,6 +243,11 @@ def test_tritonclient_infers(tritonclient: Driver, triton_url: str, binary: bool
     assert max(found["output_log_probs"][2]) < 0
     assert found["num_output_tokens"] == ["int32", [1, 1], [8]]
     assert found["id"] == "7"
+    for algorithm in ("gzip", "deflate"):
+        packed = {f"{which}_compression_algorithm": algorithm for which in ("request", "response")}
+        more = {**packed, "priority": 1, "timeout": 60_000_000}
+        options = {"inputs": inputs, "outputs": outputs, "binary": binary, "more": more}
+        assert tritonclient.generate(address, "model", **options) == found
     bad = {**inputs, "max_tokens": ("UINT64", 8)}
     outcome = tritonclient.call("generate", address, "model", inputs=bad, outputs=[], binary=binary)
     assert outcome.error == "tritonclient.utils.InferenceServerException"

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, TooLarge
 from handler.core.framing import MAX_DEPTH, is_too_deep, refuse_constant
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.readers import INT64, show
@@ -26,6 +27,39 @@ _MEMBER, _OBJECT = 88, 240  # bytes of memory for an empty list in a list, and f
 _LONG_NUMBER = b"0" * 19
 """The shortest integer that orjson may read as a float, with all digits replaced by zeros."""
 
+
+def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
+    """Decompress a body of the Content-Encoding gzip or deflate. Its first bytes tell one from the other.
+
+    Args:
+        limit: maximum size of the result in bytes.
+        take: called with the size of each part before more is decompressed.
+
+    Raises:
+        InvalidPayload: the body is not compressed, ends early, or has further data at its end.
+        TooLarge: the result is larger than `limit`.
+    """
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # both formats
+    parts, size, end = list[bytes](), 0, 0
+    try:
+        while end < len(body) and not inflater.eof:
+            part, end = inflater.decompress(body[end : end + _PIECE], _PART), end + _PIECE
+            while part:
+                size += len(part)
+                if size > limit:
+                    raise TooLarge(f"the decompressed body has more than {limit} bytes (max_request_size)")
+                take(len(part))
+                parts.append(part)
+                part = inflater.decompress(inflater.unconsumed_tail, _PART)
+    except zlib.error:
+        raise InvalidPayload(f"the body is not compressed {_AS_ENCODED}") from None
+    if not inflater.eof or inflater.unused_data or end < len(body):
+        raise InvalidPayload(f"the compressed body {'has further data at' if inflater.eof else 'ends before'} its end")
+    return b"".join(parts)
+
+
+_PART = 1 << 20  # maximum bytes that are decompressed at a time
+_AS_ENCODED = "as its Content-Encoding says: it must begin with a header of gzip or zlib"
 
 _FEW = 1 << 14  # bytes for lists and objects up to which marks inside strings may count too
 _PIECE = 1 << 16  # bytes whose strings are removed at a time

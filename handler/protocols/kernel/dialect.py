@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
@@ -323,6 +323,7 @@ class Dialect(ABC):
         forms: whether a body may also be a form (multipart/form-data). `parse` then gets the form's texts and files
             (`Upload`) by name.
         binary: whether binary data may follow the JSON document. `parse` then also accepts a `BinaryBody`.
+        encodings: the values of Content-Encoding that are accepted besides identity.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
         response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
@@ -335,6 +336,7 @@ class Dialect(ABC):
     any_media = False
     forms = False
     binary = False
+    encodings: Collection[str] = ()
     unique_keys = False
     response_headers: tuple[str, ...] = ()
     computes = True

@@ -29,6 +29,7 @@ HEADER = "inference-header-content-length"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _SHOWN_DIMS = 8  # dimensions of a shape in a message
 _REGION = "shared_memory_region"
+_QUEUEING = ("priority", "timeout")
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 
 _FORMATS = {
@@ -354,6 +355,7 @@ class Infer(Dialect):
     name = "triton_infer"
     any_media = True  # as in Triton, only a header tells binary data from JSON
     binary = unique_keys = True
+    encodings = ("gzip", "deflate")
     errors = InferErrors()
     description = Description(
         title="Triton infer",
@@ -388,13 +390,17 @@ class Infer(Dialect):
         id, model = read_id(document), context.model_names[0]
         reader = _Reader(id, model, data)
         reader.read(tensors)
-        is_binary, unknown = _read_parameters(document.get("parameters", {}))
+        parameters = document.get("parameters", {})
+        is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
         names = _read_outputs(document.get("outputs", []), model)
         values = {**reader.values, **{_FLAGS[name]: True for name in names if name in _FLAGS}}
         if values.pop("stream", False) or values.pop("streaming", False):
             unknown.append("stream")
         options, _, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: False)
+        priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
+        own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
+        options = options._replace(request=own)
         reply = InferDocument(options, Selection(names, is_binary, reader.has_batch))
         return ParsedRequest((options.request,), reply, self.errors, ignored, headers=reply.headers)
 
@@ -421,7 +427,11 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
     is_binary = parameters.get("binary_data_output", False)
     if not isinstance(is_binary, bool):
         raise InvalidPayload("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
-    known = ("binary_data_output", *_STATEFUL)
+    for name in _QUEUEING:
+        value = parameters.get(name, 0)
+        if type(value) is not int or not 0 <= value < 1 << 64:
+            raise InvalidParameter(f"{name}={show(value)}: must be an integer from 0 to {(1 << 64) - 1}")
+    known = ("binary_data_output", *_STATEFUL, *_QUEUEING)
     return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
 
 

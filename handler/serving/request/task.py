@@ -203,8 +203,10 @@ class RequestTask(Life):
         """Parse the body. If it is refused, the error becomes the response."""
         if self.finished:
             return
-        value, self._size, admission = None, len(body), self._admission
+        value, admission = None, self._admission
         try:
+            body = await admission.inflate(body, self._head, self.memory)
+            self._size = len(body)
             decoded = await admission.decode(body, self._head, self.memory)
             value, decoded_size = decoded.value, decoded.size
             recalled = None

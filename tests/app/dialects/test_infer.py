@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -78,6 +81,44 @@ def test_a_bad_length(echo_server: LiveServer, length: str) -> None:
     headers = {"inference-header-content-length": length}
     found = http.post(echo_server.url + INFER, content=b"{}", headers=headers)
     assert (found.status_code, "inference header size" in found.json()["error"]) == (400, True)
+
+
+CODES: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize("encoding", CODES)
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_a_compressed_body(echo_server: LiveServer, encoding: str, size: int) -> None:
+    """The header counts the bytes of the document before its compression. The note makes the body large."""
+    document = {"inputs": [binary("a b"), LENGTH, BARE], "note": "x" * size}
+    head = json.dumps(document).encode()
+    headers = {"content-encoding": encoding.upper(), "inference-header-content-length": str(len(head))}
+    body = CODES[encoding](head + packed("a b"))
+    found = http.post(echo_server.url + INFER, content=body, headers=headers)
+    assert found.json()["outputs"][0]["data"] == [" a b"]
+    assert "content-encoding" not in found.headers
+
+
+BODY = json.dumps({"inputs": [text("a b"), LENGTH]}).encode()
+FAULTS = {
+    "plain": ("gzip", BODY, "is not compressed as its Content-Encoding says"),
+    "raw": ("deflate", zlib.compress(BODY)[2:-4], "is not compressed as its Content-Encoding says"),
+    "empty": ("gzip", b"", "ends before its end"),
+    "cut": ("gzip", gzip.compress(BODY)[:-9], "ends before its end"),
+    "more": ("gzip", gzip.compress(BODY) + b"x", "has further data at its end"),
+    "much more": ("deflate", zlib.compress(BODY) + bytes(300_000), "has further data at its end"),
+    "other": ("br", BODY, "content-encoding 'br' is not supported"),
+    "both": ("gzip, deflate", BODY, "content-encoding 'gzip, deflate' is not supported"),
+    "a bomb": ("gzip", gzip.compress(bytes(200 << 20), 9), "the decompressed body has more than"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_body_that_is_not_as_its_encoding_says(echo_server: LiveServer, fault: str) -> None:
+    encoding, body, says = FAULTS[fault]
+    found = http.post(echo_server.url + INFER, content=body, headers={"content-encoding": encoding})
+    assert (found.status_code, says in found.json()["error"]) == (400, True), found.text
+    assert http.post(echo_server.url + INFER, content=BODY).status_code == 200
 
 
 def test_data_without_its_header_is_not_json(echo_server: LiveServer) -> None:

@@ -28,7 +28,7 @@ def _request(options: dict[str, Any]) -> dict[str, Any]:
     outputs = [
         tritonclient.http.InferRequestedOutput(name, binary_data=options["binary"]) for name in options["outputs"]
     ]
-    return {"inputs": inputs, "outputs": outputs or None, "request_id": "7"}
+    return {"inputs": inputs, "outputs": outputs or None, "request_id": "7", **options.get("more", {})}
 
 
 def _tensors(found: Any) -> dict[str, Any]:

@@ -131,12 +131,22 @@ def test_a_response_is_whole_also_for_stream() -> None:
     ("parameters", "ignored"),
     [
         ({"binary_data_output": True, "sequence_id": 0, "sequence_start": False}, []),
-        ({"priority": 1, "timeout": 5, "mine": "x"}, ["parameters.priority", "parameters.timeout", "parameters.mine"]),
+        ({"priority": 1, "timeout": 5, "mine": "x"}, ["parameters.mine"]),
         ({"priority": 0, "timeout": 0}, []),
     ],
 )
 def test_parameters_of_the_request(parameters: dict[str, Any], ignored: list[str]) -> None:
     assert parsed(TEXT, parameters=parameters).ignored == ignored
+
+
+def test_priority_and_timeout_reach_the_queue() -> None:
+    (request,) = parsed(TEXT, parameters={"priority": 3, "timeout": 2_500_000}).requests
+    assert (request.priority, request.timeout) == (3, 2.5)
+    (request,) = parsed(TEXT).requests
+    assert (request.priority, request.timeout) == (0, math.inf)
+    for name in ("priority", "timeout"):
+        for value in (-1, 1.5, True, "1", 1 << 64):
+            assert f"{name}=" in refused(TEXT, parameters={name: value})
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
