@@ -7,16 +7,20 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, port
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problems
 from handler.core.package import install
 from handler.launch import add_parser as add_launch
 from handler.models import add_parser as add_models
+
+if TYPE_CHECKING:
+    from handler.config.loader import Reading
 
 _SHELLS = ("bash", "zsh", "fish")
 _MEANT = {
@@ -188,16 +192,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals = loop.StopSignals()
     signals.install()  # before the slow imports
     with loop.importing():
-        from handler.config.loader import misread_by_java, read_server_config
-        from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
-        from handler.core.user_functions import Role
-        from handler.http.custom import missing_of
+        from handler.config.loader import read_server_config
         from handler.http.security import OPEN, read_access
         from handler.http.server import serve
-        from handler.plugins.functions import model_py
         from handler.serving.check import check
-        from handler.serving.engine import downloads_of, hub_note, read_sources
-        from handler.serving.user_code import model_py_directory
+        from handler.serving.engine import read_sources
 
     read = read_server_config if arguments.check else read_sources  # `read_sources` downloads the model
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
@@ -214,31 +213,43 @@ def _serve(arguments: argparse.Namespace) -> int:
     as_json = False
     with problems:
         as_json = log.set_up(os.environ)
-    config = reading.config
     if not arguments.check:
         with log.captured(as_json):
-            return serve(config, arguments.host, arguments.port, signals, access, problems)
-    told_by_java = misread_by_java(config.directory / "serving.properties") if config.directory else ()
-    for warning in (*config.warnings, *told_by_java):
-        print(warning)
+            return serve(reading.config, arguments.host, arguments.port, signals, access, problems)
+    for line in _checked(reading, problems):
+        print(line)
+    return 0
+
+
+def _checked(reading: Reading, problems: Problems) -> Iterator[str]:
+    """Yield the lines that `lmi serve --check` prints. The problems end them by a ConfigError, after the warnings."""
+    from handler.config.loader import misread_by_java
+    from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
+    from handler.core.user_functions import Role
+    from handler.http.custom import missing_of
+    from handler.plugins.functions import model_py
+    from handler.serving.engine import downloads_of, hub_note
+    from handler.serving.user_code import model_py_directory
+
+    config = reading.config
+    yield from config.warnings
+    yield from misread_by_java(config.directory / "serving.properties") if config.directory else ()
     path = model_py(model_py_directory(config))
     downloads = downloads_of(config, reading.engine) if reading.engine else {}
     if path is not None or not downloads:  # a model on S3 may have its own model.py
         problems.extend(missing_formatters(path, config))
     problems.check()
     for key, url in downloads.items():
-        print(f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)")
+        yield f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)"
     if reading.engine and (note := hub_note(config, reading.engine)):
-        print(note)
+        yield note
     if (file := requirements_file(model_py_directory(config), is_enabled=config.install_requirements)) is not None:
-        print(f"{file}: not checked; its packages are installed at startup (option.install_requirements)")
+        yield f"{file}: not checked; its packages are installed at startup (option.install_requirements)"
     if path is not None:
-        print(describe_model_py(path, config))
-    for message in missing_of(config):
-        print(message)
+        yield describe_model_py(path, config)
+    yield from missing_of(config)
     engine = "none" if config.handle_role is Role.ALONE else reading.engine
-    print(f"no problems; engine: {engine}, option.model_id: {config.model_id or 'not set'}")
-    return 0
+    yield f"no problems; engine: {engine}, option.model_id: {config.model_id or 'not set'}"
 
 
 def _options(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import tempfile
 import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -178,16 +178,15 @@ def _aider(served: Served) -> Settings:
         "OPENAI_API_BASE": base,
     }
     # aider lets .env of the home, the repository and the directory override variables, and --env-file override those.
-    lines = [f"{name}='{_dotenv(value)}'" for name, value in variables.items()]
-    names = ("--model", "--weak-model", "--editor-model")
-    arguments = [word for name in names for word in (name, model)]
+    file = "\n".join(f"{name}='{_dotenv(value)}'" for name, value in variables.items())
+    arguments = ["--model", model, "--weak-model", model, "--editor-model", model, "--openai-api-base", base]
     # With the model in this file, aider does not ask GitHub for its context length and price.
-    free: dict[str, Any] = {"litellm_provider": "openai", "mode": "chat"}
-    known = free | {"input_cost_per_token": 0, "output_cost_per_token": 0}
+    known = {"litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0, "output_cost_per_token": 0}
     if served.context:
         known |= {"max_input_tokens": served.context, "max_tokens": served.context}
-    files = {"--env-file": "\n".join(lines), "--model-metadata-file": json.dumps({model: known})}
-    return Settings(variables, [*arguments, "--openai-api-base", base], files=files)
+    return Settings(
+        variables, arguments, files={"--env-file": file, "--model-metadata-file": json.dumps({model: known})}
+    )
 
 
 def _dotenv(value: str) -> str:
@@ -227,7 +226,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_launch)
 
     def ours(words: Sequence[str]) -> Sequence[str]:
-        own = [*itertools.takewhile(lambda word: word != "--", words)]
+        own = [*takewhile(lambda word: word != "--", words)]
         parser.set_defaults(words=[*words[len(own) + 1 :]])
         return own
 
@@ -236,7 +235,30 @@ def add_parser(commands: Any) -> None:
 
 def _launch(arguments: argparse.Namespace) -> int:
     """Replace this process with the agent, so that the agent gets the signals and sets the exit status."""
-    name, agent = arguments.agent, AGENTS[arguments.agent]
+    url, key = _server(arguments)
+    served = _find(url, key, arguments.name)
+    settings = AGENTS[arguments.agent].settings(served)
+    variables = _direct(url) | {name: str(value) for name, value in settings.variables.items() if value is not None}
+    files = chain(*((option, _private_file(text)) for option, text in settings.files.items()))
+    words = [arguments.agent, *settings.arguments, *files, *(arguments.words or settings.command)]
+    if arguments.print:
+        print(*(f"export {name}={shlex.quote(value)}" for name, value in variables.items()), sep="\n")
+        print(shlex.join(words), flush=True)
+        return 0
+    if served.context is not None and served.context < _MIN_CONTEXT:
+        _say(
+            f"the context length of {served.model} is {served.context} tokens, but an agent needs {_MIN_CONTEXT}; "
+            "increase option.max_model_len or use another model"
+        )
+    os.execvpe(words[0], words, {**os.environ, **variables})
+
+
+def _server(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the URL and the API key of the agent's server, which is started if an argument requires that.
+
+    Raises:
+        ConfigError: if the agent is not installed, or if the server cannot be started.
+    """
     starts = any((arguments.model, arguments.engine, arguments.properties, arguments.options))
     if starts and (arguments.url or arguments.print):
         arguments.parser.error(
@@ -248,27 +270,12 @@ def _launch(arguments: argparse.Namespace) -> int:
             "lmi launch: MODEL, --engine, --properties and -o need Linux, where the server stops with the agent; start "
             "a server with `lmi serve MODEL`, and leave them out"
         )
+    name, agent = arguments.agent, AGENTS[arguments.agent]
     if shutil.which(name) is None and not arguments.print:
         raise ConfigError(f"lmi launch: {agent.title} is not installed ({name} is not on PATH): {agent.install}")
     if starts:
-        url, key = _started(arguments)
-    else:
-        url, key = (arguments.url or _URL).rstrip("/").removesuffix("/v1"), environment.api_key()
-    served = _find(url, key, arguments.name)
-    variables, before, command, files = agent.settings(served)
-    before = [*before, *(word for option, text in files.items() for word in (option, _private_file(text)))]
-    known = {**_direct(url), **{name: str(value) for name, value in variables.items() if value is not None}}
-    words = [name, *before, *(arguments.words or command)]
-    if arguments.print:
-        print(*(f"export {variable}={shlex.quote(value)}" for variable, value in known.items()), sep="\n")
-        print(shlex.join(words), flush=True)
-        return 0
-    if served.context is not None and served.context < _MIN_CONTEXT:
-        _say(
-            f"the context length of {served.model} is {served.context} tokens, but an agent needs {_MIN_CONTEXT}; "
-            "increase option.max_model_len or use another model"
-        )
-    os.execvpe(name, words, {**os.environ, **known})
+        return _started(arguments)
+    return (arguments.url or _URL).rstrip("/").removesuffix("/v1"), environment.api_key()
 
 
 def _direct(url: str) -> dict[str, str]:
@@ -366,10 +373,6 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
         ConfigError: if the server exits before it is ready.
     """
     key = environment.api_key() or secrets.token_urlsafe(16)  # keeps other users of this machine out
-    words = ["--port", "0", *filter(None, [arguments.model])]
-    words += ["--engine", arguments.engine] if arguments.engine else []
-    words += ["--properties", str(arguments.properties)] if arguments.properties else []
-    words += [word for option in arguments.options for word in ("-o", option)]
     log = cache_directory() / "launch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     _say(f"starting a server; it logs to {log}")
@@ -377,7 +380,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     os.replace(file, log)  # a server of an earlier launch goes on writing to the replaced file
     with open(descriptor, "r+b") as output:
         server = subprocess.Popen(
-            python("handler.cli:run", json.dumps(["serve", *words])),
+            python("handler.cli:run", json.dumps(_serve_words(arguments))),
             env={**os.environ, "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key, "LMI_LOG_FORMAT": "text"},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -391,6 +394,14 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
             server.terminate()
             server.wait()
             raise
+
+
+def _serve_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of the command `lmi serve`, after the program's name."""
+    words = ["serve", "--port", "0", *filter(None, [arguments.model])]
+    words += ["--engine", arguments.engine] if arguments.engine else []
+    words += ["--properties", str(arguments.properties)] if arguments.properties else []
+    return words + [word for option in arguments.options for word in ("-o", option)]
 
 
 def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:

@@ -142,15 +142,17 @@ def _list(arguments: argparse.Namespace) -> int:
     if not models:
         print("no models; fetch one with `lmi models get MODEL`")
         return 0
-    rows = [("MODEL", "FORMAT", "SIZE", "LAST READ")]
-    for model in models:
-        used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
-        rows.append((model.name, model.format, format_size(model.size), used))
+    rows = [("MODEL", "FORMAT", "SIZE", "LAST READ"), *map(_row, models)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, form, size, used in rows:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
     print(f"{format_size(sum(model.size for model in models))} in total")
     return 0
+
+
+def _row(model: CachedModel) -> tuple[str, str, str, str]:
+    used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
+    return model.name, model.format, format_size(model.size), used
 
 
 def _get(arguments: argparse.Namespace) -> int:
@@ -165,13 +167,13 @@ def _get(arguments: argparse.Namespace) -> int:
 
 def _remove(arguments: argparse.Namespace) -> int:
     models, chosen = cached_models(), list[CachedModel]()
-    names = {model.name for model in models}
     for name in arguments.models:
-        if name not in names:
-            near = nearest(name, names)
+        matching = [model for model in models if model.name == name]
+        if not matching:
+            near = nearest(name, [model.name for model in models])
             hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(f"lmi models rm: no model {name!r} in the caches{hint}")
-        chosen += [model for model in models if model.name == name]
+        chosen += matching
     if used := _in_use([model.path for model in chosen]):
         raise ConfigError(
             f"lmi models rm: nothing was removed, because process {used[0]} is using files in {used[1]}; stop it first"

@@ -10,7 +10,7 @@ import contextlib
 import io
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -49,8 +49,7 @@ def context_length(path: Path) -> int | None:
         ValueError: if the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
-        _, num_values = _begin(file)
-        for key, value in _pairs(file, num_values):
+        for key, value in _pairs(file, _begin(file)[1]):
             if key.endswith(b".context_length") and isinstance(value, int):
                 return value if value > 0 else None
     return None
@@ -65,14 +64,8 @@ def end_ids(path: Path) -> frozenset[int]:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
     """
-    values: dict[bytes, object] = {}
     tokens: list[bytes] = []
-    with path.open("rb") as file:
-        _, num_values = _begin(file)
-        for key, value in _pairs(file, num_values, tokens):
-            if key in _END_KEYS:
-                values[key] = value
-    ids = [id for id in values.values() if isinstance(id, int) and 0 <= id < len(tokens)]
+    ids = [id for id in _values(path, _END_KEYS, tokens).values() if isinstance(id, int) and 0 <= id < len(tokens)]
     ids += [id for id, text in enumerate(tokens) if text in _END_MARKS]
     texts, no_ends = {tokens[id] for id in ids}, set[bytes]()
     if texts >= {b"<|return|>", b"<|call|>"} or texts >= {b"<|calls|>", b"<|flush|>"}:
@@ -100,9 +93,13 @@ def contents(path: Path) -> Contents:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version.
     """
+    return _contents(_values(path, _USED))
+
+
+def _values(path: Path, keys: Collection[bytes], tokens: list[bytes] | None = None) -> dict[bytes, object]:
+    """Return the values of some keys. Add the texts of all tokens to `tokens`."""
     with path.open("rb") as file:
-        _, num_values = _begin(file)
-        return _contents({key: value for key, value in _pairs(file, num_values) if key in _USED})
+        return {key: value for key, value in _pairs(file, _begin(file)[1], tokens) if key in keys}
 
 
 def _contents(values: Mapping[bytes, object]) -> Contents:
@@ -126,14 +123,7 @@ def check_complete(path: Path) -> None:
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
         values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
-        kind, parts = _contents(values)
-        if kind != "model":
-            raise ValueError(f"{path} is not a model, but a file for one ({kind}): name the file of the model itself")
-        if parts > 1:
-            raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
-        for key, what in _NEEDED.items():
-            if key not in values:
-                raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")
+        _check_model(path, values)
         last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
@@ -141,6 +131,17 @@ def check_complete(path: Path) -> None:
         size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
     if size < needed:
         raise ValueError(f"{path} is cut short: it has {size:,} bytes, but its header describes {needed:,}")
+
+
+def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
+    kind, parts = _contents(values)
+    if kind != "model":
+        raise ValueError(f"{path} is not a model, but a file for one ({kind}): name the file of the model itself")
+    if parts > 1:
+        raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
+    for key, what in _NEEDED.items():
+        if key not in values:
+            raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")
 
 
 def _size(shape: Sequence[int], type: int) -> int:
@@ -171,22 +172,22 @@ def tokenizer_config(path: Path) -> dict[str, object]:
     with path.open("rb") as file:
         values = dict(_pairs(file, _begin(file)[1]))
         ids = {f"{own}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode()) for name, own in _SPECIAL.items()}
-        flags = {
-            f"add_{name}_token": values.get(f"tokenizer.ggml.add_{name}_token".encode()) for name in ("bos", "eos")
-        }
-        known = {id: "" for id in ids.values() if isinstance(id, int)}
-        for _ in range(_begin(file)[1] if known else 0):
-            key, kind = _string(file), _read(file, "I")
-            if key != _TOKENS or kind != _ARRAY:
-                _value(file, kind)
-                continue
+        known = _token_texts(file, {id for id in ids.values() if isinstance(id, int)})
+    config = {name: known[id] for name, id in ids.items() if isinstance(id, int) and known.get(id)}
+    flags = {f"add_{name}_token": values.get(f"tokenizer.ggml.add_{name}_token".encode()) for name in ("bos", "eos")}
+    return {**config, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
+
+
+def _token_texts(file: BinaryIO, ids: Collection[int]) -> dict[int, str]:
+    """Return the texts of some tokens by id, without ids that the file's vocabulary lacks."""
+    for _ in range(_begin(file)[1] if ids else 0):
+        key, kind = _string(file), _read(file, "I")
+        if key == _TOKENS and kind == _ARRAY:
             _read(file, "I")  # the type of the items, which are strings
-            for id in range(min(_read(file, "Q"), max(known) + 1)):
-                if (text := _string(file)) and id in known:
-                    known[id] = text.decode(errors="replace")
-            break
-    texts = {name: known[id] for name, id in ids.items() if isinstance(id, int) and known[id]}
-    return {**texts, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
+            texts = ((id, _string(file)) for id in range(min(_read(file, "Q"), max(ids) + 1)))
+            return {id: text.decode(errors="replace") for id, text in texts if id in ids}
+        _value(file, kind)
+    return {}
 
 
 class Header(NamedTuple):
@@ -222,9 +223,9 @@ def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
     Raises:
         ValueError: if the data is not the beginning of a GGUF file of a supported version.
     """
-    _, num_values = _begin(file)
+    count = _begin(file)[1]
     with contextlib.suppress(ValueError):
-        yield from _pairs(file, num_values)
+        yield from _pairs(file, count)
 
 
 def _pairs(file: BinaryIO, count: int, tokens: list[bytes] | None = None) -> Iterator[tuple[bytes, object]]:

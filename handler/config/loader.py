@@ -251,11 +251,8 @@ def joined(source: Iterable[_Item]) -> list[_Item]:
             last[root] = Setting(root, json.dumps(values[root]), item.origin)
         except (ValueError, RecursionError):
             plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
-    notes = [
-        Note(str(item), "its dotted names override it, as in vLLM")
-        for item in _only(Setting, plain)
-        if item.key in last
-    ]
+    overridden = (item for item in _only(Setting, plain) if item.key in last)
+    notes = (Note(str(item), "its dotted names override it, as in vLLM") for item in overridden)
     return [*plain, *last.values(), *notes]
 
 
@@ -277,8 +274,8 @@ def _update(values: dict[str, Any], more: Mapping[str, Any]) -> None:
             values[key] = value
 
 
-_FORMER_MODEL_ID = "option.s3url"
-"""LMI's former name for option.model_id, which it still reads if option.model_id is not set."""
+_RENAMED = {"option.runner": "option.task", "option.convert": "option.task", "option.s3url": "option.model_id"}
+"""Options of vLLM, and LMI's former name for option.model_id, by which other options can be set."""
 
 
 def as_lmi_reads(
@@ -303,31 +300,41 @@ def as_lmi_reads(
     """
     settings = list(settings)
     last = {setting.key: setting for setting in settings}
+    mode = _async_mode(last)
+    changes = _Changes([*_release(mode, environ, djl), *_renamed(last)], [], {*_RENAMED})
     rolling = last.get("option.rolling_batch", Setting("", "auto", ""))
-    mode, batch = _async_mode(last), None if is_mode_given else _dynamic_batch(last)
-    weak, strong, replaced = [*_release(mode, environ, djl), *_task(last)], [], {"option.runner", "option.convert"}
-    if (url := last.get(_FORMER_MODEL_ID)) is not None:
-        weak.append(Setting("option.model_id", url.value, url.origin))
-        replaced.add(_FORMER_MODEL_ID)
-    if mode is None and batch is not None:
-        strong.append(Setting("option.rolling_batch", "disable", batch.origin))
-        if (rolling_batch := rolling.value.strip()) in BY_ROLLING_BATCH:
-            weak.append(Setting("option.llm_engine", BY_ROLLING_BATCH[rolling_batch], batch.origin))
+    batch = _dynamic_batch(last) if mode is None and not is_mode_given else None
+    if batch is not None:
+        changes.strong.append(Setting("option.rolling_batch", "disable", batch.origin))
+        if engine := BY_ROLLING_BATCH.get(rolling.value.strip()):
+            changes.weak.append(Setting("option.llm_engine", engine, batch.origin))
     if not java:
+        changes.replace_modules(last)
+        if mode is not None and last.get("option.async_mode", mode) is mode:
+            changes.weak.append(Setting("option.async_mode", "true", mode.origin))
+            settings = [item for item in settings if item.key != rolling.key or item.value.strip() != "disable"]
+        elif not changes.strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
+            changes.weak.append(Setting("option.async_mode", "false", rolling.origin))
+    return [*changes.weak, *(item for item in settings if item.key not in changes.omitted), *changes.strong]
+
+
+class _Changes(NamedTuple):
+    """Changes to the settings of all sources: settings to put before and after them, and the keys to omit."""
+
+    weak: list[Setting]
+    strong: list[Setting]
+    omitted: set[str]
+
+    def replace_modules(self, last: Mapping[str, Setting]) -> None:
+        """Replace the names of DJL's own engines and of LMI's modules with options."""
         if (own := java_engine(last)) is not None:
-            strong.append(Setting("option.task", "pooling", own.origin))  # the model's files determine the exact task
-            weak.append(Setting("option.async_mode", "false", own.origin))
-            replaced |= {own.key, "translatorFactory"}
+            self.strong.append(Setting("option.task", "pooling", own.origin))  # the files determine the exact task
+            self.weak.append(Setting("option.async_mode", "false", own.origin))
+            self.omitted.update((own.key, "translatorFactory"))
         module = last.get("option.entryPoint", Setting("", "", ""))
         if engine := _engine_of(module.value):
-            weak.insert(0, Setting("option.llm_engine", engine, module.origin))
-            replaced.add("option.entryPoint")
-        if mode is not None and last.get("option.async_mode", mode) is mode:
-            weak.append(Setting("option.async_mode", "true", mode.origin))
-            settings = [item for item in settings if item.key != rolling.key or item.value.strip() != "disable"]
-        elif not strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
-            weak.append(Setting("option.async_mode", "false", rolling.origin))
-    return [*weak, *(item for item in settings if item.key not in replaced), *strong]
+            self.weak.insert(0, Setting("option.llm_engine", engine, module.origin))
+            self.omitted.add("option.entryPoint")
 
 
 def java_engine(last: Mapping[str, Setting]) -> Setting | None:
@@ -367,11 +374,11 @@ def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iter
         yield Setting(lmi_version.KEY, str(version), f"DJL Serving {djl}")
 
 
-def _task(last: Mapping[str, Setting]) -> Iterator[Setting]:
-    """Yield vLLM's options runner and convert as settings of option.task. The option itself overrides them."""
-    for key in ("option.runner", "option.convert"):
+def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
+    """Yield the settings in `_RENAMED` as settings of the other options. Those options themselves override them."""
+    for key, option in _RENAMED.items():
         if key in last and (key != "option.convert" or last[key].value.strip() not in ("auto", "none")):
-            yield last[key]._replace(key="option.task")
+            yield last[key]._replace(key=option)
 
 
 def _engine_of(module: str) -> str:
@@ -467,7 +474,7 @@ def read_config(
         engine_options=engine_options,
         warnings=tuple(reader.warnings(idle)),
         directory=properties.absolute().parent if properties else None,
-        origins={key: setting.origin for key, (_, setting) in reader.chosen.items()},
+        origins={key: reader.chosen[key].setting.origin for key in reader.chosen},
         settings={item.key: item.value.strip() for item in [*_only(Setting, chain(*sources)), *settings]},
     )
     config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
@@ -537,18 +544,21 @@ class _Reader:
         return {str(option.field): self._value(option) for option in COMMON}
 
     def engine_options(self) -> dict[str, Any]:
-        """Return the values of the engine's options. Check the names and types of the arguments in `engine_args`."""
+        """Return the values of the engine's options."""
         options = [option for option in OPTIONS if option.field and self.engine in option.engines]
         values = {str(option.field): self._value(option) for option in options}
-        arguments = [option for option, _ in self.chosen.values() if option.argument and self.engine in option.engines]
-        passed = {option.key.removeprefix("option."): self._value(option) for option in arguments}
-        engine_args = values.get("engine_args") or {}
+        if arguments := self._arguments(values.get("engine_args") or {}):
+            values["engine_args"] = arguments
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _arguments(self, engine_args: dict[str, Any]) -> dict[str, Any]:
+        """Return the native arguments, set as options or in `engine_args`. Check names and types of the latter."""
+        chosen = [option for option, _ in self.chosen.values() if option.argument and self.engine in option.engines]
+        values = {option.key.removeprefix("option."): self._value(option) for option in chosen}
         for message in wrong_arguments(engine_args, self.engine):
             key = "option.engine_args"
             self._problems.append(Problem(self.chosen[key].setting.origin, key, f"{key}: {message}"))
-        if passed or engine_args:
-            values["engine_args"] = {**passed, **engine_args}
-        return {name: value for name, value in values.items() if value is not None}
+        return {**values, **engine_args}
 
     def _value(self, option: Option) -> Any:
         """Return an option's parsed value. If the value is invalid, add a problem and return the default."""
@@ -619,13 +629,13 @@ class _Reader:
     def _without_effect(self) -> Iterator[str]:
         """Yield warnings about options without effect. Options that only other engines support become problems."""
         settings: dict[str, list[str]] = {}
-        is_named = named_engine((setting for _, setting in self.chosen.values()), "")
-        by_default = "" if is_named else " by default (option.llm_engine)"
+        is_named = named_engine((chosen.setting for chosen in self.chosen.values()), "")
         for option, setting in self.chosen.values():
-            is_supported = _is_read(option) and (not option.engines or self.engine in option.engines)
-            if is_supported or (self._java and option.of_java):
+            if (self._java and option.of_java) or (
+                _is_read(option) and (not option.engines or self.engine in option.engines)
+            ):
                 continue
-            problem, reason = _fate(option, setting, self.engine, by_default)
+            problem, reason = _fate(option, setting, self.engine, "" if is_named else " by default (option.llm_engine)")
             if problem is not None:
                 self._problems.append(problem)
             if reason:
@@ -634,8 +644,7 @@ class _Reader:
 
     def all_problems(self, config: Config) -> tuple[Problem, ...]:
         """Return all problems in the order of the sources, with the contradictions between options."""
-        wrong = {problem.name for problem in self._problems}
-        problems = [*_with_comments_named(self._problems, self.chosen), *_contradictions(config, wrong)]
+        problems = [*_with_comments_named(self._problems, self.chosen), *_contradictions(config, self._problems)]
         items = (item for item in self._items if not isinstance(item, Note))
         origins = (item.where if isinstance(item, Problem) else item.origin for item in items)
         order = {origin: position for position, origin in enumerate(origins)}
@@ -662,10 +671,9 @@ def read_server_config(
     model_settings = [Setting("option.model_id", model, "the MODEL argument")] if model else []
     reading = read_config(properties=properties, overrides=overrides, settings=engine_settings + model_settings)
     model_id = reading.config.model_id
-    own = Path(model_id or "", "serving.properties")
-    if properties is None and model_id and own.is_file():
-        properties = own
-        reading = read_config(properties=own, overrides=overrides, settings=engine_settings)
+    if properties is None and model_id and Path(model_id, "serving.properties").is_file():
+        properties = Path(model_id, "serving.properties")
+        reading = read_config(properties=properties, overrides=overrides, settings=engine_settings)
         reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
     config = reading.config
     directory = config.directory or (Path(config.model_id) if config.model_id else None)
@@ -674,9 +682,9 @@ def read_server_config(
         return _without_model_py(reading)
     role = role_of(config, path)
     if role is Role.ALONE:
-        without = read_config(properties=properties, overrides=overrides, settings=[*model_settings, _NO_ENGINE])
-        return _of_handle_alone(without, directory, config.settings)
-    return reading._replace(config=replace(config, handle_role=role)) if role is not Role.NONE else reading
+        reading = read_config(properties=properties, overrides=overrides, settings=[*model_settings, _NO_ENGINE])
+        return _of_handle_alone(reading, directory, config.settings)
+    return reading._replace(config=replace(config, handle_role=role))
 
 
 def _without_model_py(reading: Reading) -> Reading:
@@ -797,6 +805,7 @@ def _lost(key: str, config: Config) -> str:
 
 
 _COMMENTED = re.compile(r"\s[#!]")
+_ADVICE = "in this format, `# ...` after a value is part of the value: put comments on separate lines"
 
 
 def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
@@ -814,8 +823,7 @@ def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chos
             yield problem
     if origins:
         also = ", ".join(origin.rpartition(", ")[2] for origin in origins[1:])
-        message = "in this format, `# ...` after a value is part of the value: put comments on separate lines"
-        yield Problem(origins[0], "", f"{message} (also {also})" if also else message)
+        yield Problem(origins[0], "", _ADVICE + (f" (also {also})" if also else ""))
 
 
 def _refusal(option: Option, setting: Setting) -> str:
@@ -833,9 +841,9 @@ def _wrong_value(option: Option, setting: Setting, why: str) -> Problem:
     return Problem(setting.origin, option.key, f"{shown(f'{setting.key}={setting.value}')}: {why}")
 
 
-def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:
-    """Yield the contradictions between options. An option whose value is already known to be wrong is not checked."""
-    where = config.where
+def _contradictions(config: Config, problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the contradictions between options. An option that already has a problem is not checked."""
+    where, wrong = config.where, {problem.name for problem in problems}
     if "option.rolling_batch" in wrong:
         return
     if not config.engine and "option.llm_engine" not in wrong:

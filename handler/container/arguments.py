@@ -143,9 +143,9 @@ def translated_environment(environ: Mapping[str, str]) -> Translation:
             if item.name in SECRET:
                 del result[item.foreign]  # DJL Serving logs every HF_* variable except HF_TOKEN
             lines.append(f"{item.foreign} is understood as {shown(f'{item.name}={item.value}')}")
-    pairs = [(weak, result.get(weak, ""), strong, result.get(strong, "")) for weak, strong in _SAME]
-    if problems := [contradiction(*pair) for pair in pairs if pair[1] and pair[3] and pair[1] != pair[3]]:
-        raise ConfigError(*problems)
+    pairs = [(weak, strong) for weak, strong in _SAME if result.get(weak) and result.get(strong)]
+    if pairs := [(weak, strong) for weak, strong in pairs if result[weak] != result[strong]]:
+        raise ConfigError(*(contradiction(weak, result[weak], strong, result[strong]) for weak, strong in pairs))
     return Translation(result, tuple(lines))
 
 

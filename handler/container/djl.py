@@ -92,24 +92,17 @@ def make_model(
     Raises:
         ConfigError: if an option is invalid or the model does not exist.
     """
-    if target.exists():
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    files = {entry.name: entry for entry in sorted(source.directory.iterdir())} if source.directory else {}
-    for name, entry in files.items():
-        if name not in _NOT_LINKED:
-            (target / name).symlink_to(entry)
+    _link_files(source, target)
     file = target / "serving.properties"
     own = _text(source.properties) if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
-    written = _given(source.properties, environ)
-    entry_point = written["option.entryPoint"].value.strip() if "option.entryPoint" in written else ""
-    if "model.py" not in files or not has_own_handle(files["model.py"]):
+    if not has_own_handle(target / "model.py"):
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
-    if entry_point.lower() in ENTRY_POINTS:  # otherwise LMI's own handler, which its image also has, would serve
-        own = f"{own}\n{_ENTRY}"
+    written = _given(source.properties, environ)
+    if "option.entryPoint" in written and written["option.entryPoint"].value.strip().lower() in ENTRY_POINTS:
+        own = f"{own}\n{_ENTRY}"  # otherwise LMI's own handler, which its image also has, would serve
     if (engine := java_engine(written)) is not None:  # this image may not have that engine
         own = "\n".join([own, *_IN_ITS_PLACE, *([] if written.keys() & _MODES else _ROLLING)])
         log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
@@ -119,10 +112,20 @@ def make_model(
     if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
     _write(file, [*lines, *mode, own, *arguments.options, *_rolling_batch(config)])
-    name = _check(file, environ, asynchronous=mode == _ASYNC)
+    _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(packages, environ)
-    return name
+    return config.model_name
+
+
+def _link_files(source: ModelSource, target: Path) -> None:
+    """Make the directory `target` anew, with links to the files of the model data."""
+    if target.exists():
+        shutil.rmtree(target)
+    target.mkdir(parents=True)
+    for entry in source.directory.iterdir() if source.directory else ():
+        if entry.name not in _NOT_LINKED:
+            (target / entry.name).symlink_to(entry)
 
 
 def _write(file: Path, lines: Sequence[str]) -> None:
@@ -205,14 +208,13 @@ def _model_id(model: str, weights: Path) -> str:
     return str(weights)
 
 
-def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str:
+def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> None:
     # In async mode, Java gets `disable`, although the handler batches.
     rolling = [Setting("option.rolling_batch", "auto", "async mode")] if asynchronous else []
     config = read_config(properties=file, environ=environ, settings=rolling, java=True).checked()
     for warning in config.warnings:
         log.info("%s", warning)
     _check_downloads(config, environ)
-    return config.model_name
 
 
 def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:

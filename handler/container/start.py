@@ -94,10 +94,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     translation, source = Translation(environ, ()), ModelSource(None, None, {})
     with problems:
         arguments = read_arguments(argv, environ)
-    for option in arguments.options:
-        key, _, value = option.partition("=")
-        if key.strip() == "option.model_id":
-            environ = {**environ, "OPTION_MODEL_ID": value.strip()}  # a flag overrides the variable
+    if (model := _model_of(arguments.options)) is not None:
+        environ = {**environ, "OPTION_MODEL_ID": model}  # a flag overrides the variable
     front = environ.get("LMI_FRONT") or "embedded"
     if front not in FRONTS:
         problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))
@@ -105,20 +103,18 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     driver = driver or read_driver()
     with problems:
         gpus = check_driver(driver, environ)
-    if gpus.line:
-        log.info("%s", gpus.line)
     with problems:
         translation = translated_environment(environ)
-    for line in translation.lines:
+    for line in filter(None, (gpus.line, *translation.lines)):
         log.info("%s", line)
     echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
     with problems:
         source = find_model(translation.environ, needed=not echo)
         _log(source)
-    scratch = Path(environ.get("LMI_SCRATCH") or Path(environ.get("TMPDIR") or "/tmp") / "lmi")
-    ready = {**_caches(scratch), **translation.environ}
     with problems:
         _check_caches(translation.environ, source)
+    scratch = Path(environ.get("LMI_SCRATCH") or Path(environ.get("TMPDIR") or "/tmp") / "lmi")
+    ready = {name: str(scratch / directory) for name, directory in _CACHES.items()} | dict(translation.environ)
     home, server = Path(), list[str]()
     with problems:
         if front == "djl" and not arguments.check:
@@ -126,10 +122,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         else:
             server = embedded_command(arguments, source)
     if problems or not server:  # otherwise `lmi serve` reports the problems of the options
-        reading = read_config(
+        problems += read_config(
             properties=source.properties, overrides=arguments.options, environ=translation.environ, java=front == "djl"
-        )
-        problems += reading.problems
+        ).problems
     problems.check()
     if gpus.library_path:
         ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [gpus.library_path, environ.get("LD_LIBRARY_PATH")]))
@@ -141,6 +136,12 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     configuration = djl.make_configuration(scratch, arguments)
     command = djl.command(home, configuration, name, scratch / "model", gpu=driver is not None)
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
+
+
+def _model_of(options: Sequence[str]) -> str | None:
+    """Return the last value of option.model_id, or None if no option sets it."""
+    pairs = (option.partition("=") for option in reversed(options))
+    return next((value.strip() for key, _, value in pairs if key.strip() == "option.model_id"), None)
 
 
 def embedded_command(arguments: ContainerArguments, source: ModelSource) -> list[str]:
@@ -165,10 +166,6 @@ def _log(source: ModelSource) -> None:
     log.info("model: %s", source.model_id or (f"set in {source.properties}" if source.properties else "none"))
     for name, path in source.channels.items():
         log.info("additional model data: %s in %s", name, path)
-
-
-def _caches(scratch: Path) -> dict[str, str]:
-    return {name: str(scratch / directory) for name, directory in _CACHES.items()}
 
 
 def _check_caches(environ: Mapping[str, str], source: ModelSource) -> None:

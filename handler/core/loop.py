@@ -201,8 +201,9 @@ class LoopWatch:
 
     def start(self) -> None:
         """Start to watch the running loop. Outside the main thread do nothing: the process may not be ours."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if not self._seconds or sys.platform != "linux" or not is_main or self._watcher is not None:
+        if not self._seconds or sys.platform != "linux" or self._watcher is not None:
+            return
+        if threading.current_thread() is not threading.main_thread():
             return
         with contextlib.ExitStack() as opened:
             loop = asyncio.get_running_loop()
@@ -218,8 +219,7 @@ class LoopWatch:
                 before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
                 opened.callback(signal.set_wakeup_fd, before, warn_on_full_buffer=False)
             fds = (sending.fileno(), receiving.fileno(), stacks.fileno())
-            numbers = map(str, (os.getpid(), *fds, _DUMP, self._seconds))
-            command = [sys.executable, "-S", "-I", str(_WATCHER), *numbers]
+            command = [sys.executable, "-S", "-I", *map(str, (_WATCHER, os.getpid(), *fds, _DUMP, self._seconds))]
             try:
                 self._watcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
             except OSError as error:

@@ -106,15 +106,7 @@ def document(
         locked: whether all operations need an API key, except those that are marked as open.
         has_sessions: whether stateful sessions are enabled.
     """
-    paths: dict[str, Any] = {}
-    for route in routes:
-        for method in route.methods:
-            operation = _operation(route, method, locked)
-            if has_sessions and route.dialect is not None and method == "POST":
-                operation["parameters"] = [dict(SESSION_PARAMETER)]
-                if route.takes_calls:
-                    add_session_calls(operation)
-            paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
+    paths = _paths(routes, locked=locked, has_sessions=has_sessions)
     used = {tag for item in paths.values() for name, op in item.items() if name != "parameters" for tag in op["tags"]}
     result: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -131,6 +123,19 @@ def document(
         }
         result["security"] = [{"key": []}, {"x-api-key": []}]
     return result
+
+
+def _paths(routes: Iterable[DocumentedRoute], *, locked: bool, has_sessions: bool) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in routes:
+        for method in route.methods:
+            operation = _operation(route, method, locked)
+            if has_sessions and route.dialect is not None and method == "POST":
+                operation["parameters"] = [dict(SESSION_PARAMETER)]
+                if route.takes_calls:
+                    add_session_calls(operation)
+            paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
+    return paths
 
 
 def components(context: ServerContext) -> dict[str, Shape]:
@@ -257,9 +262,9 @@ def _other(known: Operation) -> dict[str, Any]:
         operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
     if known.form is not None:
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": known.form}}}
-    for status, answer in known.answers.items():
-        response: dict[str, Any] = {"description": "Success" if status < 300 else "Failure"}
-        content_type, kind, example = answer
-        response["content"] = {content_type: {"schema": schema_of_type(kind), "example": example}}
-        operation["responses"][str(status)] = response
+    for status, (content_type, kind, example) in known.answers.items():
+        operation["responses"][str(status)] = {
+            "description": "Success" if status < 300 else "Failure",
+            "content": {content_type: {"schema": schema_of_type(kind), "example": example}},
+        }
     return operation

@@ -56,11 +56,10 @@ def listing(
         except ConfigError as error:
             unknown = error
     own = {flag: text for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))}
-    flags_of_serve = "\n".join(["Flags of lmi serve:", *_listed(own, width)]) if own else ""
-    parts = [part for part in (table(names, engine, width), flags_of_serve) if part]
-    if not parts:
+    parts = [table(names, engine, width), "\n".join(["Flags of lmi serve:", *_listed(own, width)]) if own else ""]
+    if not any(parts):
         raise unknown
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def table(words: Sequence[str] = (), engine: str = "", width: int | None = None) -> str:
@@ -79,14 +78,13 @@ def table(words: Sequence[str] = (), engine: str = "", width: int | None = None)
         and (not engine or not engines_of(option) or engine in option.engines)
         and _has(words, " ".join((option.key, option.help, *option.aliases)))
     ]
-    groups = sorted({engines_of(option) for option in listed})
     parts = [
-        "\n".join(_group(engines, [row for row in listed if engines_of(row) == engines], width)) for engines in groups
+        "\n".join(_group(engines, [option for option in listed if engines_of(option) == engines], width))
+        for engines in sorted({engines_of(option) for option in listed})
     ]
     arguments = engine_arguments(engine)
-    names = (name for name in sorted(arguments.arguments) if _has(words, name))
-    own = [f"option.{name}" for name in names if f"option.{name}" not in KNOWN]
-    if own:
+    own = [f"option.{name}" for name in sorted(arguments.arguments) if _has(words, name)]
+    if own := [key for key in own if key not in KNOWN]:
         parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own), width)}")
     return "\n\n".join(parts)
 
@@ -294,28 +292,28 @@ def add_flags(serve: Parser) -> None:
 
 def _flag_keys() -> dict[str, bool]:
     """Return the keys of all options and native arguments, and whether each of them is a switch."""
-    keys = {
-        key: all(entry.parse is boolean or "false" in getattr(entry.parse, "unless", ()) for entry in options)
-        for key, options in KNOWN.items()
-        if f"option.{key}" not in KNOWN
-    }
     arguments = [entry for engine in NAMES for entry in shipped(engine).arguments.items()]
-    own = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
+    keys = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
     server = shipped("vllm", "server").arguments.items()
     idle = {f"option.{name}" for name, argument in server if argument.types == {"bool"}} | _FORMER_SWITCHES
-    return {**own, **{key: is_switch or own.get(key, key in idle) for key, is_switch in keys.items()}}
+    for key in KNOWN:
+        if f"option.{key}" not in KNOWN:
+            keys[key] = _is_switch(KNOWN[key]) or keys.get(key, key in idle)
+    return keys
+
+
+def _is_switch(options: Sequence[Option]) -> bool:
+    return all(option.parse is boolean or "false" in getattr(option.parse, "unless", ()) for option in options)
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:
     """Replace underscores in the names of flags with dashes, and flags with dotted names with `-o`."""
-    long = {short: f"--{key.removeprefix('option.')}" for key, short in _SHORT.items()}
     rewritten: list[str] = []
     rest = iter(words)
     for word in rest:
         match = _DOTTED.fullmatch(word)
-        flag = match and long.get(match[1], match[1])
-        key = f"option.{flag[2:].replace('-', '_')}" if flag and flag.startswith("--") else ""
-        if match and key and find_option(key, ""):
+        key = _key_of_flag(match[1]) if match else ""
+        if match and key:
             value = match[4] if match[3] else next(rest, None)
             rewritten += [word] if value is None else ["-o", f"{key}{match[2]}={value}"]
         elif word.startswith("--"):
@@ -324,3 +322,11 @@ def _rewritten(words: Sequence[str]) -> list[str]:
         else:
             rewritten.append(word)
     return rewritten
+
+
+def _key_of_flag(flag: str) -> str:
+    """Return the key of the option that a flag sets, or "" if there is none."""
+    if not flag.startswith("--"):
+        return next((key for key, short in _SHORT.items() if short == flag), "")
+    key = f"option.{flag[2:].replace('-', '_')}"
+    return key if find_option(key, "") else ""

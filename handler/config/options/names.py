@@ -84,14 +84,18 @@ class Unknown(NamedTuple):
 def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
     """Describe an unknown option, and suggest similar names that the handler and the engine accept."""
     name = key.removeprefix("option.")
-    bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
-    hints = [repr(bare[near]) for near in _nearest(name, bare)]
-    arguments = engine_arguments(engine)
-    names = [other for other in arguments.arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
-    hints += [f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare]
+    hints, releases = [*_similar(name, engine)], _releases(name, engine)
     hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists all options"
-    releases = _releases(name, engine)
     return Unknown(key, origin, f"unknown option {key!r}{releases}; {hint}", bool(hints or releases))
+
+
+def _similar(name: str, engine: str) -> Iterator[str]:
+    """Yield the nearest names to an unknown one, of the handler's options and of the engine's arguments."""
+    bare = {key.removeprefix("option."): key for key, options in KNOWN.items() if _is_accepted(options, engine)}
+    yield from (repr(bare[near]) for near in _nearest(name, bare))
+    arguments = engine_arguments(engine).arguments
+    names = [other for other in arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
+    yield from (f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare)
 
 
 def unknown_variable(name: str) -> Unknown:
