@@ -57,9 +57,7 @@ def ci(directory: Path, flaky: int, broken: bool = False, options: tuple[str, ..
 
 
 @pytest.mark.parametrize(("flaky", "status"), [(0, 0), (5, 0), (6, 1)])
-def test_flaky_tests_are_named_in_the_last_lines_and_more_than_five_fail_the_run(
-    tmp_path: Path, flaky: int, status: int
-) -> None:
+def test_flaky_tests_are_listed_and_more_than_five_fail_the_run(tmp_path: Path, flaky: int, status: int) -> None:
     found, lines = ci(tmp_path, flaky)
     named = [f"    test: test_it.py::test_flaky[{number}]" for number in range(flaky)]
     said = [f"FLAKY: {flaky} failed at first, and passed on the second try:", *named] if flaky else []

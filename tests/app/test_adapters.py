@@ -85,7 +85,7 @@ def id_of(response: httpx.Response, tokens: int = 3) -> int:
     return first
 
 
-def test_a_query_registers_and_the_adapter_is_used_described_and_unregistered(server: LiveServer, files: Path) -> None:
+def test_a_query_registers_an_adapter_that_is_used_and_unregistered(server: LiveServer, files: Path) -> None:
     response = register(server, "a", files / "a")
     number = response.json()["id"]
     assert (response.status_code, response.json()) == (200, {"status": "Adapter a registered", "id": number})
@@ -297,9 +297,7 @@ def test_unregistering_refuses_at_once_and_leaves_what_runs(server: LiveServer, 
     assert id_of(generate(server, "a")) > id
 
 
-def test_an_update_is_a_new_adapter_for_what_comes_and_the_old_one_for_what_runs(
-    server: LiveServer, files: Path
-) -> None:
+def test_an_update_is_for_new_requests_and_running_ones_keep_the_old(server: LiveServer, files: Path) -> None:
     assert register(server, "a", files / "a").status_code == 200
     id = id_of(generate(server, "a"))
     with ThreadPoolExecutor(4) as threads:

@@ -75,7 +75,7 @@ def test_an_engines_own_words_are_for_the_log(monkeypatch: pytest.MonkeyPatch, p
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_hung_engine_is_replaced_and_those_who_wait_are_served_afterwards(isolation: str) -> None:
+def test_a_hung_engine_is_replaced_and_waiting_requests_are_served(isolation: str) -> None:
     options = (
         "-o",
         f"option.engine_isolation={isolation}",

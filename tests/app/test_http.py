@@ -265,7 +265,7 @@ def test_ignored_names_are_said_on_streams_too(echo_server: LiveServer) -> None:
     assert echo_server.post({**ASK, "stream": True, "x": 1}).headers["x-lmi-ignored-parameters"] == "x"
 
 
-def test_sampling_parameters_that_have_no_effect_are_said_too_and_once_in_the_log() -> None:
+def test_sampling_parameters_without_effect_are_listed_and_logged_once() -> None:
     body = {**ASK, "parameters": {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 1}}
     with serve("--engine", "echo") as server:
         for more in ({}, {"stream": True}, {}):

@@ -118,7 +118,7 @@ def test_a_hostile_server_costs_nobody_an_answer(hostile: Server, front: AppServ
 
 
 @pytest.mark.parametrize("name", AFTER_A_TOKEN)
-def test_after_a_token_it_costs_its_own_requests_and_says_nothing_of_itself(
+def test_a_failure_after_a_token_costs_its_requests_and_reveals_nothing(
     hostile: Server, front: AppServer, name: str
 ) -> None:
     for _, text in play(hostile, front, AFTER_A_TOKEN[name]):

@@ -383,7 +383,7 @@ def test_a_rate_covers_all_from_the_first_start_to_the_last_end() -> None:
     assert tokens_per_second([result(1.0, 1.5, 2.0), result(1.0, 2.0, 3.0)]) == pytest.approx(2.0)
 
 
-def test_summary_has_times_in_milliseconds_errors_by_kind_and_the_median_of_ratios() -> None:
+def test_summary_has_milliseconds_errors_by_kind_and_the_median_ratio() -> None:
     good = [result(0.0, 0.1, 0.2, 0.4)]
     bad = [*good, result(0.0, error="status 503"), result(0.0, error="status 503")]
     engines = [Run(3, 0.2), Run(3, 0.4), Run(3, 0.8)]

@@ -77,7 +77,7 @@ def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
     assert "far, machine: unknown" in shown
 
 
-def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() -> None:
+def test_a_comparison_marks_disturbed_runs_and_explains_its_marks() -> None:
     calm, busy = served(1, 8), served(1, 8, scale=1.3)
     busy["results"][1]["others_cores"], calm["results"][1]["others_cores"] = 0.21, 0.2
     shown = report.compare([curve_of(calm, "calm"), curve_of(busy, "busy")])

@@ -42,7 +42,7 @@ def test_two_models_are_refused(data: Path) -> None:
         find_model(environment(data, HF_MODEL_ID="a/b"))
 
 
-def test_properties_alone_may_name_the_model_or_leave_it_to_the_environment(data: Path) -> None:
+def test_properties_may_name_the_model_or_leave_it_to_the_environment(data: Path) -> None:
     (data / "serving.properties").write_text("option.model_id=a/b\n")
     assert find_model(environment(data)) == (data, None, {})
     assert find_model(environment(data, HF_MODEL_ID="c/d")).model_id == "c/d"

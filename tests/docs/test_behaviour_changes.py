@@ -31,9 +31,7 @@ CHANGES = {
     ),
     "a list of one prompt in rolling batch": _VERSIONS + "test_a_list_of_one_prompt_is_that_prompt_before_0_30",
     "`inputs` in rolling batch, without `do_sample`": _VERSIONS + "test_a_temperature_alone_samples_since_0_32",
-    "a chat without `max_tokens`": (
-        _VERSIONS + "test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since"
-    ),
+    "a chat without `max_tokens`": (_VERSIONS + "test_a_chat_without_a_limit_has_30_tokens_before_0_32"),
     "a chat without other sampling parameters": (
         "tests/unit/serving/test_model.py::test_lmis_chats_heed_it_since_0_32"
     ),

@@ -217,7 +217,7 @@ def test_greedy_in_1_0_is_another_thing(model: Path) -> None:
             assert tensorrt_llm.SamplingParams(temperature=0.7, top_p=1.0, top_k=0)._greedy is False
 
 
-def test_torch_sampler_takes_penalties_and_seeds_and_does_nothing_before_1_3(each: Double) -> None:
+def test_torch_sampler_reads_penalties_and_seeds_since_1_3(each: Double) -> None:
     release = each.package.MANNERS.release
     each.llm._engine.arguments.__dict__["sampler_type"] = "TorchSampler"
     plain = each.ask(max_tokens=40, end_id=-1)[0][-1]
@@ -382,7 +382,7 @@ def test_a_text_level_stop_leaves_the_engine_at_work_in_1_2_alone(model: Path) -
             found.llm.shutdown()
 
 
-def test_texts_of_several_sequences_are_said_twice_when_streamed_before_1_3(each: Double) -> None:
+def test_texts_of_several_sequences_are_streamed_twice_before_1_3(each: Double) -> None:
     outputs = each.ask(n=2, temperature=1.0, top_p=1.0, top_k=0, end_id=-1, max_tokens=6, detokenize=True)[1].outputs
     decoded = [each.llm.tokenizer.decode(output.token_ids) for output in outputs]
     assert ([output.text for output in outputs] == decoded) == (each.package.MANNERS.release >= (1, 3))

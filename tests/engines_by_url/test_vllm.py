@@ -115,7 +115,7 @@ def test_who_leaves_is_given_up_there_in_vllm(server: AppServer, vllm_server: Vl
 
 
 @pytest.mark.parametrize("killed", [ENGINE, ""], ids=["an engine", "the server"])
-def test_streams_end_with_an_error_when_vllm_dies_and_new_ones_are_served_when_it_is_back(
+def test_streams_end_with_an_error_when_vllm_dies_and_work_when_it_is_back(
     server: AppServer, vllm_server: VllmServer, killed: str
 ) -> None:
     before = metric(vllm_server.url, SERVED)

@@ -90,7 +90,7 @@ def test_terraforms_file_is_what_export_writes(tmp_path: Path) -> None:
         ("hyperpod", "llama-3-8b-g6e", ["spec", "worker", "environmentVariables"], {"LMI_FRONT": "embedded"}),
     ],
 )
-def test_a_cluster_s_container_has_the_endpoint_s_image_variables_and_ports(
+def test_a_cluster_s_container_has_the_endpoint_s_image_and_variables(
     name: str, deployment: str, place: list[Any], only_there: dict[str, str]
 ) -> None:
     """The front end with /metrics is chosen where pods scale by them."""

@@ -19,7 +19,7 @@ ATTRIBUTES = {f"{number:02x}": "" for number in range(256)}
 """SageMaker's custom attributes, 1,024 characters of `NN=;`, as DJL Serving splits them."""
 
 
-def test_a_burst_of_256_with_1024_characters_of_attributes_loses_only_the_one_that_raises(
+def test_a_burst_of_256_with_long_attributes_loses_only_what_raises(
     modes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works: Any = ServedModel.open

@@ -50,7 +50,7 @@ def test_flags_are_joined_as_by_vllms_parser(words: str, wanted: dict[str, Any])
     assert found["compilation_config"] == wanted
 
 
-def test_outer_spaces_of_a_text_stay_as_in_vllms_parser_and_digits_of_other_scripts_are_text() -> None:
+def test_outer_spaces_stay_and_digits_of_other_scripts_are_text() -> None:
     words = ("-cc.a+", " 7", "-cc.b", " x ", "-cc.c", "\u0663k", "-cc.d", " 2K ")
     found = engine_args(read_flags("--engine=vllm", "-o", "option.llm_engine=vllm", *words))
     assert found["compilation_config"] == {"a": [" 7"], "b": " x ", "c": "\u0663k", "d": 2048}

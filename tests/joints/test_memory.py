@@ -74,7 +74,7 @@ def half_sent(server: AppServer, size: int) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_finds_no_memory_is_refused_as_its_dialect_does_and_small_ones_pass(server: AppServer, route: str) -> None:
+def test_requests_without_memory_are_refused_and_small_ones_pass(server: AppServer, route: str) -> None:
     body, status, name = ROUTES[route]
     with half_sent(server, LARGE // 2):
         refused = server.post(with_name(body, LARGE), route)

@@ -295,7 +295,7 @@ def test_a_plugin_that_says_how_calls_are_written_is_taught(caplog: pytest.LogCa
         assert bool(warnings(context, caplog)) is (format is not own)
 
 
-def test_a_models_own_response_template_is_taught_by_its_chat_template_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_models_response_template_is_taught_by_its_chat_template_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Its expressions read calls, and tell nobody how to write them."""
     context = replace(CAPABLE, response_template=READ["hermes"])
     for options, format in (({}, SMOLLM2), ({"tool_call_parser": "hf"}, HF)):

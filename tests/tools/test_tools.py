@@ -98,7 +98,7 @@ def test_what_is_new_is_said() -> None:
     assert list(news(rows, rows)) == []
 
 
-def test_a_gpu_of_unknown_capability_and_a_type_without_description_are_left_out_by_name() -> None:
+def test_unknown_gpus_and_undescribed_types_are_omitted_by_name() -> None:
     names = ["ml.g9.xlarge", "ml.p9.48xlarge", "ml.g6.xlarge", "ml.g5g.xlarge", "ml.c7i.large", "ml.p3.2xlarge"]
     ec2 = {
         "g9.xlarge": described("X100"),
@@ -297,7 +297,7 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
     )
 
 
-def test_the_fastest_tests_run_within_the_budget_and_those_of_a_file_together() -> None:
+def test_the_fastest_tests_run_within_the_budget_file_by_file() -> None:
     recorded = {
         "a::slow": Recorded(True, 9, [3]),
         "a::fast": Recorded(True, 1, [4, 5]),

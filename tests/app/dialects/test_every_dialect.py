@@ -364,7 +364,7 @@ def test_a_model_gets_its_parsers_without_an_option(
         assert said in server.log
 
 
-def test_a_broken_response_template_stops_the_start_where_an_option_names_it(tmp_path: Path) -> None:
+def test_a_broken_response_template_of_an_option_stops_the_start(tmp_path: Path) -> None:
     directory = tiny.make(tmp_path / "tiny")
     file = directory / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "response_template": {"fields": {}}}))

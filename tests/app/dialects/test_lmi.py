@@ -192,7 +192,7 @@ def test_a_list_is_answered_in_order(dynamic_server: LiveServer) -> None:
     assert found.json() == [{"generated_text": text} for text in (" a a", " b c", " d d")]
 
 
-def test_requests_with_different_parameters_share_a_batch_and_a_bad_one_fails_alone(dynamic_server: LiveServer) -> None:
+def test_requests_of_other_parameters_share_a_batch_and_bad_ones_fail(dynamic_server: LiveServer) -> None:
     bodies = [
         {"inputs": "a", "parameters": {"max_new_tokens": 1}},
         {"inputs": "b", "parameters": {"max_new_tokens": 3}},
@@ -380,7 +380,7 @@ def test_the_queue_is_seen_from_outside() -> None:
         assert [future.result().status_code for future in running] == [200, 200]
 
 
-def test_one_that_fails_while_it_waits_is_not_computed_and_lets_the_next_batch_begin() -> None:
+def test_a_request_that_fails_while_waiting_lets_the_next_batch_begin() -> None:
     def ask(tokens: int) -> dict[str, Any]:
         return {"inputs": "a", "parameters": {"max_new_tokens": tokens}}
 

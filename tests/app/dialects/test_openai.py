@@ -359,7 +359,7 @@ def test_tools_are_in_the_prompt(exact_server: LiveServer) -> None:
 
 
 @pytest.mark.model
-def test_a_prompt_that_is_too_long_for_the_tokenizer_is_called_by_the_routes_name(exact_server: LiveServer) -> None:
+def test_a_prompt_too_long_for_the_tokenizer_is_named_as_the_route_does(exact_server: LiveServer) -> None:
     for path, field, body in (
         (COMPLETIONS, "prompt", {"prompt": "word " * 9000}),
         (CHAT, "messages", {"messages": [{"role": "user", "content": "word " * 9000}]}),

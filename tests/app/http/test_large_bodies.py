@@ -73,7 +73,7 @@ def test_a_value_comes_back_as_it_was_sent(bodies: LargeBodies, name: str) -> No
     assert repr(found) == repr(decode(body)), "types too"
 
 
-def test_of_a_key_that_stands_twice_the_last_value_counts_where_that_is_asked(bodies: LargeBodies) -> None:
+def test_the_last_value_of_a_repeated_key_counts_where_that_is_asked(bodies: LargeBodies) -> None:
     assert read(bodies, WRONG["a key twice"], unique_keys=False) == {"a": 1}
 
 

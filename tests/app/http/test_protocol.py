@@ -335,7 +335,7 @@ async def _drip(connection: Connection, byte: bytes) -> None:
     assert await connection.read_all() == b""
 
 
-def test_a_body_that_ends_after_its_early_answer_leaves_the_connection_usable() -> None:
+def test_a_body_ending_after_its_early_response_keeps_the_connection() -> None:
     async def story() -> None:
         async with connected(_early) as connection:
             for _ in range(2):
@@ -731,7 +731,7 @@ def test_a_ping_begins_before_requests_that_wait_for_their_turn() -> None:
         assert len(asyncio.run(story())) < 50
 
 
-def test_while_clients_connect_only_requests_without_a_body_are_parsed_at_once() -> None:
+def test_while_clients_connect_only_bodiless_requests_are_parsed_at_once() -> None:
     async def story() -> None:
         turns = protocol.LoopTurns()
         async with contextlib.AsyncExitStack() as stack:
@@ -753,7 +753,7 @@ def test_while_clients_connect_only_requests_without_a_body_are_parsed_at_once()
 
 
 @pytest.mark.parametrize("end", ["shutdown", "timeout_keep_alive_handler"])
-def test_a_request_that_waits_for_its_turn_is_answered_although_the_connection_ends(end: str) -> None:
+def test_a_waiting_request_is_answered_although_the_connection_ends(end: str) -> None:
     async def story() -> None:
         turns = protocol.LoopTurns()
         async with contextlib.AsyncExitStack() as stack:

@@ -144,7 +144,7 @@ def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
     asyncio.run(story())
 
 
-def test_what_a_client_has_not_read_is_counted_and_given_up_where_all_keep_too_much() -> None:
+def test_unread_bytes_are_counted_and_dropped_where_all_clients_keep_much() -> None:
     async def story() -> None:
         socket, short, held = Socket(), Short(is_open=False), list[int]()
 

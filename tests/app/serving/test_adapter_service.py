@@ -43,7 +43,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_one_beside_the_model_that_the_engine_refuses_closes_the_server_with_its_words(tmp_path: Path) -> None:
+def test_a_refused_adapter_beside_the_model_closes_the_server(tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapters" / "big")
     states: list[State] = []
 
@@ -149,7 +149,7 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
         go.set()
 
 
-def test_none_is_registered_before_those_beside_the_model_nor_when_it_stops(
+def test_no_adapter_is_registered_before_the_models_own_or_at_the_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_adapter(tmp_path / "adapters" / "slow")
@@ -185,7 +185,7 @@ def home(directory: Path, model: Path | None = None, *, enable_lora: str = "true
     return adapter_home(config, engine_spec(config), directory)
 
 
-def test_adapters_lie_beside_the_properties_and_in_the_models_own_directory(tmp_path: Path) -> None:
+def test_adapters_are_beside_the_properties_and_in_the_models_directory(tmp_path: Path) -> None:
     properties, model = tmp_path / "properties", tmp_path / "model"
     first, second = write_adapter(properties / "adapters" / "a"), write_adapter(model / "adapters" / "b")
     found = home(properties, model)

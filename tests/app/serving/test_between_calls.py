@@ -109,7 +109,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stepped]]:
 
 
 @GAPS
-def test_tokens_that_came_meanwhile_are_delivered_and_no_engine_counts_as_hung(
+def test_tokens_that_came_meanwhile_are_delivered_and_no_engine_is_hung(
     start: Callable[..., Stepped], seconds: float
 ) -> None:
     stepped = start("echo_tokens_per_second=100")

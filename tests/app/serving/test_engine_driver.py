@@ -60,7 +60,7 @@ def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
     assert [delta.finish for delta in good] == [None, Finish.LENGTH]
 
 
-def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
+def test_a_dead_engine_is_restarted_without_waiting_for_the_long_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("handler.serving.engine_driver._TICK", 60.0)

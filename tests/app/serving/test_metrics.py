@@ -173,7 +173,7 @@ def test_every_metric_has_its_type(server: AppServer) -> None:
     assert types(scrape(server)) == OURS | VLLM | TGI
 
 
-def test_an_engine_that_reports_nothing_has_none_of_its_metrics_and_tgis_are_an_option() -> None:
+def test_a_silent_engine_has_no_engine_metrics_and_tgis_are_an_option() -> None:
     with serve("--engine", "echo") as server:
         assert types(scrape(server)) == OURS | VLLM
         assert value(scrape(server), "vllm:num_requests_running", model_name="model", engine="0") == 0
@@ -370,7 +370,7 @@ class Reporter(echo.Echo):
         return EngineStatistics(int(busy > 1), busy / 4, 8 * self.num_added, 3 * self.num_added, self.num_added)
 
 
-def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_metrics_are_exported_while_it_works_and_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(echo, "load", Reporter)
     monkeypatch.setattr(engine_process, "_REPORT_INTERVAL", 0.0)
 
@@ -416,7 +416,7 @@ def metrics() -> Metrics:
     return Metrics("m", Gauges(lambda: 2, lambda: 1, lambda: 7, lambda: 0, lambda: None, tuple))
 
 
-def test_a_request_that_the_engine_started_at_once_has_a_queue_time_and_one_that_it_never_got_has_none() -> None:
+def test_a_request_started_at_once_has_a_queue_time_and_an_unsent_has_none() -> None:
     made = metrics()
     made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), [Request("")])
     made.count(RequestRecord("id", {}, "refused", "", "", 0, 0, queue=None, first=0.0, total=0.0), [Request("")])
@@ -445,7 +445,7 @@ def test_only_requests_that_the_engine_took_have_a_duration(outcome: str, queue:
     assert [found[name] for name in names] == [counts, 2.0 * counts]
 
 
-def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
+def test_an_interval_has_the_growth_of_counters_and_its_requests_means() -> None:
     made = metrics()
     made.count_first(8.0)
     made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), [Request("")])
@@ -480,7 +480,7 @@ def test_an_engine_that_was_started_again_counts_from_nothing() -> None:
     assert document("m", before, now, 0)["PrefixCacheHits"] == 2
 
 
-def test_the_last_interval_is_written_at_the_end_and_none_without_the_option() -> None:
+def test_the_last_interval_is_written_at_the_end_if_the_option_is_set() -> None:
     stream = io.StringIO()
     with reporting(metrics().registry, "m", 3600, stream):
         pass

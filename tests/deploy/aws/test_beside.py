@@ -184,7 +184,7 @@ def test_a_shadow_s_model_has_its_own_data(
     assert read == ["arn:aws:s3:::models/llama/*", "arn:aws:s3:::models/next/*"]
 
 
-def test_a_shadow_without_its_image_or_quota_is_refused_before_anything_is_changed(
+def test_a_shadow_without_image_or_quota_is_refused_before_any_change(
     cloud: Cloud, content: dict[str, Any], main: Deployer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["up", file(tmp_path, content, **shadow()), "--yes"]) == 4
@@ -235,7 +235,7 @@ def test_instances_come_from_a_reservation(
         ),
     ],
 )  # fmt: skip
-def test_a_reservation_that_cannot_serve_is_refused_before_anything_is_created(
+def test_a_reservation_that_cannot_serve_is_refused_before_any_creation(
     cloud: Cloud,
     content: dict[str, Any],
     main: Deployer,

@@ -407,7 +407,7 @@ def test_a_start_fails_as_its_model_s_environment_says(
     assert boto3.client("sagemaker").list_endpoints(NameContains="chat")["Endpoints"] == []
 
 
-def test_a_quota_that_no_component_is_counted_against_is_not_rehearsed_by_one(
+def test_a_quota_without_components_is_not_rehearsed_by_a_component(
     account: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = {**FILE, "environment": {"LMI_REHEARSAL": "no-quota"}, "components": [{"name": "a"}]}

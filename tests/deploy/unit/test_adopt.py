@@ -218,7 +218,7 @@ def in_region(path: Path, region: str) -> tuple[dict[str, Any], str]:
     return found.content, written(found, "x")
 
 
-def test_jumpstart_s_own_document_gives_its_first_configuration_on_its_default_type(tmp_path: Path) -> None:
+def test_jumpstart_s_document_has_its_first_configuration_and_default_type(tmp_path: Path) -> None:
     content, text = in_region(file(tmp_path, IN_ITS_BUCKET), "us-west-2")
     bucket = "s3://jumpstart-private-cache-prod-us-west-2/"
     assert content["model"] == {"s3": f"{bucket}llama/inference-prepack/v2.0.0/", "context": 4096}
@@ -236,7 +236,7 @@ def test_jumpstart_s_own_document_gives_its_first_configuration_on_its_default_t
     assert text.count("adopt ignores this field") == 1
 
 
-def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(tmp_path: Path) -> None:
+def test_jumpstart_s_image_is_known_by_its_framework_without_a_variant(tmp_path: Path) -> None:
     content = json.loads(json.dumps(IN_ITS_BUCKET))
     del content["inference_config_components"]["fast"]["hosting_instance_type_variants"]
     assert in_region(file(tmp_path, content), "eu-west-1")[0]["options"]["lmi_version"] == "0.28"

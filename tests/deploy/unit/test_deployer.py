@@ -132,7 +132,7 @@ def test_the_version_that_serves_is_kept_before_newer_ones_that_never_did() -> N
     assert gone == [killed[1].key, killed[0].key]
 
 
-def test_an_endpoint_that_serves_a_mixture_is_updated_and_all_versions_stay() -> None:
+def test_an_endpoint_of_several_versions_is_updated_and_all_versions_stay() -> None:
     versions = [wanted_of(PLAIN, options={"max_tokens": number}) for number in range(1, 4)]
     there = live(*versions[2])
     extra = tuple(found(one, CreationTime=0) for old in versions[:2] for one in old[:2])

@@ -96,7 +96,7 @@ def test_a_key_by_its_alias_or_id() -> None:
     assert statement(execution_role(said, decision("isolated")), "VolumeKeyShown")["Resource"] == [KEY]
 
 
-def test_the_keys_of_the_secret_and_of_the_topics_are_for_their_services_alone() -> None:
+def test_the_keys_of_secret_and_topics_are_for_their_services_alone() -> None:
     said = spec("asynchronous", encryption={"secret_key": KEY, "topic_key": "alias/topics"})
     role = execution_role(said, decision("asynchronous"))
     secret, topics = statement(role, "HubTokenKey"), statement(role, "NoticesKey")

@@ -280,9 +280,7 @@ def test_those_beside_the_model_are_there_in_every_rolling_batch(shared: DjlServ
 
 
 @on(CALLS_ARE_REQUESTS)
-def test_before_028_a_call_is_a_request_in_the_rolling_batch_and_changes_nothing(
-    shared: DjlServer, files: Path
-) -> None:
+def test_before_028_a_call_is_a_request_and_changes_nothing(shared: DjlServer, files: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         running = [threads.submit(generate, shared, "first", 100, stream=True) for _ in range(4)]
         assert register(shared, "a", files / "a").status_code == 200
@@ -291,7 +289,7 @@ def test_before_028_a_call_is_a_request_in_the_rolling_batch_and_changes_nothing
 
 
 @pytest.mark.parametrize("version", versions("0.29"))
-def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothing(version: str, files: Path) -> None:
+def test_a_call_during_a_rolling_batch_loses_only_the_step_in_java(version: str, files: Path) -> None:
     """DJL's own loss, which nothing here can mend (docs/adapters.md): it gives the worker up.
 
     It starts another one, or two at once of which none remains: the call and the step may both miss their answer.

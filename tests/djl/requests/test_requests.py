@@ -378,7 +378,7 @@ def test_differences_are_about_rows_that_exist() -> None:
 
 
 @pytest.mark.parametrize("version", [version for version in versions() if not newer(version, "0.28")])
-def test_a_request_without_content_gets_no_answer_before_0_28_and_service_goes_on(version: str) -> None:
+def test_a_request_without_content_has_no_response_before_0_28(version: str) -> None:
     row = next(row for row in request_table.ROLLING if row.name == "empty form")
     with djl(version, {**HANDLER, **_STEPS}, env={"SERVING_CHUNKED_READ_TIMEOUT": "1"}) as server:
 

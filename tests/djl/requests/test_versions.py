@@ -237,7 +237,7 @@ SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_to
 
 
 @pytest.mark.parametrize("version", versions())
-def test_a_file_outside_ascii_is_read_as_utf_8_and_a_mark_before_the_mode_is_said(version: str) -> None:
+def test_a_file_outside_ascii_is_utf_8_and_a_byte_order_mark_is_reported(version: str) -> None:
     lines = ["\ufeffoption.rolling_batch=scheduler", "engine=Python", "minWorkers=1", "maxWorkers=1"]
     lines += [f"{key}={value}" for key, value in {**NAMED, "option.served_model_name": NAME}.items()]
     with djl(version, files={"serving.properties": "\n".join(lines)}) as server:

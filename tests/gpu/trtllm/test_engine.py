@@ -203,7 +203,7 @@ def test_the_length_limit_is_the_engines(each: Loaded) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_prompts_log_probabilities_are_its_own_tokens_also_the_second_time(model: Path, version: str) -> None:
+def test_a_prompts_log_probabilities_are_its_own_tokens_each_time(model: Path, version: str) -> None:
     with loaded(model, f"version={version}", enable_prefix_caching=None if version > "1.2" else False) as found:
         prompt = "Once upon a time there was a little town by the sea, and the people of the town told stories. " * 3
         ids = found.tokenizer.encode(prompt).ids
@@ -406,7 +406,7 @@ def test_adapters(model: Path, tmp_path: Path) -> None:
         assert "LoRA is not enabled" in (found.one(adapter=adapter).error or "")
 
 
-def test_an_adapter_that_was_not_loaded_before_is_looked_at_with_its_first_request(model: Path, tmp_path: Path) -> None:
+def test_an_unloaded_adapter_is_checked_with_its_first_request(model: Path, tmp_path: Path) -> None:
     """One registered with preload=false, or any after a restart."""
     large = Adapter("large", 1, str(write_adapter(tmp_path / "large", r=64)))
     with loaded(model, "version=1.3.0", engine_options={"enable_lora": True, "max_lora_rank": 16}) as found:

@@ -78,7 +78,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
         assert client._socket.closed
 
 
-def test_the_client_of_this_vllm_is_known_and_replaced_while_engines_are_made() -> None:
+def test_the_client_of_this_vllm_is_replaced_while_engines_are_made() -> None:
     from vllm.v1.engine import core_client
 
     ordinary = core_client.SyncMPClient

@@ -205,7 +205,7 @@ class TestAdapters:
         assert "the engine could not load the adapter broken: Error while deserializing header" in refused.text
         assert lora.ping() == 200
 
-    def test_one_that_breaks_while_it_is_out_of_the_engine_fails_its_request_alone(
+    def test_an_adapter_broken_outside_the_engine_fails_its_request_alone(
         self, lora: LiveServer, model: Path, hf_demo: Path
     ) -> None:
         fading = make_adapter(model / "fading", 4, hf_demo)

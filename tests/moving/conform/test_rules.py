@@ -178,7 +178,7 @@ def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile:
     assert all("greedy answers differ" in result.wanted for result in results.values())
 
 
-def test_rules_that_need_the_speed_are_not_asked_where_it_cannot_be_measured() -> None:
+def test_rules_that_need_the_speed_are_skipped_where_it_is_unmeasurable() -> None:
     result = ask(Silent(), "sagemaker", "disconnect.stream", limits=replace(LIMITS, answer=1.0))["disconnect.stream"]
     assert (result.verdict, result.wanted[:9]) == ("not asked", "64 tokens")
 
@@ -276,9 +276,7 @@ def test_a_server_that_holds_all_rules_passes(profile: str) -> None:
     ("broken", "patience", "verdict"),
     [("", 60, "passed"), ("disconnect.stream", 60, "failed"), ("disconnect.stream", 0, "not asked")],
 )
-def test_a_server_without_a_gauge_shows_by_its_speed_whether_its_engine_stops(
-    broken: str, patience: float, verdict: str
-) -> None:
+def test_without_a_gauge_the_speed_shows_whether_the_engine_stops(broken: str, patience: float, verdict: str) -> None:
     """One that stays slow is busy with something else."""
     limits = replace(LIMITS, long=12, patience=patience)
     for _ in range(3):  # a busy machine may make it unclear
@@ -414,7 +412,7 @@ def test_a_rule_of_another_profile_names_it(capsys: pytest.CaptureFixture[str]) 
     assert "tgi.root: needs --profile tgi" in capsys.readouterr().err
 
 
-def test_a_report_without_its_directory_is_refused_before_anything_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_without_its_directory_is_refused_before_any_request(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["conform", "http://127.0.0.1:1", "--output", "/nowhere/report.md"])
     assert "there is no directory /nowhere" in capsys.readouterr().err

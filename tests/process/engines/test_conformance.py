@@ -621,9 +621,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("driver", [GRPC], indirect=True)
 class TestServer:
-    def test_greedy_tokens_and_their_scores_are_those_of_the_same_engine_in_process(
-        self, driver: Driver, vllm: Driver
-    ) -> None:
+    def test_greedy_tokens_and_scores_are_those_of_the_engine_in_process(self, driver: Driver, vllm: Driver) -> None:
         for there, here in zip(*(asked(one) for one in (driver, vllm)), strict=True):
             assert ids(there) == ids(here)
             scores = [[token.logprob for delta in deltas for token in delta.tokens] for deltas in (there, here)]

@@ -142,9 +142,7 @@ class TestEachContract:
         assert got["logprobs"] == [score(301), score(302)]
         assert got["tops"] == [best(301, 3), best(302, 3)]
 
-    def test_a_token_that_is_not_among_the_best_has_its_log_probability_or_none(
-        self, kind: str, found: GrpcEngine
-    ) -> None:
+    def test_a_token_outside_the_best_has_its_log_probability_or_none(self, kind: str, found: GrpcEngine) -> None:
         got = outputs(found, Sampling(max_new_tokens=1, top_logprobs=1))
         assert got["logprobs"] == [None if kind == "trtllm" else score(301)]
         assert got["tops"] == [best(301, 1)]
@@ -282,9 +280,7 @@ NO_END = "ended its answer without a last message"
         (lambda server: [Status(grpc.StatusCode.DATA_LOSS, "down")], "answered DATA_LOSS"),
     ],
 )
-def test_before_the_first_token_another_server_is_asked_and_after_it_the_request_fails(
-    model: Path, script: Any, plain: str
-) -> None:
+def test_a_request_moves_before_its_first_token_and_fails_after_it(model: Path, script: Any, plain: str) -> None:
     with listening() as ill, listening() as well, engine(model, ill, well) as found:
         ill.scripts = [script(ill)]
         assert ask(found) == ANSWER
@@ -773,7 +769,7 @@ def test_end_tokens_that_a_server_does_not_know_end_an_answer(kind: str, model: 
 
 
 @in_one_test("value", [302, [302, -1], -1], ids=["another", "several", "none"])
-def test_the_end_token_of_config_json_is_no_end_if_generation_config_replaces_it(value: Any, model: Path) -> None:
+def test_generation_config_replaces_the_end_token_of_config_json(value: Any, model: Path) -> None:
     """vLLM reports that of config.json nevertheless."""
     with tempfile.TemporaryDirectory() as directory:
         own = Path(shutil.copytree(model, Path(directory, "own")))

@@ -222,7 +222,7 @@ def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: py
         outcome(checks, "fine")
 
 
-def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
+def test_a_guide_is_not_refused_if_a_process_dies_and_has_a_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = Sandbox(functools.partial(_make_work, fake_guides.make), _PURPOSE)
@@ -294,7 +294,7 @@ class Engine:
         self.told.append(replica)
 
 
-def test_replicas_that_keep_guides_are_replaced_in_time_and_get_no_more_than_they_may_have() -> None:
+def test_replicas_that_keep_guides_are_replaced_within_their_limits() -> None:
     engine = Engine()
     checks = StructuredOutputValidator(fake_guides.make, seconds=1.0, engine=engine)
     try:

@@ -95,7 +95,7 @@ def test_who_sends_all_of_a_body_that_is_too_large_can_read_why(impatient_server
         assert found.endswith(b"}")
 
 
-def test_who_sends_all_of_a_body_that_is_refused_early_can_read_why_and_is_closed(echo_server: LiveServer) -> None:
+def test_a_sender_of_an_early_refused_body_can_read_why_and_is_closed(echo_server: LiveServer) -> None:
     """As Python's urllib does it: `connection: close` with each request."""
     head = b"POST /invocations HTTP/1.1\r\nConnection: close\r\nContent-Type: text/csv\r\n"
     found = raw(echo_server, head + b"Content-Length: 20000000\r\n\r\n" + b"x" * 20_000_000, until=b"never")
@@ -183,7 +183,7 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
-def test_the_servers_process_does_not_parse_large_bodies_and_keeps_nothing_of_them() -> None:
+def test_the_servers_process_does_not_parse_or_keep_large_bodies() -> None:
     """What it computes, it computes while it holds the GIL."""
     keys = b'{"inputs":"a"' + b"".join(b',"%06x":1' % number for number in range(400_000)) + b"}"
     with serve("--engine", "echo") as server:

@@ -64,7 +64,7 @@ def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
     )
 
 
-def test_a_variable_that_the_file_overrides_with_another_value_gets_one_line(tmp_path: Path) -> None:
+def test_a_variable_that_the_file_overrides_gets_one_line(tmp_path: Path) -> None:
     file = tmp_path / "serving.properties"
     file.write_text("option.max_model_len=4096\noption.enforce_eager=true\noption.tensor_parallel_size=2\n")
     same = {"OPTION_MAX_MODEL_LEN": "4096", "OPTION_ENFORCE_EAGER": "True"}

@@ -567,7 +567,7 @@ def test_a_line_that_goes_on_is_one_and_those_below_keep_their_numbers(text: str
     assert settings[-1] == Setting("option.dtype", value, f"serving.properties, line {line}")
 
 
-def test_a_file_of_many_lines_that_go_on_is_read_in_a_time_that_grows_with_its_length(tmp_path: Path) -> None:
+def test_a_file_of_many_continued_lines_is_read_in_linear_work(tmp_path: Path) -> None:
     """It was the square of their number, half an hour for this file: the test's own limit ends such a reader."""
     path = tmp_path / "serving.properties"
     path.write_text("x\\\n" * 150_000 + "x\nb=1")

@@ -186,7 +186,7 @@ def test_an_image_may_name_an_engine_that_a_handle_needs_not(monkeypatch: pytest
     assert reading(tmp_path, PLAIN).config.handle_role is Role.NONE
 
 
-def test_where_it_answers_alone_options_are_its_own_and_no_engine_is_checked(tmp_path: Path) -> None:
+def test_a_handle_alone_has_its_own_options_and_no_engine_is_checked(tmp_path: Path) -> None:
     options = "option.model_id=s3://bucket/x/\noption.dtype=int3\noption.tgi_compt=1\noption.height=5\nbatch_size=2\n"
     found = reading(tmp_path, PLAIN, options)
     assert not check(found, handlers=True)

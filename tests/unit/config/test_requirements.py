@@ -84,9 +84,7 @@ def test_only_the_model_directorys_own_is_installed(
     assert requirements_file(tmp_path, is_enabled=True) is None
 
 
-def test_a_package_that_is_not_there_is_named_and_the_start_goes_on_to_model_py_which_lacks_it(
-    model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_package_is_named_and_model_py_then_lacks_it(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     (model / "requirements.txt").write_text("lmi-test-package==1.0\nno-such-package-of-lmi\n")
     (model / "model.py").write_text("import no_such_package_of_lmi\n")
     with pytest.raises(ConfigError, match="no_such_package_of_lmi"):

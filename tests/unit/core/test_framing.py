@@ -129,7 +129,7 @@ def test_another_process_reads_them_any_number_of_times() -> None:
     assert shared.digests == ("first", "second")
 
 
-def test_they_are_gone_with_their_owner_even_where_its_descriptor_is_another_file() -> None:
+def test_shared_media_go_with_their_owner_although_its_number_is_reused() -> None:
     shared = SharedMedia("", IMAGES)
     file = shared.file
     del shared

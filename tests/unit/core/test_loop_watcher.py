@@ -16,7 +16,7 @@ from handler.core import loop_watcher
 
 
 @pytest.mark.parametrize("schedstat", ["0 0 0\n", "", "1000000000 0 5\n"])
-def test_a_loop_that_computes_is_aborted_whether_or_not_the_kernel_counts_its_turns(
+def test_a_computing_loop_is_aborted_with_and_without_the_kernels_counts(
     monkeypatch: pytest.MonkeyPatch, schedstat: str
 ) -> None:
     """Without CONFIG_SCHEDSTATS, all numbers of /proc/PID/schedstat are 0."""

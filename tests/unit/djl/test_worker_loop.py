@@ -113,7 +113,7 @@ def test_the_loop_runs_where_another_speaks_beside_the_engine(worker: Worker) ->
     other.close()
 
 
-def test_without_an_engine_a_step_runs_the_loop_and_waits_until_somebody_stops_it(worker: Worker) -> None:
+def test_without_an_engine_a_step_runs_the_loop_until_it_is_stopped(worker: Worker) -> None:
     worker.driver.say()
     nobody: Any = SimpleNamespace(fd=None)
     worker.due(0.001, then=worker.loop.stop)

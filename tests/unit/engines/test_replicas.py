@@ -133,7 +133,7 @@ def test_requests_spread_and_keep_their_own_tokens(count: int) -> None:
     assert not any(report.num_active for report in rig.set.reports)
 
 
-def test_a_lost_replica_ends_its_own_requests_once_and_those_who_wait_go_to_the_others() -> None:
+def test_a_lost_replica_ends_its_requests_once_and_others_get_the_waiting() -> None:
     rig = Rig()
     first = [rig.submit(letter, 5) for letter in "abcd"]
     waiting = [rig.submit(letter) for letter in "ef"]
@@ -155,7 +155,7 @@ def test_a_lost_replica_ends_its_own_requests_once_and_those_who_wait_go_to_the_
     assert rig.runs() == [1, 1], "it is back beside the other"
 
 
-def test_what_has_no_token_yet_moves_to_a_replica_with_room_before_all_others() -> None:
+def test_requests_without_a_token_move_first_to_a_replica_with_room() -> None:
     rig = Rig(3)
     first = [rig.submit(letter, 4) for letter in "abcdef"]
     waiting = [rig.submit(letter, 4) for letter in "gh"]
@@ -188,7 +188,7 @@ def test_a_request_that_kills_its_replicas_is_moved_once() -> None:
     assert sum(engine.state is State.RESTARTING for engine in rig.engines) == 2
 
 
-def test_a_silent_replica_gives_back_what_it_has_not_begun_and_what_it_says_later_counts_no_more() -> None:
+def test_a_silent_replica_returns_unstarted_requests_and_is_then_ignored() -> None:
     rig = Rig()
     ids = [rig.submit(letter, 3) for letter in "abc"]
     silent = rig.engines[0]
@@ -329,7 +329,7 @@ def test_cancelled_requests_leave_their_replica() -> None:
     assert [len(engine.cancelled) for engine in rig.engines] == [2, 2]
 
 
-def test_an_adapter_is_there_when_all_have_it_and_a_new_engine_gets_it_again(adapter: Path) -> None:
+def test_an_adapter_is_loaded_when_all_have_it_and_by_new_engines(adapter: Path) -> None:
     rig = Rig(3)
     outcome = rig.register(adapter)
     for engine in rig.engines[:2]:
@@ -453,7 +453,7 @@ def choose(router: Router, text: str, loads: list[Workload] = IDLE, **fields: An
     return router.choose(Request(text, **fields), Prompt(text, [], NO_WORDS), loads)
 
 
-def test_the_fewest_tokens_to_come_decide_and_the_longest_pause_among_equals() -> None:
+def test_the_fewest_coming_tokens_decide_then_the_longest_pause() -> None:
     router = Router(16)
     assert [choose(router, str(number)) for number in range(4)] == [0, 1, 0, 1]
     assert choose(router, "x", [Workload(0, 1, 500), Workload(1, 4, 400)]) == 1

@@ -258,7 +258,7 @@ def test_lookups_add_up_and_the_state_is_the_last_steps() -> None:
     assert statistics.report(idle=False) == EngineStatistics(3, 0.75, 16, 10, 0)
 
 
-def test_an_engine_without_requests_uses_nothing_even_if_its_last_step_does_not_say_so() -> None:
+def test_an_engine_without_requests_uses_nothing_whatever_its_last_step() -> None:
     statistics = Statistics()
     statistics.add(stats(1, 0.5, 10, 4))
     assert statistics.report(idle=True, num_preemptions=2) == EngineStatistics(0, 0.0, 10, 4, 2)

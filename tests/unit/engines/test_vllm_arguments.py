@@ -170,7 +170,7 @@ def test_vllms_statistics_can_be_left_out(without: bool) -> None:
     assert arguments(f"option.engine_args={given}") == {**PLAIN, "disable_log_stats": without}
 
 
-def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -> None:
+def test_further_arguments_override_single_settings_but_not_the_model() -> None:
     more = 'option.engine_args={"structured_outputs_config": {"disable_any_whitespace": true}, "enable_lora": true}'
     found = arguments("option.guided_decoding_backend=xgrammar", more)
     assert found["structured_outputs_config"] == {"backend": "xgrammar", "disable_any_whitespace": True}

@@ -103,7 +103,7 @@ def test_what_the_start_could_not_import_is_refused_before(module: str, name: st
         find_handlers(tmp_path, {}, {})
 
 
-def test_each_name_that_a_script_may_import_says_what_replaces_it_under_djl(tmp_path: Path) -> None:
+def test_each_importable_name_says_what_replaces_it_under_djl(tmp_path: Path) -> None:
     for module, names in STANDARDS.modules.items():
         for name, value in names.items():
             line = f"from {module} import {name}"

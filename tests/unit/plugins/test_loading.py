@@ -192,7 +192,7 @@ def test_a_wrong_choice_says_what_there_is(tmp_path: Path, text: str | None, opt
     assert ("serving.properties, line 1" in str(caught.value)) == bool(option)
 
 
-def test_it_lies_in_the_models_directory_where_there_is_no_serving_properties(tmp_path: Path) -> None:
+def test_model_py_is_in_the_model_directory_without_serving_properties(tmp_path: Path) -> None:
     write_model(tmp_path, LEGACY)
     config = read_config(overrides=[f"option.model_id={tmp_path}"], environ={}).checked()
     assert model_formatters(config).output is not None

@@ -107,7 +107,7 @@ def test_tensors_ask_for_the_same_as_generate() -> None:
     assert parsed(binary("text_input", text), *tensors, tail=b"".join([text, *data.values()])).requests == wanted
 
 
-def test_json_and_binary_tensors_may_be_mixed_and_nested_or_without_a_batch() -> None:
+def test_json_and_binary_tensors_may_be_mixed_nested_or_without_batch() -> None:
     call = parsed(
         {**TEXT, "shape": [1], "data": [[["a b"]]]},
         binary("max_tokens", struct.pack("<i", 7), 1),

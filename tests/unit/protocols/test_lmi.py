@@ -248,7 +248,7 @@ def test_aliases_that_contradict_each_other_are_refused() -> None:
     assert request(stop_sequences=["a"], stop=["a"]).sampling.stop == ("a",)
 
 
-def test_an_engines_limit_is_allowed_and_what_is_above_it_refused_unless_it_has_no_effect() -> None:
+def test_an_engines_limit_is_allowed_and_more_refused_if_it_has_an_effect() -> None:
     context = replace(CONTEXT, engine="able", limits={"temperature": 2.0})
 
     def read(**parameters: Any) -> float:
@@ -465,7 +465,7 @@ def test_a_dynamic_stream_may_end_without_a_token() -> None:
     assert found.body == b'{"outputs":["Deep"]}\n'
 
 
-def test_a_dynamic_streams_lines_wait_for_the_slowest_prompt_and_leave_out_none() -> None:
+def test_a_dynamic_streams_lines_wait_for_the_slowest_prompt() -> None:
     context = with_options(CONTEXT, enable_streaming=True)
     reply = LmiDynamicBatch().parse({"inputs": ["a", "b"]}, context).reply
     one, two, three = (Token(id, text, 0.0, False) for id, text in enumerate("123"))

@@ -273,7 +273,7 @@ def test_null_means_absent_in_lmis_chats() -> None:
     assert [name for name in names if parse_chat(**{name: None}).ignored] == []
 
 
-def test_parameters_are_openais_but_for_the_name_of_the_model_and_of_adapters() -> None:
+def test_parameters_are_openais_except_for_model_and_adapter_names() -> None:
     assert CHAT_TABLE.parameters.keys() - CHAT.parameters.keys() == {"model", "user"}
     assert CHAT.parameters.keys() - CHAT_TABLE.parameters.keys() == FOREIGN.keys()
     assert all(

@@ -166,7 +166,7 @@ def chat(version: str, dialect: str = "lmi", **more: Any) -> Request:
     return INVOCATIONS[dialect].parse({**CHAT, **more}, of(version)).requests[0]
 
 
-def test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since() -> None:
+def test_a_chat_without_a_limit_has_30_tokens_before_0_32() -> None:
     for version in BEFORE:
         assert (chat(version).sampling.max_new_tokens, chat(version).fill_context) == (30, False)
     for version in SINCE:
@@ -175,7 +175,7 @@ def test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_
         assert chat(version, max_tokens=3).sampling.max_new_tokens == 3
 
 
-def test_a_chat_of_tensorrt_llm_has_30_tokens_and_not_the_models_defaults_in_every_release() -> None:
+def test_a_chat_of_tensorrt_llm_has_30_tokens_in_every_release() -> None:
     """LMI reads it with vLLM's defaults where vLLM runs it (djl_python/input_parser.py, use_vllm_chat_completions)."""
     for version in VERSIONS:
         context = replace(of(str(version)), engine="trtllm", generation=GenerationDefaults({"temperature": 0.0}))

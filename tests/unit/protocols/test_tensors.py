@@ -170,7 +170,7 @@ def test_a_prompt_comes_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["input_ids", "embedding_bias", "stop_words_list", "bad_words_list"])
-def test_an_engine_whose_prompts_bring_their_vocabulary_takes_no_ids_for_text(name: str) -> None:
+def test_an_engine_whose_prompts_have_their_vocabulary_accepts_no_ids(name: str) -> None:
     given = {"input_ids": [1], "embedding_bias": [1.0]}.get(name, [[1, 0], [2, -1]])
     context = replace(CAPABLE, vocabulary=None)
     assert "the engine able does not support it: it has no vocabulary of its own" in refusal(context, **{name: given})
@@ -425,7 +425,7 @@ def test_rows_may_be_arrays_and_tokens_without_a_probability() -> None:
     }
 
 
-def test_sequences_are_in_the_order_of_the_answer_and_as_long_as_the_longest() -> None:
+def test_sequences_are_in_the_responses_order_and_as_long_as_the_longest() -> None:
     low, high = Token(1, "x", -2.0, False), Token(2, "y", -1.0, False)
     script = [
         Delta(1, 0, (low, low), Finish.LENGTH, extras=Extras(None, [[1.0, 0.0], [2.0, 0.0]])),

@@ -216,7 +216,7 @@ def test_nothing_else_does(given: dict[str, Any]) -> None:
     assert not read(given).sampling.do_sample
 
 
-def test_a_shape_that_the_engine_lacks_is_named_where_nobody_asks_for_samples_in_so_many_words() -> None:
+def test_an_unsupported_shape_is_named_without_an_explicit_do_sample() -> None:
     lacking = replace(ABLE, unsupported={"typical_p": "it does not implement typical decoding"})
     langchain = {"do_sample": False, "temperature": 0.8, "top_p": 0.95, "typical_p": 0.95}
     found = GENERATE.parse({"inputs": "a", "parameters": langchain}, lacking)

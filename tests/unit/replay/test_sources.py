@@ -396,7 +396,7 @@ def test_a_shadows_answers_are_joined_also_across_an_hour(tmp_path: Path) -> Non
     assert [request.id for request in requests] == [f"e{n}" for n in range(6)]
 
 
-def test_the_variant_with_the_smaller_files_is_the_shadow_where_no_name_says_so(tmp_path: Path) -> None:
+def test_the_variant_with_smaller_files_is_the_shadow_without_a_name(tmp_path: Path) -> None:
     write(tmp_path / "llm/b/2026/11/24/10/a.jsonl", [asked(f"e{n}", answer=b"serving") for n in range(9)])
     write(tmp_path / "llm/a/2026/11/24/10/a.jsonl", [asked("e7", answer=b"candidate")])
     [joined] = [request for request in found(tmp_path)[0] if request.other]

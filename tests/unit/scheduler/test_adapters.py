@@ -466,7 +466,7 @@ def test_a_load_disturbs_no_tokens_and_makes_the_adapter_known() -> None:
     assert list(outputs) == [request]
 
 
-def test_a_load_that_fails_says_so_in_the_engines_words_and_disturbs_no_tokens() -> None:
+def test_a_failed_load_has_the_engines_words_and_disturbs_no_tokens() -> None:
     rig = Rig(broken={"a"})
     request = submit(rig.batcher, "abcdef", max_new_tokens=6)
     rig.load("a")
@@ -571,7 +571,7 @@ def test_a_request_that_comes_after_the_drop_is_refused_by_name() -> None:
     assert rig.engine.used == ["b"]
 
 
-def test_a_request_that_comes_after_an_update_gets_the_new_one_earlier_ones_keep_theirs() -> None:
+def test_requests_after_an_update_get_the_new_adapter_and_earlier_keep_it() -> None:
     rig = Rig("a")
     first = rig.find("a")
     rig.submit("xyz", first)
@@ -589,7 +589,7 @@ def test_a_request_that_comes_after_an_update_gets_the_new_one_earlier_ones_keep
             rig.submit("xyz", adapter)
 
 
-def test_an_earlier_adapter_is_forgotten_with_the_last_request_that_was_read_before() -> None:
+def test_an_earlier_adapter_is_dropped_with_its_last_request() -> None:
     rig = Rig("a")
     late = Request("xyz", Sampling(max_new_tokens=1), adapter=rig.find("a"))
     earlier: list[weakref.ref[Adapter]] = []

@@ -261,7 +261,7 @@ def test_best_of_and_n_are_requests_of_the_engine_and_beams_are_one(
     assert (batcher.num_active, len(engine.active)) == wanted
 
 
-def test_a_request_needs_a_place_for_each_sequence_but_a_large_one_still_runs_alone() -> None:
+def test_each_sequence_needs_a_slot_but_a_large_request_runs_alone() -> None:
     batcher = Batcher(Scripted(), max_active=2)
     submit(batcher, "a", max_new_tokens=2)
     large = submit(batcher, "b", n=2, max_new_tokens=1)
@@ -363,7 +363,7 @@ def test_a_malformed_output_ends_its_request_alone(malformed: Output) -> None:
     assert batcher.idle
 
 
-def test_a_step_of_columns_of_different_lengths_ends_its_requests_here_and_in_the_engine() -> None:
+def test_a_step_of_uneven_columns_ends_its_requests_here_and_in_the_engine() -> None:
     class Uneven(Scripted):
         def step(self, timeout: float = 0.0) -> list[Step]:
             (step,) = Scripted.step(self)
@@ -434,7 +434,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_batches_leave_room_whatever_the_number_of_their_requests_and_sequences(batches: Batches, n: int) -> None:
+def test_batches_leave_room_with_any_number_of_requests_and_sequences(batches: Batches, n: int) -> None:
     for letter in "abcdef":
         batches.submit("ann", letter, 2, n=n)
     assert batches.inside == {1: "ab", 2: "aa", 3: "aaa"}[n], "one that is too large starts alone"
@@ -455,7 +455,7 @@ def test_owners_of_batches_take_turns(batches: Batches) -> None:
     assert steps == [{*"ab"}, {*"cx"}, {*"dy"}, {*"ez"}]
 
 
-def test_a_request_of_a_batch_that_is_cancelled_makes_room_at_once_or_waits_no_longer(batches: Batches) -> None:
+def test_a_cancelled_request_of_a_batch_makes_room_or_stops_waiting(batches: Batches) -> None:
     ids = {letter: batches.submit("ann", letter, 50) for letter in "abcd"}
     batches.batcher.cancel(ids["c"])
     assert batches.inside == "ab"
@@ -562,7 +562,7 @@ def test_an_endless_stream_of_urgent_requests_starves_nobody() -> None:
     assert taken.index("patient") == MAX_OVERTAKES
 
 
-def test_the_batcher_starts_the_lowest_priority_first_and_forgets_what_is_cancelled() -> None:
+def test_the_lowest_priority_starts_first_and_cancelled_requests_never() -> None:
     batcher = Batcher(Scripted(), max_active=1)
     ids = [
         batcher.submit(Request("a", Sampling(max_new_tokens=1), priority=priority), prompt("a"))

@@ -187,7 +187,7 @@ def test_what_decides_no_pixel_is_left_out_before_it_is_unpacked(name: str) -> N
 
 
 @in_one_test("name", TOO_MANY)
-def test_images_of_more_parts_than_any_image_has_are_refused_before_they_are_read(name: str) -> None:
+def test_images_of_implausibly_many_parts_are_refused_unread(name: str) -> None:
     number = name.split()[0]
     with mock.patch.object(PIL.Image.Image, "getexif") as parse, pytest.raises(InvalidPayload, match=number):
         decoded(TOO_MANY[name])
@@ -322,7 +322,7 @@ def test_images_beyond_the_memory_wait_for_other_requests(images: MediaLoader) -
     assert len(images.load(two).result().media) == 2
 
 
-def test_an_image_larger_than_its_header_says_is_decoded_when_its_size_is_known(images: MediaLoader) -> None:
+def test_an_image_larger_than_its_header_is_decoded_at_its_known_size(images: MediaLoader) -> None:
     gif = image_file("GIF").replace(b"GIF87a\x08\0\x06\0", b"GIF87a\x01\0\x01\0")
     assert read_size(gif) == (1, 1)
     loaded = images.load([source(gif)]).result()
@@ -342,7 +342,7 @@ def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader
     assert taken > RULES.files["image"].max_units / media._UNITS_PER_SECOND  # the largest whose header says its size
 
 
-def test_images_that_take_longer_than_they_say_go_after_a_neighbours_large_one(images: MediaLoader) -> None:
+def test_images_slower_than_announced_go_after_a_neighbours_large_one(images: MediaLoader) -> None:
     go_on, order = threading.Event(), list[tuple[int, bool]]()
 
     def decode(load: Load, job: Job, spent: object) -> Medium:
@@ -370,7 +370,7 @@ def test_images_that_take_longer_than_they_say_go_after_a_neighbours_large_one(i
     assert order == [(small, False)] * 5 + [(5700**2, True)] + [(small, True)] * 5
 
 
-def test_60_requests_of_one_owner_delay_anothers_image_by_one_image_at_most(images: MediaLoader) -> None:
+def test_60_requests_of_an_owner_delay_anothers_image_by_at_most_one(images: MediaLoader) -> None:
     """Their headers promise little. The meter is a stand-in's."""
     go_on, order = threading.Event(), list[bytes]()
     mine, neighbours = image_file(), image_file("WEBP", (900, 900))
@@ -473,7 +473,7 @@ def test_a_directory_that_is_not_there_stops_the_start() -> None:
         media_rules(config)
 
 
-def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() -> None:
+def test_vllms_arguments_that_the_server_reads_are_refused_in_engine_args() -> None:
     args = 'option.engine_args={"allowed_media_domains": ["a.example"]}'
     assert "write option.allowed_media_domains" in refused("option.llm_engine=vllm", args)
 
@@ -485,7 +485,7 @@ def test_without_pillow_images_are_refused_by_its_name() -> None:
     assert missing_packages("image") == ""
 
 
-def test_under_djl_images_are_loaded_between_steps_and_freed_with_their_request() -> None:
+def test_under_djl_images_load_between_steps_and_go_with_their_request() -> None:
     bench = Bench()
     bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_media={"image": ""})
     told: list[RequestTask] = []

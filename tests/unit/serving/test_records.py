@@ -89,7 +89,7 @@ def test_the_oldest_files_go_and_nobody_elses(tmp_path: Path) -> None:
     assert (log.num_written, log.num_dropped) == (100, 0)
 
 
-def test_servers_that_share_a_directory_keep_its_limit_and_lose_no_file_that_is_open(tmp_path: Path) -> None:
+def test_servers_sharing_a_directory_keep_its_limit_and_open_files(tmp_path: Path) -> None:
     idle, busy, late = logs = [make(tmp_path, file_bytes=5_000, total_bytes=20_000) for _ in range(3)]
 
     def write(log: RequestLog, name: str, count: int) -> None:

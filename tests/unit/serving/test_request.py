@@ -173,7 +173,7 @@ def test_what_no_adapter_has_or_another_place_denies_is_refused(
     assert str(caught.value) == wanted
 
 
-def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read() -> None:
+def test_without_adapters_a_header_is_refused_before_the_body_is_read() -> None:
     with pytest.raises(
         InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"
     ):
@@ -330,7 +330,7 @@ class Begun:
         return self.task.take()
 
 
-def test_the_host_of_a_whole_answer_is_told_when_it_begins_and_when_it_ends() -> None:
+def test_the_host_of_a_non_streaming_response_hears_its_start_and_end() -> None:
     request = Begun(Bench(), ask("a b", 8))
     assert (request.told, request.task.finished, request.task.unsent) == (1, False, [])
     assert json.loads(request.end()) == {"generated_text": " a b" * 4}

@@ -125,7 +125,7 @@ def test_what_the_engine_refuses_ends_alone_in_rolling() -> None:
     assert other.task.error is None
 
 
-def test_a_dead_engine_tells_each_client_in_its_own_way_and_the_next_are_served() -> None:
+def test_a_dead_engine_ends_each_client_in_its_format_and_later_are_served() -> None:
     bench = Bench()
     bench.step(ask("a b", 9, stream=True))
     bench.engine.fail = GenerationFailed("engine failure: gone")
@@ -298,11 +298,11 @@ def test_an_engine_without_a_descriptor_is_waited_for() -> None:
     loop.close()
 
 
-def test_a_step_waits_for_words_no_longer_than_a_new_request_may_wait_for_its_turn() -> None:
+def test_a_step_waits_for_words_no_longer_than_a_new_request_may_wait() -> None:
     assert 0 < IDLE <= 0.05
 
 
-def test_a_streamed_answer_of_a_dynamic_batch_waits_for_more_but_soon_says_that_nothing_came() -> None:
+def test_a_dynamic_batchs_stream_waits_but_soon_reports_that_nothing_came() -> None:
     bench = Bench()
     batch, waited = bench.dynamic(60), list[float]()
     with mock.patch.object(WorkerLoop, "wait", lambda self, seconds: waited.append(seconds)):

@@ -157,7 +157,7 @@ def test_a_file_with_a_sessions_name_is_none(store: Sessions) -> None:
     assert not is_open(store, session)
 
 
-def test_after_a_crash_the_next_start_keeps_what_is_valid_and_removes_the_rest(tmp_path: Path, clock: Clock) -> None:
+def test_after_a_crash_the_next_start_keeps_valid_sessions_only(tmp_path: Path, clock: Clock) -> None:
     before = Sessions(tmp_path, 60, 100, clock)
     first, closed = before.open(), before.open()
     before.close(closed.id)  # and no time to remove it
@@ -247,7 +247,7 @@ def test_lmis_async_mode_has_them_unless_an_option_says_otherwise(tmp_path: Path
     assert sessions_root(aws) is None
 
 
-def test_where_nobody_asked_for_sessions_an_unusable_directory_switches_them_off(
+def test_an_unusable_directory_disables_sessions_that_nobody_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "sagemaker_sessions").write_text("")

@@ -53,7 +53,7 @@ def refused(
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_only_describe_and_list_calls_are_made_and_the_printed_policy_has_no_other(
+def test_only_describe_and_list_calls_are_made_and_in_the_printed_policy(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
@@ -126,7 +126,7 @@ def test_an_endpoint_without_a_model_is_refused(
     assert "chat serves nothing" in refused(cloud, adopt, path, capsys)
 
 
-def test_an_adopted_endpoint_is_taken_over_by_up_and_rolls_under_its_variant_s_name(
+def test_up_takes_over_an_adopted_endpoint_under_its_variant_s_name(
     cloud: Cloud,
     adopt: Callable[..., int],
     deploy: Callable[..., int],
@@ -469,7 +469,7 @@ def test_an_archive_with_a_model_stays_sagemaker_s_to_unpack(
     assert not [place for place in changes if "ModelData" in place]
 
 
-def test_an_archive_that_may_not_be_read_is_left_to_sagemaker_with_the_reason(
+def test_an_unreadable_archive_is_left_to_sagemaker_with_the_reason(
     cloud: Cloud, adopt: Callable[..., int], path: Path
 ) -> None:
     with_data(cloud, "m/model.tar.gz", None, {"HF_MODEL_ID": DATA})
@@ -524,7 +524,7 @@ def test_64_mib_of_an_archive_of_many_gigabytes_are_fetched() -> None:
     assert body.taken < 65 << 20
 
 
-def test_a_prefix_stays_with_its_file_unless_the_variables_name_a_model_elsewhere(
+def test_a_prefix_stays_with_its_file_unless_variables_name_another_model(
     cloud: Cloud, adopt: Callable[..., int], path: Path
 ) -> None:
     with_data(cloud, "m/serving.properties", PROPERTIES, {"HF_MODEL_ID": "/opt/ml/model"})
@@ -644,7 +644,7 @@ def test_a_pipeline_and_a_serverless_variant_are_refused(
     assert "is serverless" in refused(cloud, adopt, path, capsys)
 
 
-def test_an_endpoint_without_its_configuration_or_that_is_not_there_is_said(
+def test_a_missing_endpoint_or_configuration_is_reported(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "there is no endpoint chat" in refused(cloud, adopt, path, capsys)
@@ -708,7 +708,7 @@ _NOT_AS_IT_WAS = {"DeepSeek-R1-Distill, TensorRT-LLM": {"PrimaryContainer.ModelD
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_endpoint_is_adopted_and_only_image_and_variables_would_change(
+def test_adopting_a_public_endpoint_changes_only_image_and_variables(
     name: str,
     cloud: Cloud,
     tmp_path: Path,

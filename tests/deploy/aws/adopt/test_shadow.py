@@ -76,7 +76,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join((found.out + found.err).split())
 
 
-def test_a_shadow_stands_beside_changes_and_goes_and_the_endpoint_stays_as_it_was(
+def test_a_shadow_comes_changes_and_goes_and_the_endpoint_stays_as_it_was(
     cloud: Cloud, lmi: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = everything(cloud)
@@ -207,7 +207,7 @@ REFUSED: dict[str, tuple[Callable[[Cloud], Any], str]] = {
 }  # fmt: skip
 
 
-def test_an_endpoint_that_gets_no_shadow_is_refused_before_anything_is_created(
+def test_an_endpoint_without_shadow_support_is_refused_before_any_creation(
     cloud: Cloud, lmi: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     things = copy.deepcopy(cloud.sagemaker.things)

@@ -52,7 +52,7 @@ def test_components_are_made_and_again_nothing_changes(cloud: Cloud) -> None:
     assert verbs(up(wanted)) == []
 
 
-def test_an_update_whose_rollback_failed_is_made_again_and_keeps_all_versions_until_then(cloud: Cloud) -> None:
+def test_an_update_with_a_failed_rollback_is_repeated_and_keeps_versions(cloud: Cloud) -> None:
     up(wanted_of(PLAIN))
     changed = wanted_of(PLAIN, options={"max_tokens": 1})
     cloud.sagemaker.fate(NAME, "UpdateRollbackFailed", "no capacity")

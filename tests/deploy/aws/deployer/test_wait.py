@@ -257,7 +257,7 @@ def test_the_old_version_after_a_minute_is_one(cloud: Cloud, monkeypatch: pytest
     assert clock.now == 60
 
 
-def test_a_component_s_update_that_was_rolled_back_is_a_failure_and_its_model_stays(cloud: Cloud) -> None:
+def test_a_rolled_back_component_update_is_a_failure_and_the_model_stays(cloud: Cloud) -> None:
     up(wanted_of(COMPONENTS), keep=1)
     before = cloud.sagemaker.things["inference-component", "base"].request["Specification"]["ModelName"]
     cloud.sagemaker.fate("base", "RolledBack", "llama/base/5xx went off")

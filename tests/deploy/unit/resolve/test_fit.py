@@ -105,7 +105,7 @@ def test_precisions_that_a_gpu_lacks(name: str, dtype: Any, problem: str) -> Non
     assert fit(replace(LLAMA_8B, dtype=dtype), instance(name)).problem == problem
 
 
-def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits_which_a_remark_says() -> None:
+def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits() -> None:
     cases: list[tuple[str, Any]] = [("ml.g5.xlarge", "fp8"), ("ml.p5.48xlarge", "fp4"), ("ml.g5.xlarge", "fp4")]
     for name, dtype in cases:
         found = fit(replace(LLAMA_8B, dtype=dtype, weight_only=True), instance(name))

@@ -86,7 +86,7 @@ def test_only_the_headers_are_fetched(double: HubDouble) -> None:
     "name",
     ["openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3.2", "Qwen/Qwen3-Next-80B-A3B-Instruct", "google/gemma-4-31B-it"],
 )
-def test_a_families_config_makes_the_same_cache_whether_it_is_listed_or_not(double: HubDouble, name: str) -> None:
+def test_a_familys_config_makes_the_same_cache_listed_or_not(double: HubDouble, name: str) -> None:
     row = next(row for row in table("models")["models"] if name in row["names"])
     double.add("me/mine", {"architectures": ["X"], **row["config"]})
     found, known = find_size(spec(), hub=Hub()).shape, known_model(name)

@@ -508,7 +508,7 @@ def test_a_mixture_counts_all_experts() -> None:
     assert weights["dense"] == 3 * 1024 * 64
 
 
-def test_layers_that_are_counted_by_their_list_and_experts_in_a_latent_space() -> None:
+def test_layers_are_counted_by_their_list_and_experts_in_a_latent_space() -> None:
     """Nemotron 3: a layer is Mamba, attention, or experts, which work on `moe_latent_size` values."""
     config = {name: value for name, value in PLAIN.items() if name != "num_hidden_layers"}
     blocks = ["mamba", "moe", "attention", "moe", "mlp"]
@@ -523,7 +523,7 @@ def test_layers_that_are_counted_by_their_list_and_experts_in_a_latent_space() -
     assert cache(read).uncached == 4
 
 
-def test_a_layer_of_state_space_or_attention_may_have_a_feed_forward_network_too() -> None:
+def test_a_state_space_or_attention_layer_may_have_a_feed_forward_network() -> None:
     weights = count(Config({**PLAIN, "layers_block_type": ["mamba", "attention"] * 4}))
     assert weights["dense"] == 8 * 3 * 1024 * 64
 

@@ -249,9 +249,7 @@ def test_after_the_first_token_a_refusal_is_a_failure() -> None:
 
 
 @in_one_test(("answer", "plain", "words"), OF_THE_OPERATOR.values(), ids=OF_THE_OPERATOR)
-def test_what_the_operator_has_to_change_is_in_the_log_and_another_server_answers(
-    answer: bytes, plain: str, words: str
-) -> None:
+def test_operator_errors_are_logged_and_another_server_answers(answer: bytes, plain: str, words: str) -> None:
     with listening(*[(answer,)] * 3) as server, engine(server) as found:
         result = one(found)
         assert result == failed(error=f"the vllm server {plain}")

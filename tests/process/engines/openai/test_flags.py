@@ -51,7 +51,7 @@ def test_a_prompt_in_which_the_thought_has_ended_is_served() -> None:
         assert run(found, 2)[2] == OBEYED
 
 
-def test_a_server_is_asked_once_and_again_after_a_while_and_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_asked_once_later_again_and_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as server, engine(server) as found:
         server.always = enforcing
         for key in (1, 2):

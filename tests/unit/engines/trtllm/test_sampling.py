@@ -190,7 +190,7 @@ def test_what_would_fail_late_is_refused_at_once(sampling: dict[str, Any], messa
         sampling_arguments(Sampling(do_sample=True, **sampling), TRTLLM)
 
 
-def test_with_several_eos_ids_forbidden_words_and_ignore_eos_exclude_each_other() -> None:
+def test_with_several_eos_ids_forbidden_words_exclude_ignore_eos() -> None:
     with pytest.raises(ValueError, match="bad_sequences cannot be combined with ignore_eos"):
         sampling_arguments(Sampling(bad_sequences=("a",), ignore_eos=True), TORCH)
 

@@ -214,7 +214,7 @@ def test_a_template_without_a_place_for_tools_gets_text() -> None:
     assert not rest
 
 
-def test_kimis_templates_get_ids_with_the_name_and_an_index_over_the_whole_history() -> None:
+def test_kimis_templates_get_ids_of_name_and_index_in_the_history() -> None:
     def call(id: str, name: str) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": name, "arguments": {}}}
 
@@ -302,7 +302,7 @@ def test_a_template_with_one_call_a_message_gets_several_messages() -> None:
         assert lay_out(messages, [], others)[0] == (asked, answer, *(results[place] for place in (2, 0, 1)), asked)
 
 
-def test_a_template_that_refuses_text_beside_reasoning_gets_both_as_reasoning() -> None:
+def test_a_template_without_text_beside_reasoning_gets_both_as_reasoning() -> None:
     call = {"id": "a", "function": {"name": "f", "arguments": {}}}
     thoughts = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "Hm.")
     answer: dict[str, Any] = {"role": "assistant", "content": "So.", "tool_calls": [call], **thoughts}

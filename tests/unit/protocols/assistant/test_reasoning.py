@@ -489,7 +489,7 @@ def test_a_model_whose_template_shows_no_reasoning_is_read_as_ever() -> None:
     assert "reasoning" not in choice["message"]
 
 
-def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -> None:
+def test_by_default_a_rule_that_cannot_follow_reasoning_starts_at_once() -> None:
     for sampling, lacks in ((GUIDED, "it cannot"), (GUIDED._replace(presence_penalty=0.5), "")):
         thinking = ReasoningForm(FAMILIES["qwen3"], {}, None, BYTES, lacks, explicit=False)
         assert thinking.read_prompt(Request("", sampling), "<think>\n").sampling == sampling

@@ -145,7 +145,7 @@ def test_what_is_no_call_stays_text(template: str, text: str) -> None:
     assert read(template, "", [text, " So."]) == ("", f"{text} So.", [])
 
 
-def test_without_tools_calls_stay_in_the_text_and_so_do_thoughts_that_are_not_wanted() -> None:
+def test_without_tools_calls_and_unwanted_reasoning_stay_in_the_text() -> None:
     text = '<think>Hm.</think><tool_call>{"name": "f"}</tool_call>'
     assert read("hermes", "", [text], None) == ("Hm.", text.removeprefix("<think>Hm.</think>"), [])
     parser = ResponseParser(READ["hermes"], "", thoughts=False)
@@ -230,7 +230,7 @@ TAG = r"<(?P<key>\w+)>(?P<value>[^<]*)</\w+>"
         ({"transform": {"name": "{name}", "arguments": "{content.b}"}}, "<a>1</a>", None),
     ],
 )
-def test_a_value_is_what_its_parser_reads_and_a_call_without_one_stays_text(
+def test_a_value_is_what_its_parser_reads_and_else_the_call_is_text(
     changes: dict[str, Any], text: str, found: dict[str, Any] | None
 ) -> None:
     more = {key: value for key, value in changes.items() if key == "transform"}
