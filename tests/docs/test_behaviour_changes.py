@@ -22,8 +22,7 @@ _CONFIG = "tests/unit/config/test_loader.py::"
 _LOADER = "tests/unit/config/test_loader.py::"
 _LMI = "tests/golden/lmi/"
 _LINES = "tests/golden/async/"
-_OWN_BATCH = "tests/app/dialects/test_lmi.py::test_requests_with_different_parameters_share_a_batch"
-_OWN_FAILURE = _OWN_BATCH + "_and_a_bad_one_fails_alone"
+_OWN_BATCH = "tests/app/dialects/test_lmi.py::test_requests_of_other_parameters_share_a_batch_and_bad_ones_fail"
 
 CHANGES = {
     "text of a dynamic batch, without `return_full_text`": (
@@ -57,7 +56,7 @@ BETTER = {
     "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
     "the text of a token in `prefill`": _LMI + "prefill.txt",
     "alternatives in a stream": _LMI + "stream_top_tokens.txt",
-    "a dynamic batch whose requests have wrong or unequal `parameters`": _OWN_FAILURE,
+    "a dynamic batch whose requests have wrong or unequal `parameters`": _OWN_BATCH,
     "counts, finish reasons, statuses and errors in async mode": _LINES + "stream_details_length.txt",
     "`option.tgi_compat=true`: the stop string that ended the response": (
         _PROTOCOLS + "test_lmi.py::test_tgi_keeps_the_stop_string_unless_told_otherwise"
