@@ -17,7 +17,13 @@ from pathlib import Path
 from tests import install
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/app/http", "tests/app/test_http.py", "tests/app/security", "tests/process/http/test_connections.py")
+TESTS = (
+    "tests/unit/http",
+    "tests/app/http",
+    "tests/app/test_http.py",
+    "tests/app/security",
+    "tests/process/http/test_connections.py",
+)
 
 
 def main(directory: Path) -> None:

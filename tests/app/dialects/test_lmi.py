@@ -13,10 +13,10 @@ import pytest
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.scheduler.batcher import MAX_OVERTAKES
 from handler.serving.request.gate import BatchGate
-from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import LiveServer, http, wait_for
 from tests.services import begin, load_echo
+from tests.unit.http.connection import settle
 
 # -- LMI's async mode over HTTP: which bodies it answers, with what headers, beside which routes -----------------------
 

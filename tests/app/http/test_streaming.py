@@ -12,9 +12,9 @@ import pytest
 from handler.core.errors import Overloaded
 from handler.http import inference
 from handler.http.inference import BodyWriter
-from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import PATIENCE, wait_for
+from tests.unit.http.connection import settle
 
 
 class Answer:

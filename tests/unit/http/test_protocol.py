@@ -16,8 +16,8 @@ import pytest
 
 from handler.http import protocol
 from handler.http.protocol import EXCHANGE
-from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle, tcp_pair
 from tests.one_test import in_one_test
+from tests.unit.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle, tcp_pair
 
 # -- upgrade -----------------------------------------------------------------------------------------------------------
 # Offers to upgrade the protocol are ignored, in every head, however its bytes are cut; bodies are left as they are.
