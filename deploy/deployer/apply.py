@@ -17,7 +17,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_deploy_error, is_missing, unless_missing
-from deploy.deployer.calls import CALLS, call, identity, is_duplicate, removal, show, tags_of
+from deploy.deployer.calls import CALLS, call, identity_of, is_duplicate, removal, show, tags_of
 from deploy.deployer.live import Live, LiveResource, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
@@ -87,7 +87,7 @@ def undo(
 
 def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
     """Delete a resource, and wait until it no longer exists. A missing resource is not an error."""
-    operation, request = removal(resource.kind, identity(resource.kind, resource.request))
+    operation, request = removal(resource.kind, identity_of(resource))
     there = unless_missing(lambda: call(aws, CALLS[resource.kind].service, operation, request))
     if there is not None and CALLS[resource.kind].status is not None:
         wait_for(aws, resource, report, gone=True, every=every)
@@ -152,7 +152,7 @@ def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], optio
     """Wait until AWS has finished earlier changes, such as those of a killed run, and return the existing resources."""
     live = look(aws, deployment, desired)
     for existing in live.busy:
-        options.say(f"{existing.kind.value}/{existing.name} is {existing.status}: waiting until AWS has finished")
+        options.say(f"{existing.key} is {existing.status}: waiting until AWS has finished")
         _wait_until_idle(aws, existing, options)
     return look(aws, deployment, desired) if live.busy else live
 
@@ -293,12 +293,12 @@ def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) ->
         options.say(str(error))
 
 
-def _may_still_change(aws: Aws, current: Action | None) -> bool:
+def _may_still_change(aws: Aws, current: Action) -> bool:
     """Return whether an update may still be in progress, during which nothing that it needs may be deleted.
 
     AWS forbids deleting a configuration during an update to it, but does not always prevent it.
     """
-    if current is None or current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
+    if current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
         return False
     try:
         description = show(aws, current.kind, current.which)
@@ -326,25 +326,32 @@ def _roll_back(
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
     advice = [error.advice] if error.advice else []
-    if removable and _may_still_change(aws, run.current):
-        names = ", ".join(item.key for item in removable)
-        advice.append(
-            f"AWS may still be changing {failed} or serving with the new resources, so {names} are kept. Run `lmi "
-            "deploy up` again to continue."
-        )
-    elif removable and options.keep_failed:
-        advice.append(f"Kept: {', '.join(item.key for item in removable)}. `lmi deploy down` deletes them.")
-    elif removable:
-        options.say(f"failed: {error}")
-        remaining = undo(aws, removable, options.report, options.say, options.every)
-        advice += [f"Could not be deleted: {item}" for item in remaining]
-    endpoint = next((item for item in desired if item.kind is Kind.ENDPOINT and item.key in run.serving), None)
-    if endpoint is not None and endpoint.key in run.created:
-        advice.append(
-            f"{endpoint.key} is up and costs money. `lmi deploy up` continues from here, `lmi deploy down` deletes it."
-        )
+    advice += _clean_up(aws, removable, error, options, run)
+    advice += [
+        f"{item.key} is up and costs money. `lmi deploy up` continues from here, `lmi deploy down` deletes it."
+        for item in desired
+        if item.kind is Kind.ENDPOINT and item.key in run.serving and item.key in run.created
+    ]
     error.advice = "\n".join(advice)
     return error
+
+
+def _clean_up(
+    aws: Aws, removable: Sequence[Resource], error: DeployError, options: ApplyOptions, run: Run
+) -> Iterator[str]:
+    """Delete the resources unless they may be in use or are to be kept, and yield advice on those that remain."""
+    names = ", ".join(item.key for item in removable)
+    if removable and run.current is not None and _may_still_change(aws, run.current):
+        yield (
+            f"AWS may still be changing {run.current.key} or serving with the new resources, so {names} are kept. Run "
+            "`lmi deploy up` again to continue."
+        )
+    elif removable and options.keep_failed:
+        yield f"Kept: {names}. `lmi deploy down` deletes them."
+    elif removable:
+        options.say(f"failed: {error}")
+        for item in undo(aws, removable, options.report, options.say, options.every):
+            yield f"Could not be deleted: {item}"
 
 
 # -- handle Ctrl-C and SIGTERM: report how far the run got -------------------------------------------------------------

@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from deploy.aws import Aws, error_code, pages, unless_missing
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 from deploy.errors import DeployError
-from deploy.resources.resource import Json, Kind, tag_map
+from deploy.resources.resource import Json, Kind, Resource, tag_map
 from deploy.web_pages import WebPage
 
 
@@ -102,6 +102,11 @@ _UNKNOWN = re.compile(r'Unknown parameter in (\S+): "(\w+)"')
 def identity(kind: Kind, fields: Json) -> Identity:
     """Return a resource's identity from the fields of a request or a response."""
     return tuple(str(fields[name]) for name in CALLS[kind].identity)
+
+
+def identity_of(resource: Resource) -> Identity:
+    """Return the identity of a desired resource."""
+    return identity(resource.kind, resource.request)
 
 
 def is_duplicate(error: ClientError) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, components_of, is_denied, pages, unless_missing
-from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
+from deploy.deployer.calls import CALLS, Identity, identity, identity_of, show, tags_of
 from deploy.resources.resource import (
     ENDED,
     FAILED,
@@ -52,6 +52,10 @@ class LiveResource:
     @property
     def name(self) -> str:
         return self.which[-1]
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind.value}/{self.name}"
 
     @property
     def status(self) -> str:
@@ -131,6 +135,11 @@ class Live:
         name = None if endpoint is None else endpoint.description.get("EndpointConfigName")
         return None if name is None else self.get(Kind.ENDPOINT_CONFIG, (str(name),))
 
+    @property
+    def variants(self) -> list[Json]:
+        """Return the production variants of the endpoint's current configuration, if it can be read."""
+        return [] if self.config is None else list(self.config.description["ProductionVariants"])
+
 
 def pending_configs(endpoint: Json) -> tuple[str, ...]:
     """Return the name of the configuration that an endpoint is being updated to, or () if there is no update."""
@@ -138,69 +147,135 @@ def pending_configs(endpoint: Json) -> tuple[str, ...]:
     return () if name is None else (str(name),)
 
 
+_SCALING = CALLS[Kind.SCALABLE_TARGET].service
+_SAGEMAKER = {"ServiceNamespace": "sagemaker"}
+
+
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     """Find the existing resources. Resources with only the same name prefix, but without the tag, are left out."""
-    existing: dict[tuple[Kind, Identity], LiveResource] = {}
-
-    def keep(kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
-        if description is not None and (kind, identity(kind, description)) not in existing:
-            tags = _tags(aws, kind, description) if tags is None else tags
-            if tags is not None:
-                existing[kind, identity(kind, description)] = LiveResource(kind, description, tags)
-
-    for kind, which in ((item.kind, identity(item.kind, item.request)) for item in desired):
-        if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
-            keep(kind, show(aws, kind, which))
-    own_name, endpoint = name_and_endpoint(deployment)
-    for kind, name in _candidates(aws, own_name, endpoint):
-        if (kind, (name,)) not in existing:
-            keep(kind, show(aws, kind, (name,)))
-    served = [*_of_another_owner(aws, existing, deployment, endpoint)]
-    for kind, description in served:
-        keep(kind, description, {})
-    # Found by name, as a killed run may have left a component's alarm without the component.
-    owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(own_name, "")}
-    for alarm in pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
-        keep(Kind.ALARM, alarm)
-    targets = [item for item in desired if item.kind is Kind.SCALABLE_TARGET]
-    _scaling(aws, deployment, existing, targets)
-    names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (endpoint,))}
-    names |= {(kind, identity(kind, description)) for kind, description in served}
-    related = {key: item for key, item in existing.items() if key in names or item.is_of(deployment)}
-    rest = [item for key, item in existing.items() if key not in related]
-    others = tuple(item for item in rest if item.kind is Kind.COMPONENT)
-    foreign = tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET)
-    return Live(deployment, tuple(related.values()), others=others, foreign_targets=foreign)
+    search = _Search(aws, deployment, desired)
+    search.find_desired()
+    search.find_candidates()
+    search.find_served()
+    search.find_alarms()
+    search.find_scaling()
+    return search.result()
 
 
-def _of_another_owner(
-    aws: Aws, existing: Mapping[tuple[Kind, Identity], LiveResource], deployment: str, endpoint: str
-) -> Iterator[tuple[Kind, Json]]:
-    """Yield the current configuration of another owner's endpoint, if it may be read, and the models in it.
+class _Search:
+    """A search for the existing resources of a deployment, which reads each resource once.
 
-    The models are not read for a guest on that endpoint.
+    Args:
+        desired: desired resources.
     """
-    there = existing.get((Kind.ENDPOINT, (endpoint,)))
-    if there is None or there.is_of(deployment):
-        return
-    try:
-        config = show(aws, Kind.ENDPOINT_CONFIG, (str(there.description["EndpointConfigName"]),))
+
+    def __init__(self, aws: Aws, deployment: str, desired: Sequence[Resource]) -> None:
+        self._aws, self._deployment = aws, deployment
+        self._own_name, self._endpoint = name_and_endpoint(deployment)
+        self._desired = [(item.kind, identity_of(item)) for item in desired]
+        self._served: set[tuple[Kind, Identity]] = set()
+        self._existing: dict[tuple[Kind, Identity], LiveResource] = {}
+
+    def result(self) -> Live:
+        names = {*self._desired, *self._served, (Kind.ENDPOINT, (self._endpoint,))}
+        related = [
+            item for item in self._existing.values() if (item.kind, item.which) in names or item.is_of(self._deployment)
+        ]
+        rest = [item for item in self._existing.values() if item not in related]
+        return Live(
+            self._deployment,
+            tuple(related),
+            others=tuple(item for item in rest if item.kind is Kind.COMPONENT),
+            foreign_targets=tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET),
+        )
+
+    def find_desired(self) -> None:
+        """Find the resources of the desired names, without scaling."""
+        for kind, which in self._desired:
+            if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
+                self._keep(kind, show(self._aws, kind, which))
+
+    def find_candidates(self) -> None:
+        """Find the models, configurations, endpoint and components that may belong to the deployment."""
+        for kind, name in _candidates(self._aws, self._own_name, self._endpoint):
+            if (kind, (name,)) not in self._existing:
+                self._keep(kind, show(self._aws, kind, (name,)))
+
+    def find_served(self) -> None:
+        """Find the configuration of another owner's endpoint, if it may be read, and the models in it."""
+        endpoint = self._existing.get((Kind.ENDPOINT, (self._endpoint,)))
+        if endpoint is None or endpoint.is_of(self._deployment):
+            return
+        try:
+            for kind, description in self._of_another_owner(endpoint):
+                self._served.add((kind, identity(kind, description)))
+                self._keep(kind, description, {})
+        except ClientError as error:
+            if not is_denied(error):
+                raise
+
+    def _of_another_owner(self, endpoint: LiveResource) -> Iterator[tuple[Kind, Json]]:
+        """Yield the current configuration of another owner's endpoint, and the models in it, but not for a guest."""
+        config = show(self._aws, Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
         if config is None:
             return
         yield Kind.ENDPOINT_CONFIG, config
-        own = existing.get((Kind.ENDPOINT_CONFIG, (str(config["EndpointConfigName"]),)))
+        own = self._existing.get((Kind.ENDPOINT_CONFIG, identity(Kind.ENDPOINT_CONFIG, config)))
         if own is not None and (before := own.tags.get(TAG_BEFORE)) is not None:
-            yield from _before(aws, before)
-        if is_guest(deployment):
+            yield from _before(self._aws, before)
+        if is_guest(self._deployment):
             return
-        components = [item.description for item in existing.values() if item.kind is Kind.COMPONENT]
-        parts = [*config.get("ProductionVariants", ()), *(part for item in components for part in specifications(item))]
+        parts = [*config.get("ProductionVariants", ()), *self._specifications()]
         for name in dict.fromkeys(str(part["ModelName"]) for part in parts if "ModelName" in part):
-            if (model := show(aws, Kind.MODEL, (name,))) is not None:
+            if (model := show(self._aws, Kind.MODEL, (name,))) is not None:
                 yield Kind.MODEL, model
-    except ClientError as error:
-        if not is_denied(error):
-            raise
+
+    def _specifications(self) -> list[Json]:
+        """Return the specifications of all components on the endpoint."""
+        components = [item.description for item in self._existing.values() if item.kind is Kind.COMPONENT]
+        return [specification for component in components for specification in specifications(component)]
+
+    def find_alarms(self) -> None:
+        """Find the alarms by name, as a killed run may have left a component's alarm without the component."""
+        owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(self._own_name, "")}
+        for alarm in pages(self._aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
+            self._keep(Kind.ALARM, alarm)
+
+    def find_scaling(self) -> None:
+        """Find the scalable targets of the endpoint and of components, which may be deleted already, with policies."""
+        for target in pages(self._aws, _SCALING, "describe_scalable_targets", "ScalableTargets", **_SAGEMAKER):
+            resource_id = target["ResourceId"]
+            is_desired = (Kind.SCALABLE_TARGET, identity(Kind.SCALABLE_TARGET, target)) in self._desired
+            on_endpoint = resource_id.startswith(f"endpoint/{self._endpoint}/")
+            if not is_desired and not on_endpoint and not resource_id.startswith("inference-component/"):
+                continue
+            if (tags := _tags(self._aws, Kind.SCALABLE_TARGET, target)) is None:
+                continue
+            is_ours = is_desired or tags.get(TAG_DEPLOYMENT) == self._deployment
+            if is_ours or on_endpoint or resource_id in {item.key for item in self._existing.values()}:
+                self._keep(Kind.SCALABLE_TARGET, target, tags)
+            if is_ours:
+                self._find_policies(target, tags)
+
+    def _find_policies(self, target: Json, tags: Mapping[str, str]) -> None:
+        which = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
+        for policy in pages(self._aws, _SCALING, "describe_scaling_policies", "ScalingPolicies", **which):
+            # A policy that a user added must not be updated. It is deleted only with its target.
+            is_own = policy["PolicyName"].startswith(scoped_name(self._own_name, ""))
+            self._keep(Kind.SCALING_POLICY, policy, tags if is_own else {})
+
+    def _keep(self, kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
+        """Add a resource, unless it does not exist or is known already. Tags that are None are read."""
+        if description is None or (key := (kind, identity(kind, description))) in self._existing:
+            return
+        tags = _tags(self._aws, kind, description) if tags is None else tags
+        if tags is not None:
+            self._existing[key] = LiveResource(kind, description, tags)
+
+
+def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
+    """Return the tags of a resource, or None if it was deleted in the meantime."""
+    return unless_missing(lambda: tags_of(aws, kind, description))
 
 
 def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
@@ -224,52 +299,14 @@ def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind
         (Kind.MODEL, "list_models", "Models", (deployment, batch_name(deployment))),
         (Kind.ENDPOINT_CONFIG, "list_endpoint_configs", "EndpointConfigs", (deployment,)),
     ):
-        for item in pages(
-            aws, "sagemaker", operation, listed, NameContains=batch_name(deployment).removesuffix("-batch")
-        ):
+        prefix = batch_name(deployment).removesuffix("-batch")
+        for item in pages(aws, "sagemaker", operation, listed, NameContains=prefix):
             name = item[CALLS[kind].identity[-1]]
             if any(is_version_of(version, name) for version in versions):
                 yield kind, name
     yield Kind.ENDPOINT, endpoint
     for name in components_of(aws, endpoint):
         yield Kind.COMPONENT, name
-
-
-def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
-    """Return the tags of a resource, or None if it was deleted in the meantime."""
-    return unless_missing(lambda: tags_of(aws, kind, description))
-
-
-def _scaling(
-    aws: Aws, deployment: str, existing: dict[tuple[Kind, Identity], LiveResource], desired: Iterable[Resource]
-) -> None:
-    """Find the scalable targets of the endpoint and of components, which may be deleted already, and their policies."""
-    desired_targets = {identity(item.kind, item.request) for item in desired}
-    own_name, endpoint = name_and_endpoint(deployment)
-    variants = f"endpoint/{endpoint}/"
-    present = {f"inference-component/{item.name}" for item in existing.values() if item.kind is Kind.COMPONENT}
-    for target in pages(
-        aws, "application-autoscaling", "describe_scalable_targets", "ScalableTargets", ServiceNamespace="sagemaker"
-    ):
-        which = identity(Kind.SCALABLE_TARGET, target)
-        if which not in desired_targets and not target["ResourceId"].startswith((variants, "inference-component/")):
-            continue
-        tags = _tags(aws, Kind.SCALABLE_TARGET, target)
-        is_ours = which in desired_targets or (tags is not None and tags.get(TAG_DEPLOYMENT) == deployment)
-        if tags is None or not (
-            is_ours or target["ResourceId"].startswith(variants) or target["ResourceId"] in present
-        ):
-            continue
-        existing[Kind.SCALABLE_TARGET, which] = LiveResource(Kind.SCALABLE_TARGET, target, tags)
-        if not is_ours:
-            continue
-        where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
-        for policy in pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
-            # A policy that a user added must not be updated. It is deleted only with its target.
-            whose = tags if policy["PolicyName"].startswith(scoped_name(own_name, "")) else {}
-            existing[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
-                Kind.SCALING_POLICY, policy, whose
-            )
 
 
 # -- versions of models and endpoint configurations, which AWS cannot change -------------------------------------------
@@ -302,29 +339,37 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []
-    names = {(item.kind, item.name) for item in desired}
-    serving = {str(live.endpoint.description["EndpointConfigName"])} if live.endpoint is not None else set()
     configs = _newest(item for item in live.owned if item.kind is Kind.ENDPOINT_CONFIG)
-    current = [item for item in configs if (item.kind, item.name) in names]
-    others = [item for item in configs if item not in current]
-    # The serving version is kept first, as a rollback returns to it.
-    others.sort(key=lambda item: item.name not in serving)
-    coming = sum(item.kind is Kind.ENDPOINT_CONFIG for item in desired)
-    retained = [*current, *others[: max(keep - coming, 0)]]
-    removable = [item for item in configs if item not in retained]
-    used_models = {name for kind, name in names if kind is Kind.MODEL}
-    # Components are changed or deleted before any model.
-    used_models |= set(_models(item.description for item in retained))
-    batch = batch_name(live.deployment)  # jobs may use its models, which are deleted only with the deployment
-    models = _newest(
-        item
-        for item in live.owned
-        if item.kind is Kind.MODEL and item.name not in used_models and not is_version_of(batch, item.name)
-    )
+    retained = _retained_configs(configs, desired, live, keep)
+    models = _unused_models(retained, desired, live)
     if any(item.kind is Kind.COMPONENT for item in desired):  # components name the models, and configurations do not
         of_version = sum(item.kind is Kind.MODEL for item in desired)
         models = models[max(keep - 1, 0) * of_version :]
-    return [*removable, *models]
+    return [*(item for item in configs if item not in retained), *models]
+
+
+def _retained_configs(
+    configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live, keep: int
+) -> list[LiveResource]:
+    """Return the desired configurations, and as many others as are to be kept."""
+    names = {item.name for item in desired if item.kind is Kind.ENDPOINT_CONFIG}
+    serving = None if live.endpoint is None else live.endpoint.description["EndpointConfigName"]
+    # The serving version is kept first, as a rollback returns to it.
+    others = sorted((item for item in configs if item.name not in names), key=lambda item: item.name != serving)
+    return [*(item for item in configs if item.name in names), *others[: max(keep - len(names), 0)]]
+
+
+def _unused_models(configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live) -> list[LiveResource]:
+    """Return the models, newest first, that are not desired and in none of the configurations.
+
+    Components are changed or deleted before any model.
+    """
+    used = {item.name for item in desired if item.kind is Kind.MODEL} | set(
+        _models(item.description for item in configs)
+    )
+    batch = batch_name(live.deployment)  # jobs may use its models, which are deleted only with the deployment
+    models = (item for item in live.owned if item.kind is Kind.MODEL and item.name not in used)
+    return _newest(item for item in models if not is_version_of(batch, item.name))
 
 
 def _newest(resources: Iterable[LiveResource]) -> list[LiveResource]:

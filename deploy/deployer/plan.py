@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
+from deploy.deployer.calls import CALLS, Identity, identity_of, removal, tagging
 from deploy.deployer.live import Live, LiveResource, current_version, outdated
 from deploy.errors import NotThere, Refused
 from deploy.resources.resource import READY, Json, Kind, Ref, Resource, resolved, tag_map
@@ -237,21 +237,16 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
         NotThere: the components are for another deployment's endpoint, which does not exist.
     """
     _refuse_foreign(desired, live, adopt)
+    _refuse_move(desired, live)
     _refuse_endpoint(desired, live)
     _refuse_empty(desired, live)
-    lost = _failed(live)
-    first = [
-        removal_of(
-            item, f"its status is {item.status}" if item.failed else "the resource that it depends on is deleted"
-        )
-        for item in lost
-    ]
-    remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
+    failed = _failed(live)
+    remaining = replace(live, resources=tuple(item for item in live.resources if item not in failed))
     changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
     # Tags describe what serves, so they are changed last: an update that is rolled back must not change them.
     changes_in_order.sort(key=lambda action: action.verb is Verb.TAG)
-    last = [removal_of(existing, why) for existing, why in _surplus(desired, remaining, keep)]
-    return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
+    actions = (*map(_removal_of_failed, failed), *changes_in_order, *_removals(desired, remaining, keep))
+    return Plan(live.deployment, actions, live.online)
 
 
 def removal_of_all(live: Live) -> Plan:
@@ -302,6 +297,22 @@ def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]
     return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
 
 
+def _refuse_move(desired: Sequence[Resource], live: Live) -> None:
+    """Refuse a component that is on another endpoint.
+
+    Raises:
+        Refused: a desired component is on another endpoint.
+    """
+    for resource in desired:
+        existing = live.get(resource.kind, identity_of(resource)) if resource.kind is Kind.COMPONENT else None
+        on = None if existing is None else existing.description.get("EndpointName")
+        if on is not None and on != resource.request["EndpointName"]:
+            raise Refused(
+                f"{resource.key} is on the endpoint {on}, but AWS cannot move components between endpoints",
+                "Choose another name, or delete the component there first.",
+            )
+
+
 def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     """Refuse an endpoint that cannot run the components, or that must be deleted but runs other owners' components.
 
@@ -310,20 +321,12 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         Refused: the endpoint does not allow the plan; see `plan`.
     """
     endpoint = live.endpoint
-    for item in live.of(Kind.COMPONENT):
-        name, on = item.name, item.description.get("EndpointName")
-        owner = next((item for item in desired if item.kind is Kind.COMPONENT and item.name == name), None)
-        if owner is not None and on is not None and on != owner.request["EndpointName"]:
-            raise Refused(
-                f"inference-component/{name} is on the endpoint {on}, but AWS cannot move components between endpoints",
-                "Choose another name, or delete the component there first.",
-            )
     if not live.online:
         return
     names = ", ".join(sorted(item.name for item in live.others))
     if endpoint is not None and endpoint.failed and live.others:
         raise Refused(
-            f"{endpoint.kind.value}/{endpoint.name} has failed, but it runs components of other deployments: {names}",
+            f"{endpoint.key} has failed, but it runs components of other deployments: {names}",
             "AWS can only delete it, and only after its components. Delete these with the tools that created them, "
             "and run this again.",
         )
@@ -344,13 +347,12 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
         raise NotThere(f"endpoint: there is no endpoint {shared} for the components of {name}", "Deploy it first.")
     if endpoint.failed:
         raise Refused(f"endpoint: {shared} is {endpoint.status}", "Have its owner deploy it again first.")
-    variants = live.config.description["ProductionVariants"] if live.config is not None else []
-    if any("ModelName" in variant for variant in variants):
+    if any("ModelName" in variant for variant in live.variants):
         raise Refused(
             f"endpoint: {shared} has its own model, so components cannot be added",
             "Use an endpoint whose specification has components.",
         )
-    names = [variant["VariantName"] for variant in variants]
+    names = [variant["VariantName"] for variant in live.variants]
     variant_names = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
     if names and (lacking := variant_names.difference(names)):
         raise Refused(
@@ -363,7 +365,7 @@ def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> Non
     if adopt:
         return
     for resource in desired:
-        existing = live.get(resource.kind, identity(resource.kind, resource.request))
+        existing = live.get(resource.kind, identity_of(resource))
         if existing is not None and not existing.is_of(live.deployment):
             raise Refused(_foreign(existing), "Choose another name, or take the resource over with --adopt.")
 
@@ -374,7 +376,7 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
         return
     for item in desired:
         empty = item.request.get("RuntimeConfig", {}).get("CopyCount") == 0
-        existing = live.get(item.kind, identity(item.kind, item.request))
+        existing = live.get(item.kind, identity_of(item))
         if empty and (existing is None or existing.failed):
             raise Refused(
                 f"components {item.name}: AWS cannot create a component with copies: 0",
@@ -383,7 +385,7 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
 
 
 def _foreign(existing: LiveResource) -> str:
-    return f"{existing.kind.value}/{existing.name} exists and was not created by this deployment"
+    return f"{existing.key} exists and was not created by this deployment"
 
 
 def _failed(live: Live) -> list[LiveResource]:
@@ -407,31 +409,49 @@ def _failed(live: Live) -> list[LiveResource]:
 
 def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
     """Return the actions for a desired resource: usually one, or two if its tags change as well."""
-    calls = CALLS[resource.kind]
-    which = identity(resource.kind, resource.request)
-    existing = live.get(resource.kind, which)
+    existing = live.get(resource.kind, identity_of(resource))
     if existing is None:
-        old = current_version(resource, live, desired)
-        verb = Verb.CREATE if old is None else Verb.REPLACE
-        changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
-        return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)
-    descriptions = {f"{item.kind.value}/{item.name}": item.description for item in live.resources}
-    changes = differences(
-        as_request(resource.kind, existing.description), with_known_refs(desired_fields(resource), descriptions)
-    )
-    if existing.mixed:  # AWS names one configuration, but several are serving
-        changes = (*changes, Difference(str(calls.status), existing.status, READY[0]))
-    actions = []
-    if changes and calls.update is not None:
+        return (_creation(resource, current_version(resource, live, desired)),)
+    actions = (*_updates(resource, existing, live), *_retagging(resource, existing))
+    return actions or (Action(Verb.UNCHANGED, resource.kind, existing.which, resource=resource),)
+
+
+def _creation(resource: Resource, old: LiveResource | None) -> Action:
+    """Return the creation of a resource, or the replacement of an old version by it."""
+    verb = Verb.CREATE if old is None else Verb.REPLACE
+    changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
+    # The name always differs between versions.
+    changes = tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
+    operation = CALLS[resource.kind].create
+    return Action(verb, resource.kind, identity_of(resource), operation, resource.request, resource, changes)
+
+
+def _updates(resource: Resource, existing: LiveResource, live: Live) -> Iterator[Action]:
+    """Yield the update of a resource that differs from its desired state, if AWS can update its kind."""
+    operation, changes = CALLS[resource.kind].update, _changes(resource, existing, live)
+    if changes and operation is not None:
         request = resource.update or {name: value for name, value in resource.request.items() if name != "Tags"}
-        update = Action(Verb.UPDATE, resource.kind, which, calls.update, request, resource, changes)
+        update = Action(Verb.UPDATE, resource.kind, existing.which, operation, request, resource, changes)
         if resource.kind is Kind.ENDPOINT and not existing.is_of(live.deployment):
             update = replace(update, expects=existing.description["EndpointConfigName"])
-        actions.append(update)
-    if retagged := differences(existing.tags, _tags(resource)):
-        operation, request = tagging(resource.kind, existing.description[calls.arn], _tags(resource))
-        actions.append(Action(Verb.TAG, resource.kind, which, operation, request, resource, retagged))
-    return tuple(actions) or (Action(Verb.UNCHANGED, resource.kind, which, resource=resource),)
+        yield update
+
+
+def _changes(resource: Resource, existing: LiveResource, live: Live) -> tuple[Difference, ...]:
+    """Return the differences of a resource from its desired state, without tags."""
+    fields = with_known_refs(desired_fields(resource), {item.key: item.description for item in live.resources})
+    changes = differences(as_request(resource.kind, existing.description), fields)
+    if existing.mixed:  # AWS names one configuration, but several are serving
+        changes = (*changes, Difference(str(CALLS[resource.kind].status), existing.status, READY[0]))
+    return changes
+
+
+def _retagging(resource: Resource, existing: LiveResource) -> Iterator[Action]:
+    """Yield the change of a resource's tags, if they differ from the desired ones."""
+    tags = _tags(resource)
+    if changes := differences(existing.tags, tags):
+        operation, request = tagging(resource.kind, existing.description[CALLS[resource.kind].arn], tags)
+        yield Action(Verb.TAG, resource.kind, existing.which, operation, request, resource, changes)
 
 
 def _tags(resource: Resource) -> Mapping[str, str]:
@@ -439,20 +459,23 @@ def _tags(resource: Resource) -> Mapping[str, str]:
     return tags if isinstance(tags, Mapping) else tag_map(tags)
 
 
-def _without_name(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Return the changes without the name, which always differs between versions."""
-    return tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
-
-
-def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
-    """Return owned resources that are no longer desired and outdated versions, each with the reason to delete it."""
-    names = {(item.kind, identity(item.kind, item.request)) for item in desired}
+def _removals(desired: Sequence[Resource], live: Live, keep: int) -> list[Action]:
+    """Return the deletions of owned resources that are no longer desired, and of outdated versions."""
+    names = {(item.kind, identity_of(item)) for item in desired}
     surplus = [item for item in live.owned if (item.kind, item.which) not in names]
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
     parts += _foreign_targets(live, parts)
     old = outdated(desired, live, keep)
-    why = {id(item): "no longer wanted" for item in parts} | {id(item): "an older version" for item in old}
-    return [(item, why[id(item)]) for item in in_order_of_removal([*parts, *old])]
+    return [
+        removal_of(item, "an older version" if item in old else "no longer wanted")
+        for item in in_order_of_removal([*parts, *old])
+    ]
+
+
+def _removal_of_failed(item: LiveResource) -> Action:
+    return removal_of(
+        item, f"its status is {item.status}" if item.failed else "the resource that it depends on is deleted"
+    )
 
 
 def removal_of(existing: LiveResource, why: str) -> Action:

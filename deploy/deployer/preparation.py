@@ -158,9 +158,7 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     automatic = spec.scaling is not None or spec.instance.managed is not None
     if automatic or spec.endpoint is not None or endpoint is None or endpoint.failed:
         return ()
-    config = live.config
-    variants = config.description["ProductionVariants"] if config is not None else ()
-    initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
+    initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in live.variants}
     return tuple(
         f"{endpoint.name} is scaled to {count} instances, but an update would scale it to instance.count, which is "
         f"{spec.instance.count}; to prevent that, set instance.count: {count}, or scaling:"
@@ -249,8 +247,7 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     Raises:
         SpecError: the instance type is not the shared endpoint's, or the first copies do not fit.
     """
-    variants = live.config.description["ProductionVariants"] if live.config is not None else ()
-    variant: Mapping[str, Any] = next(iter(variants), {})
+    variant: Mapping[str, Any] = next(iter(live.variants), {})
     if sums is None:
         return None, ()
     if spec.endpoint is not None and variant:

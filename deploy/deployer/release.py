@@ -62,30 +62,36 @@ def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool)
         adopt: whether the endpoint is taken over from another owner.
     """
     spec, endpoint = preparation.spec, live.endpoint
-    every = servers(spec)
-    without = [
-        item for item in every if not is_aws_image(preparation.decision.of(item).image) and not _names_release(item)
-    ]
+    without = [server for server in servers(spec) if _lacks_release(preparation, server)]
     if endpoint is None or not without:
         return preparation, ()
-    chosen = {item.name for item in spec.components} - {item.name for part in without for item in part.components}
+    chosen = _component_names(spec) - {name for server in without for name in _component_names(server)}
     try:
-        described = _containers(endpoint, aws, live, chosen, adopt=adopt)
-        releases = {_told(container, adopt=adopt) for container in described} - {""}
+        releases = _releases(endpoint, aws, live, chosen, adopt=adopt)
     except ClientError as error:
         if not is_denied(error):
             raise
         return preparation, (f"reading the image of {endpoint.name} is denied: set {_FIELD} to its LMI release",)
     if len(releases) > 1:
-        several = " and ".join(sorted(releases))
-        return preparation, (f"{endpoint.name} responds like LMI {several}: set {_FIELD} to the release to keep",)
+        note = (
+            f"{endpoint.name} responds like LMI {' and '.join(sorted(releases))}: set {_FIELD} to the release to keep"
+        )
+        return preparation, (note,)
     if not releases:
         return preparation, ()
-    version = releases.pop()
-    spec = _with_release(spec, version, chosen)
+    (version,) = releases
+    note = f"{endpoint.name} keeps responding like LMI {version}: set {_FIELD}: '{version}', or another release"
+    return _with_spec(preparation, _with_release(spec, version, chosen)), (note,)
+
+
+def _component_names(spec: Spec) -> set[str]:
+    return {component.name for component in spec.components}
+
+
+def _with_spec(preparation: Preparation, spec: Spec) -> Preparation:
+    """Return the preparation of another specification with the same decision."""
     desired = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
-    sentence = f"{endpoint.name} keeps responding like LMI {version}: set {_FIELD}: '{version}', or another release"
-    return replace(preparation, spec=spec, resources_in_order=desired), (sentence,)
+    return replace(preparation, spec=spec, resources_in_order=desired)
 
 
 def _with_release(spec: Spec, version: str, component_names: Collection[str]) -> Spec:
@@ -101,10 +107,19 @@ def _with_release(spec: Spec, version: str, component_names: Collection[str]) ->
     return spec.model_copy(update={"components": components})
 
 
-def _names_release(spec: Spec) -> bool:
+def _lacks_release(preparation: Preparation, spec: Spec) -> bool:
+    """Return whether a server has this project's image, and its specification names no release."""
+    if is_aws_image(preparation.decision.of(spec).image):
+        return False
     file = spec.model.directory / "serving.properties" if spec.model.directory else None
     own = [item.key for item in from_file(file) if isinstance(item, Setting)] if file and file.is_file() else []
-    return KEY in own or any(item.name == _VARIABLE for item in settings_of(spec.options, spec.environment))
+    return KEY not in own and all(item.name != _VARIABLE for item in settings_of(spec.options, spec.environment))
+
+
+def _releases(endpoint: LiveResource, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> set[str]:
+    """Return the releases of an endpoint's containers, as far as they are known; see `_containers`."""
+    parts = _containers(endpoint, aws, live, without, adopt=adopt)
+    return {_release(container, adopt=adopt) for container in parts} - {""}
 
 
 def _containers(
@@ -143,7 +158,7 @@ def _described(kind: Kind, name: str, aws: Aws, live: Live, *, adopt: bool) -> J
     return show(aws, kind, (name,)) if adopt else None
 
 
-def _told(container: Json, *, adopt: bool) -> str:
+def _release(container: Json, *, adopt: bool) -> str:
     image = str(container.get("Image", ""))
     if adopt and is_aws_image(image):
         return str(release_of(image.rpartition(":")[2]) or "")

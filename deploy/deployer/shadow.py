@@ -87,18 +87,11 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     served = live.config
     assert served is not None
     models = [item for item in resources if item.kind is Kind.MODEL]
-    (config,) = (item for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
-    shadow = _variant(config.request["ProductionVariants"][0], _weight(endpoint, served), share)
+    (own,) = (item.request for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
+    shadow = _variant(own["ProductionVariants"][0], _weight(endpoint, served), share)
     content = {**_as_asked(served.description), "ShadowProductionVariants": [shadow]}
-    name = version_name(spec.name, content)
-    marks = [*config.request["Tags"], {"Key": TAG_BEFORE, "Value": served.tags.get(TAG_BEFORE, served.name)}]
-    new = Resource(
-        Kind.ENDPOINT_CONFIG,
-        name,
-        {"EndpointConfigName": name, **content, "Tags": marks},
-        needs=tuple(model.key for model in models),
-    )
-    return (*models, new, _serving(spec.name, name))
+    config = _config(spec.name, content, [*own["Tags"], {"Key": TAG_BEFORE, "Value": before(live)}], models)
+    return (*models, config, _serving(spec.name, config.name))
 
 
 def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
@@ -133,7 +126,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
     ended = [
         removal_of(item, "it has the shadow variant")
         for item in live.owned
-        if TAG_BEFORE in item.tags and f"{item.kind.value}/{item.name}" not in gone
+        if TAG_BEFORE in item.tags and item.key not in gone
     ]
     return replace(promotion, actions=(*promotion.actions, *ended))
 
@@ -265,17 +258,22 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
         )
     shadows = [str(variant["VariantName"]) for variant in config.description.get("ShadowProductionVariants", ())]
     if shadows and not config.is_of(live.deployment):
-        why = f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one"
-        yield why, "Have it removed first."
+        yield (
+            f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one",
+            "Have it removed first.",
+        )
     for name in [str(variant["ModelName"]) for variant in variants if "ModelName" in variant]:
-        model = live.get(Kind.MODEL, (name,))
-        model_containers = containers(model.description) if model is not None else []
-        if len(model_containers) > 1 or any(container.get("Mode") == "MultiModel" for container in model_containers):
+        if _has_several_models(live.get(Kind.MODEL, (name,))):
             yield (
                 f"serves {name}, which has several containers or models: SageMaker does not support a shadow "
                 "next to it",
                 none,
             )
+
+
+def _has_several_models(model: LiveResource | None) -> bool:
+    parts = containers(model.description) if model is not None else []
+    return len(parts) > 1 or any(part.get("Mode") == "MultiModel" for part in parts)
 
 
 def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
@@ -313,6 +311,13 @@ def _as_asked(description: Json) -> dict[str, Any]:
     return {name: value for name, value in description.items() if name in fields and name not in left_out and value}
 
 
+def _config(deployment: str, content: Json, tags: list[Json], models: Sequence[Resource] = ()) -> Resource:
+    """Return a configuration, named by its content, that needs the models."""
+    name = version_name(deployment, content)
+    request = {"EndpointConfigName": name, **content, "Tags": tags}
+    return Resource(Kind.ENDPOINT_CONFIG, name, request, needs=tuple(model.key for model in models))
+
+
 def _serving(name: str, config: str) -> Resource:
     """Return the endpoint with another configuration. Its variants keep their instances, weights and data capture."""
     request = {"EndpointName": name, "EndpointConfigName": config}
@@ -326,10 +331,8 @@ def _shadow_config(live: Live) -> LiveResource | None:
 
 
 def _without_shadow(live: Live, config: LiveResource) -> Resource:
-    content = _as_asked(config.description)
-    name = version_name(live.deployment, content)
-    marks = [{"Key": TAG_DEPLOYMENT, "Value": live.deployment}]
-    return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": marks})
+    tags = [{"Key": TAG_DEPLOYMENT, "Value": live.deployment}]
+    return _config(live.deployment, _as_asked(config.description), tags)
 
 
 def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
@@ -340,8 +343,7 @@ def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
     Args:
         keep: names of further resources to keep.
     """
-    batch, config = batch_name(live.deployment), live.config
-    served = [item.get("ModelName") for item in config.description["ProductionVariants"]] if config is not None else []
+    batch = batch_name(live.deployment)
     own = [item for item in live.owned if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)]
-    stay = {*keep, *served}
+    stay = {*keep, *(item.get("ModelName") for item in live.variants)}
     return in_order_of_removal([item for item in own if item.name not in stay and not is_version_of(batch, item.name)])

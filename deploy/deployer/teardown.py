@@ -10,7 +10,7 @@ from deploy.aws import Aws, pages, unless_missing
 from deploy.deployer.calls import call, show
 from deploy.errors import Refused
 from deploy.operations.logs import component_group, endpoint_group
-from deploy.resources.resource import Kind, containers
+from deploy.resources.resource import Json, Kind, containers
 from deploy.s3.prefix import Prefix, delete, objects
 from deploy.s3.upload import object_digest
 
@@ -33,16 +33,18 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
     """Return the model data URI of each model that loads from the prefix, or from above or below it, by model name."""
     names = [item["ModelName"] for item in pages(aws, "sagemaker", "list_models", "Models")]
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
     users = {}
-    for name, description in zip(names, descriptions, strict=True):
-        for container in containers(description or {}):
-            where = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
-            where = where or container.get("ModelDataUrl")
-            if where and (where.startswith(uri) or uri.startswith(where)):
-                users[name] = str(where)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for name, model in zip(names, pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names), strict=True):
+            for where in map(_data_uri, containers(model or {})):
+                if where and (where.startswith(uri) or uri.startswith(where)):
+                    users[name] = where
     return users
+
+
+def _data_uri(container: Json) -> str:
+    data = container.get("ModelDataSource", {}).get("S3DataSource", {})
+    return str(data.get("S3Uri") or container.get("ModelDataUrl") or "")
 
 
 def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
@@ -76,11 +78,10 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
     prefix = Prefix.of(uri)
     there = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        digests = list(pool.map(lambda entry: object_digest(aws, prefix, entry.name), there))
-    uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+        digests = pool.map(lambda entry: object_digest(aws, prefix, entry.name), there)
+        uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
     delete(aws, prefix, uploaded)
-    where = {"Bucket": prefix.bucket, "Prefix": prefix.key}
-    for item in pages(aws, "s3", "list_multipart_uploads", "Uploads", **where):
+    for item in pages(aws, "s3", "list_multipart_uploads", "Uploads", Bucket=prefix.bucket, Prefix=prefix.key):
         # Uploaded parts of a killed run, which cost as much as objects.
         aws.client("s3").abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
     return len(uploaded), len(there) - len(uploaded)

@@ -5,9 +5,8 @@ This module polls, as botocore's waiter for endpoints reports no progress, and t
 
 from __future__ import annotations
 
-import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -60,6 +59,11 @@ class Progress:
     limit: float
     log: str = ""
     hint: str = ""
+
+    @property
+    def timeout(self) -> str:
+        """Return the reason why waiting ends after `limit`."""
+        return f"{self.status} ({self.phase}) after {self.elapsed / 60:.0f} min"
 
 
 Report = Callable[[Progress], None]
@@ -119,46 +123,60 @@ def wait_for(
             of the log and advice.
         NotThere: the resource does not exist, or was deleted in the meantime.
     """
-    began = clock.monotonic()
     last: dict[str, Any] = {}
     was_busy = False
+    for elapsed, description in _polls(aws, resource, report, limit, every, clock):
+        may_be_old = not gone and elapsed < consistency
+        if description is None and gone:
+            report(Progress(resource.key, "", "deleted", elapsed, limit))
+            return last
+        if description is None:
+            if last or not may_be_old:
+                raise NotThere(f"{resource.key} does not exist" + (" anymore" if last else ""))
+            continue
+        was_going = bool(last) and _status(resource, last) == "Deleting"
+        last = description
+        progress = _progress(aws, resource, description, elapsed, limit)
+        # A resource in service may still have too few copies, which the phase tells.
+        ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
+        report(progress if gone or not ended else _with_version(progress, resource, description))
+        was_busy = was_busy or not ended
+        if ended and may_be_old and not was_busy and _is_previous_version(resource, description):
+            continue
+        if ended and (not gone or was_going):  # it may have failed before its deletion started
+            return _verdict(aws, resource, description)
+        if elapsed >= limit:
+            raise _failure(aws, resource, description, progress.timeout, progress.hint)
+    raise AssertionError("the polls never end")
+
+
+def _polls(
+    aws: Aws, resource: Resource, report: Report, limit: float, every: float, clock: Time
+) -> Iterator[tuple[float, dict[str, Any] | None]]:
+    """Yield the elapsed seconds and AWS's description, or None for a missing resource, at each poll without end.
+
+    Polls at which AWS cannot be reached are only reported, as AWS continues even then. Giving up would roll back a
+    healthy deployment.
+    """
+    began = clock.monotonic()
     while True:
         elapsed = clock.monotonic() - began
         try:
             description = show(aws, resource.kind, (resource.name,))
         except (ClientError, BotoCoreError) as error:
-            # AWS continues even if it cannot be reached. Giving up here would roll back a healthy deployment.
             if not is_temporary(error) or elapsed >= limit:
                 raise
             report(Progress(resource.key, "", f"AWS cannot be reached: {error}", elapsed, limit))
-            clock.sleep(every)
-            continue
-        if description is None and not gone and not last and elapsed < consistency:
-            clock.sleep(every)
-            continue
-        if description is None:
-            if gone:
-                report(Progress(resource.key, "", "deleted", elapsed, limit))
-                return last
-            raise NotThere(f"{resource.key} does not exist" + (" anymore" if last else ""))
-        was_going, last = bool(last) and _status(resource, last) == "Deleting", description
-        progress = _progress(aws, resource, description, elapsed, limit)
-        # A resource in service may still have too few copies, which the phase tells.
-        ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
-        if ended and progress.status == "InService" and not gone and operator.ne(*_versions(resource, description)):
-            progress = replace(progress, phase="serving the previous version")
-        report(progress)
-        was_busy = was_busy or not ended
-        may_be_old = ended and not gone and not was_busy and elapsed < consistency
-        if may_be_old and _is_previous_version(resource, description):
-            clock.sleep(every)
-            continue
-        if ended and (not gone or was_going):  # it may have failed before its deletion started
-            return _verdict(aws, resource, description)
-        if elapsed >= limit:
-            reason = f"{progress.status} ({progress.phase}) after {elapsed / 60:.0f} min"
-            raise _failure(aws, resource, description, reason, progress.hint)
-        clock.sleep(min(every, max(limit - elapsed, 0.0)))
+        else:
+            yield elapsed, description
+        clock.sleep(min(every, limit - elapsed) if elapsed < limit else every)
+
+
+def _with_version(progress: Progress, resource: Resource, description: Mapping[str, Any]) -> Progress:
+    """Return the progress with another phase if a resource in service does not serve the desired version."""
+    desired, serves = _versions(resource, description)
+    previous = progress.status == "InService" and desired != serves
+    return replace(progress, phase="serving the previous version") if previous else progress
 
 
 def _status(resource: Resource, description: Mapping[str, Any]) -> str:
