@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from botocore import xform_name
 
-from deploy.adopt.jumpstart import listed, read_jumpstart
+from deploy.adopt.jumpstart import listed, prefix_data, read_jumpstart
 from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
 from deploy.adopt.variables import one_line
@@ -75,14 +75,13 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
     components = listed(content.get("Components"), file, "Components")
-    parts = [
-        ("Endpoint", "DescribeEndpoint", endpoint),
-        ("EndpointConfig", "DescribeEndpointConfig", config),
-        ("", "ListTags", {"Tags": content.get("Tags", [])}),
-        *(("Model", "DescribeModel", model) for model in models),
-        *(("Components", "DescribeInferenceComponent", component) for component in components),
+    notes = [
+        *checked(file, "Endpoint", "DescribeEndpoint", endpoint),
+        *checked(file, "EndpointConfig", "DescribeEndpointConfig", config),
+        *checked(file, "", "ListTags", {"Tags": content.get("Tags", [])}),
+        *(note for model in models for note in checked(file, "Model", "DescribeModel", model)),
+        *(note for part in components for note in checked(file, "Components", "DescribeInferenceComponent", part)),
     ]
-    notes = [note for section, operation, part in parts for note in checked(file, section, operation, part)]
     return Source(
         str(endpoint.get("EndpointName", "")),
         file,
@@ -116,17 +115,20 @@ def _model(content: Content, file: str, number: int, region: str) -> Source:
 def _package(content: Content, file: str, number: int, region: str) -> Source:
     """Read the response of DescribeModelPackage for a package of a model registry. Marketplace packages are refused."""
     package = content["InferenceSpecification"]
-    products = [container.get("ProductId") for container in package["Containers"]]
-    if product := next((product_id for product_id in products if product_id), None):
+    if product := next(filter(None, (container.get("ProductId") for container in package["Containers"])), None):
         raise Refused(
             f"{file}: is the Marketplace product {product}, whose container and weights belong to the seller",
             "Deploy it from the Marketplace; lmi deploy serves only weights that you can access (model.s3, model.id).",
         )
     containers = [{name: item[name] for name in _OF_PACKAGES if item.get(name)} for item in package["Containers"]]
     types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
-    config = _variant({"InstanceType": types[0]}) if len(types) == 1 else {}
-    region = _region(str(content.get("ModelPackageArn", "")))
-    return Source("", file, region, config=config, models={"": {"Containers": containers}})
+    return Source(
+        "",
+        file,
+        _region(str(content.get("ModelPackageArn", ""))),
+        config=_variant({"InstanceType": types[0]}) if len(types) == 1 else {},
+        models={"": {"Containers": containers}},
+    )
 
 
 _OF_PACKAGES = (
@@ -158,10 +160,8 @@ def _recommended(content: Content, file: str, number: int, region: str) -> Sourc
     container = dict(own.pop("PrimaryContainer", {}))
     tuned = {parameter["Key"]: str(parameter["Value"]) for parameter in model.get("EnvironmentParameters", ())}
     container["Environment"] = {**container.get("Environment", {}), **tuned}
-    kept = ("InstanceType", "InitialInstanceCount", "ServerlessConfig")
-    fields = {key: endpoint.get(key) for key in kept}
     return _of_job(
-        content, "JobArn", f"{file}, recommendation {number}", fields, {**own, "PrimaryContainer": container}
+        content, "JobArn", f"{file}, recommendation {number}", endpoint, {**own, "PrimaryContainer": container}
     )
 
 
@@ -173,11 +173,14 @@ def _ai_recommended(content: Content, file: str, number: int, region: str) -> So
     uri = uri or content.get("ModelSource", {}).get("S3", {}).get("S3Uri")
     container = {"Image": advice.get("ImageUri", ""), "Environment": advice.get("EnvironmentVariables", {})}
     if uri:
-        data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
-        container["ModelDataSource"] = {"S3DataSource": data}
+        container |= prefix_data(uri)
     fields = {"InstanceType": advice.get("InstanceType"), "InitialInstanceCount": advice.get("InstanceCount")}
     origin = f"{file}, recommendation {number}"
     return _of_job(content, "AIRecommendationJobArn", origin, fields, {"PrimaryContainer": container})
+
+
+_RECOMMENDED = ("InstanceType", "InitialInstanceCount", "ServerlessConfig")
+"""Fields of a variant that a job may recommend."""
 
 
 def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Content) -> Source:
@@ -185,11 +188,11 @@ def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Con
 
     Args:
         arn: name of the field with the job's ARN.
-        fields: fields of the variant. Empty ones are left out.
+        fields: recommended fields, of which the variant's are read if they are not empty.
         model: fields of the model, to which the job's role is added.
     """
     role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
-    config = _variant({key: value for key, value in fields.items() if value})
+    config = _variant({name: fields[name] for name in _RECOMMENDED if fields.get(name)})
     return Source("", origin, _region(str(content.get(arn, ""))), config=config, models={"": {**role, **model}})
 
 

@@ -50,24 +50,37 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     """
     fields = _chosen(_section(content, file, "document"), file)
     if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image
-        why = "its container and weights are in a Marketplace package"
-        raise Refused(f"{file}: {why}", "Deploy it from there; lmi deploy serves only weights that you can access.")
+        raise Refused(
+            f"{file}: its container and weights are in a Marketplace package",
+            "Deploy it from there; lmi deploy serves only weights that you can access.",
+        )
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
     special = [*_special(variants, kind, file)]
+    uri = _weights(fields, special, file, region)
     container: dict[str, Any] = {
         "Image": _image(fields, variants, special, file, region),
         "Environment": _environment(fields, special, file),
     }
-    uri = _weights(fields, special, file, region)
-    if uri.endswith("/"):
-        data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
-        container["ModelDataSource"] = {"S3DataSource": data}
-    elif uri:
-        container["ModelDataUrl"] = uri
-    sources = fields.get("hosting_additional_data_sources")
-    if drafts := listed(_section(sources, file, "hosting_additional_data_sources").get(_DRAFT), file, _DRAFT):
-        container["AdditionalModelDataSources"] = [_draft(data_source, file, region) for data_source in drafts]
+    if uri:
+        container |= prefix_data(uri) if uri.endswith("/") else {"ModelDataUrl": uri}
+    if drafts := _drafts(fields, file, region):
+        container["AdditionalModelDataSources"] = drafts
+    model: dict[str, Any] = {"PrimaryContainer": container}
+    if fields.get("inference_enable_network_isolation") and uri:
+        model["EnableNetworkIsolation"] = True
+    return Source(
+        "",
+        f"{file} (JumpStart's {fields.get('model_id') or fields.get('url') or 'model'})",
+        region,
+        config={"ProductionVariants": [_variant(fields, kind, file)]},
+        models={"": model},
+        notes=[*_notes(fields)],
+    )
+
+
+def _variant(fields: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
+    """Return the variant with the default instance type."""
     times = {**fields, **_section(fields.get("deploy_kwargs"), file, "deploy_kwargs")}
     instance = find(kind)
     variant = {
@@ -77,39 +90,41 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
         "ContainerStartupHealthCheckTimeoutInSeconds": times.get("container_startup_health_check_timeout"),
         "VolumeSizeInGB": None if instance is None or instance.nvme_gb else fields.get("inference_volume_size"),
     }
-    unread = (name for name in fields if name.startswith(_OF_SERVING) and not name.startswith(_READ))
-    notes = [(f"JumpStart's {name}", "adopt ignores this field") for name in unread if fields[name]]
+    return {name: value for name, value in variant.items() if value}
+
+
+def _notes(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the serving fields that are not read, and the licence to accept."""
+    for name, value in fields.items():
+        if name.startswith(_OF_SERVING) and not name.startswith(_READ) and value:
+            yield f"JumpStart's {name}", "adopt ignores this field"
     if fields.get("hosting_eula_key"):
-        notes.append(("JumpStart's hosting_eula_key", _LICENCE))
-    model: dict[str, Any] = {"PrimaryContainer": container}
-    if fields.get("inference_enable_network_isolation") and uri:
-        model["EnableNetworkIsolation"] = True
-    return Source(
-        "",
-        f"{file} (JumpStart's {fields.get('model_id') or fields.get('url') or 'model'})",
-        region,
-        config={"ProductionVariants": [{name: value for name, value in variant.items() if value}]},
-        models={"": model},
-        notes=notes,
-    )
+        yield "JumpStart's hosting_eula_key", _LICENCE
+
+
+def prefix_data(uri: str) -> dict[str, Any]:
+    """Return the field of a container whose model data is a prefix."""
+    data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    return {"ModelDataSource": {"S3DataSource": data}}
 
 
 def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
     """Merge the ranking's first configuration into the document's own fields."""
     configs = _map(fields, file, "inference_configs")
-    ranking = _section(
-        _map(fields, file, "inference_config_rankings").get("overall"), file, "inference_config_rankings"
-    )
-    names = [name for name in map(str, listed(ranking.get("rankings"), file, "rankings")) if name in configs] or sorted(
-        configs
-    )
     components = _map(fields, file, "inference_config_components")
-    for config in names[:1]:
+    for config in (_ranked(fields, configs, file) or sorted(configs))[:1]:
         own = _section(configs[config], file, f"inference_configs.{config}")
         for name in map(str, listed(own.get("component_names"), file, "component_names")):
             component = _section(components.get(name), file, f"inference_config_components.{name}")
             fields = merged(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
     return fields
+
+
+def _ranked(fields: Mapping[str, Any], configs: Mapping[str, Any], file: str) -> list[str]:
+    """Return the names of configurations in the order of the document's ranking."""
+    path = "inference_config_rankings"
+    ranking = _section(_map(fields, file, path).get("overall"), file, path)
+    return [name for name in map(str, listed(ranking.get("rankings"), file, "rankings")) if name in configs]
 
 
 def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:
@@ -169,8 +184,14 @@ def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str
     return ""
 
 
+def _drafts(fields: Mapping[str, Any], file: str, region: str) -> list[dict[str, Any]]:
+    """Return the draft models as entries of CreateModel's AdditionalModelDataSources."""
+    name = "hosting_additional_data_sources"
+    sources = listed(_section(fields.get(name), file, name).get(_DRAFT), file, _DRAFT)
+    return [_draft(source, file, region) for source in sources]
+
+
 def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
-    """Return a draft model as an entry of CreateModel's AdditionalModelDataSources."""
     source = _section(item, file, _DRAFT)
     data = _section(source.get("s3_data_source"), file, f"{_DRAFT}: s3_data_source")
     provider = _section(source.get("provider"), file, f"{_DRAFT}: provider")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.aws import Aws, components_of
-from deploy.deployer.calls import call, show, tags_of
+from deploy.deployer.calls import CALLS, Identity, call, show, tags_of
 from deploy.errors import NotThere, Refused
 from deploy.iam.policies import Policy, allow, policy
 from deploy.resources.resource import DIMENSIONS, READY, TAG_DEPLOYMENT, TAG_STACK, Json, Kind, containers
@@ -47,6 +47,21 @@ class Source:
     tags: Mapping[str, str] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     notes: Sequence[tuple[str, str]] = ()
+
+    @property
+    def bases(self) -> list[Json]:
+        """Return the components that are no adapters."""
+        return [component for component in self.components if not is_adapter(component)]
+
+    @property
+    def own_tags(self) -> dict[str, str]:
+        """Return the tags that neither AWS nor lmi deploy sets."""
+        return {key: tag for key, tag in self.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}
+
+    def instances(self, variant: str | None) -> Any:
+        """Return the desired number of instances of a variant, or None if the endpoint does not have it."""
+        variants = {item["VariantName"]: item for item in self.endpoint.get("ProductionVariants", ())}
+        return variants.get(variant, {}).get("DesiredInstanceCount")
 
     def model(self, name: str) -> Json:
         """Return the model of that name, or the only model if the source has just one."""
@@ -124,20 +139,26 @@ def read_endpoint(aws: Aws, name: str) -> Source:
         )
     components = [*_components(aws, name)]
     models = {id: model for id in _models(config, components) if (model := show(aws, Kind.MODEL, (id,))) is not None}
-    targets, policies = _scaling(aws, name, config, components)
-    origin = f"endpoint {name} in {aws.region} (configuration {config_name})"
-    tags = tags_of(aws, Kind.ENDPOINT, endpoint)
-    return with_data(
-        aws, Source(name, origin, aws.region, endpoint, config, models, components, targets, policies, tags)
+    source = Source(
+        name,
+        f"endpoint {name} in {aws.region} (configuration {config_name})",
+        aws.region,
+        endpoint,
+        config,
+        models,
+        components,
+        *_scaling(aws, name, config, components),
+        tags_of(aws, Kind.ENDPOINT, endpoint),
     )
+    return with_data(aws, source)
 
 
 def with_data(aws: Aws, source: Source) -> Source:
     """Return the source with the contents of its model data."""
     served = [container for model in source.models.values() for container in containers(model)]
-    served += [item.get("Specification", {}).get("Container", {}) for item in source.components if not is_adapter(item)]
-    places = {data_of(part)[0] for part in served}
-    return replace(source, artifacts={uri: read_artifact(aws, uri) for uri in places if uri})
+    served += [item.get("Specification", {}).get("Container", {}) for item in source.bases]
+    uris = {data_of(part)[0] for part in served}
+    return replace(source, artifacts={uri: read_artifact(aws, uri) for uri in uris if uri})
 
 
 def is_adapter(component: Json) -> bool:
@@ -159,19 +180,26 @@ def _models(config: Json, components: list[Json]) -> list[str]:
 
 def _scaling(aws: Aws, name: str, config: Json, components: list[Json]) -> tuple[list[Json], list[Json]]:
     """Return the scalable targets of the endpoint's variants and components, and their policies."""
-    places = [f"endpoint/{name}/variant/{variant['VariantName']}" for variant in config.get("ProductionVariants", ())]
-    places += [f"inference-component/{component['InferenceComponentName']}" for component in components]
+    ids = [f"endpoint/{name}/variant/{variant['VariantName']}" for variant in config.get("ProductionVariants", ())]
+    ids += [f"inference-component/{component['InferenceComponentName']}" for component in components]
     targets: list[Json] = []
     policies: list[Json] = []
-    for resource_id in places:
-        where = {"ServiceNamespace": "sagemaker", "ScalableDimension": DIMENSIONS[Kind(resource_id.partition("/")[0])]}
-        request: dict[str, Any] = {**where, "ResourceIds": [resource_id]}
-        found_targets = call(aws, "application-autoscaling", "describe_scalable_targets", request)["ScalableTargets"]
-        targets += found_targets
-        if found_targets:
-            request = {**where, "ResourceId": resource_id}
-            policies += call(aws, "application-autoscaling", "describe_scaling_policies", request)["ScalingPolicies"]
+    for resource_id in ids:
+        which = ("sagemaker", DIMENSIONS[Kind(resource_id.partition("/")[0])], resource_id)
+        if (target := show(aws, Kind.SCALABLE_TARGET, which)) is not None:
+            targets.append(target)
+            policies += _policies(aws, which)
     return targets, policies
+
+
+def _policies(aws: Aws, target: Identity) -> list[Json]:
+    calls = CALLS[Kind.SCALING_POLICY]
+    request = dict(zip(CALLS[Kind.SCALABLE_TARGET].identity, target, strict=True))
+    return list(call(aws, calls.service, calls.describe, request)["ScalingPolicies"])
+
+
+_PARTS = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceComponent": "inference-component"}
+"""Resource types of an endpoint's parts in ARNs, by the names of their Describe calls."""
 
 
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
@@ -181,7 +209,6 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{spelling}" for spelling in dict.fromkeys((name, name.lower()))]
-    kinds = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceComponent": "inference-component"}
     data = [f"arn:{partition}:s3:::*/{path}" for path in (f"*{ARCHIVE}", OPTIONS_FILE)]
     general = [
         "sagemaker:ListInferenceComponents",
@@ -190,7 +217,8 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     ]
     return policy([
         allow("Endpoint", ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], endpoints),
-        allow("Parts", [f"sagemaker:Describe{kind}" for kind in kinds], [f"{head}:{key}/*" for key in kinds.values()]),
+        allow("Parts", [f"sagemaker:Describe{part}" for part in _PARTS],
+              [f"{head}:{kind}/*" for kind in _PARTS.values()]),
         allow("ModelData", ["s3:GetObject"], data),
         allow("General", general, ["*"]),
     ])  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from deploy.adopt.live import Source, container_of, data_of, is_adapter, refuse_owned, refuse_unsettled
+from deploy.adopt.live import Source, container_of, data_of, refuse_owned, refuse_unsettled
 from deploy.adopt.variables import KINDS, Container, Variables, container_kind, shown, variables
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import image_cuda
@@ -26,22 +26,19 @@ _BY_CONCURRENCY = (
 _COOLDOWN = 300  # seconds: Application Auto Scaling's default for SageMaker
 
 
-def scaling_of(
-    source: Source, variant: Json, bases: Sequence[Json], unmapped: list[tuple[str, str]]
-) -> dict[str, Any] | None:
+def scaling_of(source: Source, variant: Json, unmapped: list[tuple[str, str]]) -> dict[str, Any] | None:
     """Return the `scaling` section, or None if the endpoint has no scaling that can be mapped.
 
     Args:
         unmapped: list to which settings that cannot be mapped are added, with the reason.
     """
-    places = [f"inference-component/{component['InferenceComponentName']}" for component in bases]
-    if not places:
-        places = [f"endpoint/{source.name}/variant/{variant.get('VariantName')}"]
-    targets = [target for target in source.targets if target["ResourceId"] in places]
+    resource_ids = [f"inference-component/{component['InferenceComponentName']}" for component in source.bases]
+    resource_ids = resource_ids or [f"endpoint/{source.name}/variant/{variant.get('VariantName')}"]
+    targets = [target for target in source.targets if target["ResourceId"] in resource_ids]
     sections = [section for target in targets if (section := _scaling(source, target, unmapped)) is not None]
     if not sections:
         return None
-    if len(sections) < len(places) or any(section != sections[0] for section in sections):
+    if len(sections) < len(resource_ids) or any(section != sections[0] for section in sections):
         unmapped.append(("scaling", "the components scale differently, but lmi deploy scales all of them alike"))
         return None
     return sections[0]
@@ -132,47 +129,46 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     name = wishes.name or source.name
     if not name:
         raise SpecError("the file names no endpoint", "Pass the deployment's name as --name NAME.")
-    beside = name != source.name
-    if not beside:
+    if name == source.name:
         refuse_owned(source)
         refuse_unsettled(source)
-    variant = _variant(source, wishes, beside=beside)
-    bases = [component for component in source.components if not is_adapter(component)]
-    first, *others = _served(source, variant, bases)
-    model = first.model
-    container, settings, artifact = _read(source, first, wishes)
+    variant = _variant(source, wishes, beside=name != source.name)
+    first, *others = _served(source, variant)
+    reading = _read(source, first, wishes)
     result = Adopted({"name": name})
     content = result.content
     result.put("region", wishes.region or source.region)
-    content["role"] = _role(source, model, wishes)
+    content["role"] = _role(source, first.model, wishes)
     content["image"] = dict(wishes.image)
-    content["model"] = _model(result, first.container, artifact, settings, wishes)
-    result.put("options", settings.options)
-    result.put("environment", settings.environment)
-    content["instance"] = _instance(result, source, variant, bases)
-    result.put("timeouts", _times(variant, bases))
+    content["model"] = _model(result, first.container, reading, wishes)
+    result.put("options", reading.settings.options)
+    result.put("environment", reading.settings.environment)
+    content["instance"] = _instance(result, source, variant)
+    result.put("timeouts", _times(source, variant))
     content["routing"] = _routing(result, variant)
-    if bases:
-        own = {other.component: _own_parts(result, source, other, wishes) for other in others}
-        content["components"] = _components(result, source, bases, own)
+    result.put("components", _components(result, source, others, wishes))
     if wishes.token_secret is not None and not any("token_secret" in item for item in _models(content)):
         raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: leave it out.")
-    result.put("scaling", scaling_of(source, variant, bases, result.unmapped))
+    result.put("scaling", scaling_of(source, variant, result.unmapped))
     content["alarms"] = None
-    result.put("network", _network(source, model))
+    result.put("network", _network(source, first.model))
     result.put("encryption", _given(volume_key=source.config.get("KmsKeyId")))
-    if (asynchronous := source.config.get("AsyncInferenceConfig")) is not None:
-        _asynchronous(content, asynchronous)
-    result.put("sagemaker", _passed(result, source, variant, model, first.container))
-    result.put("tags", {key: tag for key, tag in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))})
-    result.unmapped += [*settings.unmapped, *source.notes]
-    result.idle += settings.idle
-    result.defaults += settings.defaults
+    _asynchronous(content, source)
+    result.put("sagemaker", _passed(result, source, variant, first))
+    result.put("tags", source.own_tags)
+    result.unmapped += [*reading.settings.unmapped, *source.notes]
+    result.idle += reading.settings.idle
+    result.defaults += reading.settings.defaults
+    result.head.append(f"from {source.origin}; its container is {_with_release(reading.container)}")
+    return _checked(result)
+
+
+def _with_release(container: Container) -> str:
+    """Return the kind of a container and its release as a phrase."""
     release = f" {container.told}" if container.told else ""
     if container.told != container.release:
         release += f", treated as {container.release}"
-    result.head.append(f"from {source.origin}; its container is {KINDS[container.kind]}{release}")
-    return _checked(result)
+    return f"{KINDS[container.kind]}{release}"
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
@@ -208,13 +204,21 @@ class Served(NamedTuple):
     model: Json
 
 
-def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served]:
+class Reading(NamedTuple):
+    """What is known of a serving container: its kind, its settings, and the contents of its model data."""
+
+    container: Container
+    settings: Variables
+    artifact: Artifact
+
+
+def _served(source: Source, variant: Json) -> list[Served]:
     """Return the first serving container and all further ones that differ from the first.
 
     Raises:
         Refused: the endpoint serves no model, or a component has specifications by instance type.
     """
-    if not bases:
+    if not source.bases:
         name = str(variant.get("ModelName", ""))
         if not name and source.endpoint:
             raise Refused(
@@ -223,37 +227,38 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
             )
         model = source.model(name)
         return [Served("", container_of(model, name), model)]
-    served: list[Served] = []
-    for item in bases:
-        component = str(item["InferenceComponentName"])
-        if item.get("Specifications"):
-            raise Refused(
-                f"component {component} has specifications by instance type",
-                "Write the specification by hand (documents: deploy).",
-            )
-        specification = item.get("Specification", {})
-        if (name := specification.get("ModelName")) is not None:
-            model = source.model(str(name))
-            served.append(Served(component, container_of(model, str(name)), model))
-        else:
-            container = dict(specification.get("Container", {}))
-            image = container.pop("DeployedImage", {}).get("SpecifiedImage")
-            artifact = container.pop("ArtifactUrl", None)
-            part = {
-                **({"Image": image} if image else {}),
-                **container,
-                **({"ModelDataUrl": artifact} if artifact else {}),
-            }
-            served.append(Served(component, part, {}))
-    return [served[0], *(part for part in served[1:] if part.container != served[0].container)]
+    first, *others = (_served_by(source, component) for component in source.bases)
+    return [first, *(other for other in others if other.container != first.container)]
+
+
+def _served_by(source: Source, component: Json) -> Served:
+    """Return the serving container of a component.
+
+    Raises:
+        Refused: the component has specifications by instance type.
+    """
+    name, specification = str(component["InferenceComponentName"]), component.get("Specification", {})
+    if component.get("Specifications"):
+        raise Refused(
+            f"component {name} has specifications by instance type",
+            "Write the specification by hand (documents: deploy).",
+        )
+    if (model_name := specification.get("ModelName")) is not None:
+        model = source.model(str(model_name))
+        return Served(name, container_of(model, str(model_name)), model)
+    container = dict(specification.get("Container", {}))
+    image = container.pop("DeployedImage", {}).get("SpecifiedImage")
+    artifact = container.pop("ArtifactUrl", None)
+    fields = {**({"Image": image} if image else {}), **container, **({"ModelDataUrl": artifact} if artifact else {})}
+    return Served(name, fields, {})
 
 
 # With --file, the model data may belong to another account.
 _UNREAD = Artifact(problem="with --file, model data is read only with --read-data", unseen=True)
 
 
-def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
-    """Return the container's kind, its settings, and the contents of its model data.
+def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
+    """Read a container's kind, settings and model data.
 
     If the model data does not stay in use, its serving.properties is merged into the settings.
     """
@@ -263,15 +268,17 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     beaten = environ.pop("HF_MODEL_ID", "") if container.kind == "vllm" and uri else ""
     artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
     if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
-        others = (OPTIONS_FILE,) if artifact.variables else ()
-        artifact = replace(artifact, variables={}, others=(*others, *artifact.others), folder="")
+        others = (OPTIONS_FILE, *artifact.others) if artifact.variables else artifact.others
+        artifact = replace(artifact, variables={}, others=others, folder="")
     settings = variables(environ, container)
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
         settings = variables({**environ, **artifact.variables}, container)
     if beaten:
-        why = "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL"
-        settings.idle.append((shown("HF_MODEL_ID", beaten), why))
-    return container, settings, artifact
+        settings.idle.append((
+            shown("HF_MODEL_ID", beaten),
+            "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL",
+        ))  # fmt: skip
+    return Reading(container, settings, artifact)
 
 
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
@@ -281,26 +288,29 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
             "--model applies only to an endpoint with one model",
             f"Component {served.component} has a different model: leave --model out.",
         )
-    _, settings, artifact = _read(source, served, wishes)
-    others = len(result.unmapped), len(result.idle)
-    own: dict[str, Any] = {}
-    if (model := _model(result, served.container, artifact, settings, wishes)) != result.content["model"]:
-        own["model"] = model
-    for name, mine in (("options", settings.options), ("environment", settings.environment)):
-        whole = result.content.get(name, {})
-        over = {key: mine.get(key) for key in (*mine, *whole) if mine.get(key) != whole.get(key)}
-        if over:
-            own[name] = over
-    result.unmapped += settings.unmapped
-    result.idle += settings.idle
-    kept = _kept(served.container, model)
-    fields = _without_owned(shape_of("model"), {"PrimaryContainer": kept}, OWNED["model"], "")
-    result.unmapped += [
-        (name, "sagemaker.model applies to all components") for name in fields.get("PrimaryContainer", {})
-    ]
-    for items, start in zip((result.unmapped, result.idle), others, strict=True):
-        items[start:] = [(f"components {served.component}: {what}", why) for what, why in items[start:]]
-    return own
+    reading, part = _read(source, served, wishes), Adopted({})
+    model = _model(part, served.container, reading, wishes)
+    if model != result.content["model"]:
+        part.content["model"] = model
+    part.unmapped += reading.settings.unmapped
+    part.idle += reading.settings.idle
+    part.put("options", _override(reading.settings.options, result.content.get("options", {})))
+    part.put("environment", _override(reading.settings.environment, result.content.get("environment", {})))
+    fields = _without_owned(shape_of("model"), {"PrimaryContainer": _kept(served.container, model)}, OWNED["model"], "")
+    for name in fields.get("PrimaryContainer", {}):
+        part.unmapped.append((name, "sagemaker.model applies to all components"))
+    result.unmapped += _of_component(served.component, part.unmapped)
+    result.idle += _of_component(served.component, part.idle)
+    return part.content
+
+
+def _of_component(name: str, notes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"components {name}: {setting}", why) for setting, why in notes]
+
+
+def _override(own: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from those of the top level, or None for those that only the top level has."""
+    return {key: own.get(key) for key in (*own, *whole) if own.get(key) != whole.get(key)}
 
 
 def _models(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -319,13 +329,14 @@ def _stays(model_id: str) -> bool:
     return not model_id or model_id.startswith("/")
 
 
-def _model(result: Adopted, served: Json, artifact: Artifact, settings: Variables, wishes: Wishes) -> dict[str, Any]:
+def _model(result: Adopted, served: Json, reading: Reading, wishes: Wishes) -> dict[str, Any]:
     """Return the `model` section, and report the container's other model data in the comments.
 
     Raises:
         Refused: no location is known from which this project's image can load the model.
     """
     uri, is_prefix = data_of(served)
+    settings, artifact = reading.settings, reading.artifact
     id = wishes.model or settings.model_id
     model: dict[str, Any] = {}
     if id.startswith("s3://"):
@@ -391,31 +402,21 @@ def _token(result: Adopted, model: dict[str, Any], settings: Variables, wishes: 
         result.unmapped += [(f"{name}=***", why) for name in settings.hub_token]
 
 
-def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Json]) -> dict[str, Any]:
+def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
     instance: dict[str, Any] = {}
-    pools = variant.get("InstancePools", ())
-    if pools:
+    if pools := variant.get("InstancePools", ()):
         instance["pools"] = [_given(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
-        for pool in pools:
-            if "ModelNameOverride" in pool:
-                why = "set the options that differ in instance.pools[].options"
-                result.unmapped.append((f"ModelNameOverride={pool['ModelNameOverride']}", why))
+        why = "set the options that differ in instance.pools[].options"
+        names = (pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)
+        result.unmapped += [(f"ModelNameOverride={name}", why) for name in names]
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
-    live = {item["VariantName"]: item for item in source.endpoint.get("ProductionVariants", ())}
-    counts = [live.get(variant.get("VariantName"), {}).get("DesiredInstanceCount"), variant.get("InitialInstanceCount")]
-    if count := next((number for number in counts if number), None):
+    if count := source.instances(variant.get("VariantName")) or variant.get("InitialInstanceCount"):
         instance["count"] = count
-    if (name := variant.get("VariantName")) not in (None, "AllTraffic"):
-        instance["variant"] = name
-    if (managed := variant.get("ManagedInstanceScaling", {})).get("Status") == "ENABLED":
-        if bases:
-            most = managed.get("MaxInstanceCount") or instance.get("count", 1)
-            instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": most}
-            instance["count"] = min(instance.get("count", 1), most)
-        else:
-            why = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
-            result.unmapped.append(("ManagedInstanceScaling", why))
+    if variant.get("VariantName", "AllTraffic") not in (None, "AllTraffic"):
+        instance["variant"] = variant["VariantName"]
+    if variant.get("ManagedInstanceScaling", {}).get("Status") == "ENABLED":
+        _manage(result, source, variant["ManagedInstanceScaling"], instance)
     instance |= _given(volume_gb=variant.get("VolumeSizeInGB"))
     if (ami := variant.get("InferenceAmiVersion")) is not None:
         if image_cuda(Image(**result.content["image"])) is None:
@@ -426,9 +427,20 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
     return instance
 
 
-def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
+def _manage(result: Adopted, source: Source, managed: Json, instance: dict[str, Any]) -> None:
+    """Set `instance.managed` and the count within it, or report the scaling of a variant with its own model."""
+    if source.bases:
+        maximum = managed.get("MaxInstanceCount") or instance.get("count", 1)
+        instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": maximum}
+        instance["count"] = min(instance.get("count", 1), maximum)
+    else:
+        why = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
+        result.unmapped.append(("ManagedInstanceScaling", why))
+
+
+def _times(source: Source, variant: Json) -> dict[str, int]:
     """Return the timeouts that are set. The other ones are derived from the model's size later."""
-    parameters = [component.get("Specification", {}).get("StartupParameters", {}) for component in bases]
+    parameters = [component.get("Specification", {}).get("StartupParameters", {}) for component in source.bases]
     times: dict[str, int] = {}
     for name, field_name in (
         ("download", "ModelDataDownloadTimeoutInSeconds"),
@@ -456,34 +468,30 @@ def _routing(result: Adopted, variant: Json) -> Any:
     return "random" if strategy == "RANDOM" else "least_outstanding"
 
 
-def _components(
-    result: Adopted, source: Source, bases: Sequence[Json], own: Mapping[str, Json]
-) -> list[dict[str, Any]]:
-    components = []
-    for item in bases:
-        name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
-        needs = specification.get("ComputeResourceRequirements", {})
-        runtime = item.get("RuntimeConfig", {})
-        copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
-        if copies == 0:
-            why = "AWS cannot create a component with 0 copies, so the file says 1"
-            result.unmapped.append((f"components {name}: 0 copies", why))
-        gpus = needs.get("NumberOfAcceleratorDevicesRequired")
-        component = _given(
-            name=name,
-            copies=None if copies is None else max(copies, 1),
-            accelerators=None if gpus is None else int(gpus),
-            memory_mb=needs.get("MinMemoryRequiredInMb"),
-            cpus=needs.get("NumberOfCpuCoresRequired"),
-            cache=bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False)),
-        )
-        if adapters := [*_adapters(source, name)]:
-            component["adapters"] = adapters
-        component |= own.get(name, {})
-        if fields := _rest(result, "component", item, f"components {name}"):
-            component["sagemaker"] = fields
-        components.append(component)
-    return components
+def _components(result: Adopted, source: Source, others: Sequence[Served], wishes: Wishes) -> list[dict[str, Any]]:
+    """Return the `components` section, in which the others have their own models."""
+    own = {other.component: _own_parts(result, source, other, wishes) for other in others}
+    return [_component(result, source, item, own.get(item["InferenceComponentName"], {})) for item in source.bases]
+
+
+def _component(result: Adopted, source: Source, item: Json, own: Json) -> dict[str, Any]:
+    name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
+    needs, runtime = specification.get("ComputeResourceRequirements", {}), item.get("RuntimeConfig", {})
+    copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
+    if copies == 0:
+        why = "AWS cannot create a component with 0 copies, so the file says 1"
+        result.unmapped.append((f"components {name}: 0 copies", why))
+    gpus = needs.get("NumberOfAcceleratorDevicesRequired")
+    component = _given(
+        name=name,
+        copies=None if copies is None else max(copies, 1),
+        accelerators=None if gpus is None else int(gpus),
+        memory_mb=needs.get("MinMemoryRequiredInMb"),
+        cpus=needs.get("NumberOfCpuCoresRequired"),
+        cache=bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False)),
+        adapters=[*_adapters(source, name)] or None,
+    )
+    return {**component, **own, **_given(sagemaker=_rest(result, "component", item, f"components {name}") or None)}
 
 
 def _adapters(source: Source, base: str) -> Iterator[dict[str, str]]:
@@ -504,7 +512,10 @@ def _network(source: Source, model: Json) -> dict[str, Any]:
     return network
 
 
-def _asynchronous(content: dict[str, Any], config: Json) -> None:
+def _asynchronous(content: dict[str, Any], source: Source) -> None:
+    """Set `async` and its key if the endpoint is asynchronous."""
+    if (config := source.config.get("AsyncInferenceConfig")) is None:
+        return
     output, client = config.get("OutputConfig", {}), config.get("ClientConfig", {})
     topics = output.get("NotificationConfig", {})
     content["async"] = _given(
@@ -518,19 +529,20 @@ def _asynchronous(content: dict[str, Any], config: Json) -> None:
         content["encryption"] = {**content.get("encryption", {}), "output_key": key}
 
 
-def _passed(result: Adopted, source: Source, variant: Json, model: Json, served: Json) -> dict[str, Any]:
+def _passed(result: Adopted, source: Source, variant: Json, served: Served) -> dict[str, Any]:
     """Return the `sagemaker` section: all fields that the specification has no setting for."""
-    if "ImageConfig" in served:
+    if "ImageConfig" in served.container:
         result.idle.append(("ImageConfig", "it applies only to the original image"))
-    container = _kept(served, result.content["model"])
+    container = _kept(served.container, result.content["model"])
+    model = {name: value for name, value in served.model.items() if name != "Containers"}
     parts = {
         "endpoint_config": source.config,
         "variant": variant,
-        "model": {**{name: model[name] for name in model if name != "Containers"}, "PrimaryContainer": container},
+        "model": {**model, "PrimaryContainer": container},
     }
-    parts_left = {part: fields for part, content in parts.items() if (fields := _rest(result, part, content, part))}
-    if "instance" in result.content and "managed" not in result.content["instance"]:
-        parts_left.get("variant", {}).pop("ManagedInstanceScaling", None)
+    parts_left = {part: _rest(result, part, fields, part) for part, fields in parts.items()}
+    if "managed" not in result.content["instance"]:
+        parts_left["variant"].pop("ManagedInstanceScaling", None)
     return {part: fields for part, fields in parts_left.items() if fields}
 
 
@@ -626,16 +638,15 @@ def checked(file: str, path: str, operation: str, content: Any) -> list[tuple[st
     Raises:
         SpecError: a field has the wrong type. The message names the first such field.
     """
-    service = sagemaker()
-    shapes = [service.operation_model(operation).output_shape]
+    api = sagemaker()
+    shapes = [api.operation_model(operation).output_shape]
     if operation in _CREATED:
-        shapes.append(service.operation_model(operation.replace("Describe", "Create")).input_shape)
+        shapes.append(api.operation_model(operation.replace("Describe", "Create")).input_shape)
     problems = [[*_problems(shape, content, path)] for shape in shapes]
-    wrong = [next((f"{where}: {why}" for where, why in items if why != _NO_FIELD), None) for items in problems]
-    if None not in wrong:
-        raise SpecError(f"{file}: {wrong[0]}")
-    others = {*problems[-1]}
-    return [problem for problem in problems[0] if problem in others and problem[1] == _NO_FIELD]
+    wrong = [[problem for problem in items if problem[1] != _NO_FIELD] for items in problems]
+    if all(wrong):
+        raise SpecError(f"{file}: {': '.join(wrong[0][0])}")
+    return [problem for problem in problems[0] if problem in problems[-1] and problem[1] == _NO_FIELD]
 
 
 _NO_FIELD = "AWS's API has no such field"

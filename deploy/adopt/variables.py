@@ -73,8 +73,7 @@ def container_kind(image: str, override: str | None) -> Container:
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
         raise Refused(f"the image {image} is for AWS Neuron, which this project's images do not serve", "")
-    images = ((kind, entry["repository"]) for kind, entry in _CONTAINERS["kinds"].items())
-    kind = override or next((kind for kind, name in images if re.search(name, repository)), None)
+    kind = override or _kind(repository)
     if kind is None:
         known = ", ".join(KINDS.values())
         raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy, only those of {known}", _ADVICE)
@@ -83,6 +82,12 @@ def container_kind(image: str, override: str | None) -> Container:
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
+
+
+def _kind(repository: str) -> str | None:
+    """Return the kind of the container in an image's repository, or None if it is unknown."""
+    kinds = _CONTAINERS["kinds"].items()
+    return next((kind for kind, entry in kinds if re.search(entry["repository"], repository)), None)
 
 
 _TGI = re.compile(r"(?:-tgi|^v?)([0-9]+\.[0-9]+(?:\.[0-9]+)?)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
@@ -154,14 +159,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     for name, value in names.items():
         if name.startswith(("OPTION_", "SERVING_")):
             _own(result, name, value, key_of(name), value, engine)
-    for item in translate(names, engine):
-        if isinstance(item, Note):
-            result.idle.append((shown(item.foreign, names[item.foreign]), item.message))
-        elif not isinstance(item, Own):
-            why = item.message.removeprefix(f"{shown(item.name, names.get(item.name, ''))}: ")
-            result.unmapped.append((shown(item.name, names.get(item.name, "")), why))
-        elif item.name not in names:
-            _own(result, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
+    _translate(result, names, engine)
     for name, value in names.items():
         _as_it_is(result, name, value, engine)
     if settings.get(_ASYNC) == "true":  # implied by the name of LMI's handler
@@ -172,6 +170,18 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     if "llm_engine" not in result.options and not named_engine([rolling], ""):
         result.options["llm_engine"] = engine
     return result
+
+
+def _translate(result: Variables, names: Mapping[str, str], engine: str) -> None:
+    """Classify the variables in the table of foreign names."""
+    for item in translate(names, engine):
+        if isinstance(item, Note):
+            result.idle.append((shown(item.foreign, names[item.foreign]), item.message))
+        elif not isinstance(item, Own):
+            setting = shown(item.name, names.get(item.name, ""))
+            result.unmapped.append((setting, item.message.removeprefix(f"{setting}: ")))
+        elif item.name not in names:
+            _own(result, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
 
 
 def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
@@ -343,15 +353,13 @@ def typed(text: str) -> Value:
 def _checked(result: Variables) -> None:
     """Remove options that the container would reject in combination with other options."""
     for _ in range(len(result.options) + len(result.environment)):
-        problem = next(_problems(result), None)
-        if problem is None:
+        path, why = next(_problems(result), ("", ""))
+        if not path:
             return
-        path, why = problem
         section, _, name = path.partition(".")
         values = result.options if section == "options" else result.environment
-        value = values.pop(name)
         origin = result.origins.get(path, name)
-        result.unmapped.append((shown(origin, str(value)), why))
+        result.unmapped.append((shown(origin, str(values.pop(name))), why))
 
 
 def _problems(result: Variables) -> Iterator[tuple[str, str]]:
