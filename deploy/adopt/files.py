@@ -109,7 +109,7 @@ def _region(arn: str) -> str:
 
 
 def _model(content: Content, file: str, number: int, region: str) -> Source:
-    return Source("", file, _region(str(content.get("ModelArn", ""))), models={"": content}, tags=_tags(content))
+    return replace(_source(content, "ModelArn", file, {}, content), tags=_tags(content))
 
 
 def _package(content: Content, file: str, number: int, region: str) -> Source:
@@ -122,13 +122,8 @@ def _package(content: Content, file: str, number: int, region: str) -> Source:
         )
     containers = [{name: item[name] for name in _OF_PACKAGES if item.get(name)} for item in package["Containers"]]
     types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
-    return Source(
-        "",
-        file,
-        _region(str(content.get("ModelPackageArn", ""))),
-        config=_variant({"InstanceType": types[0]}) if len(types) == 1 else {},
-        models={"": {"Containers": containers}},
-    )
+    config = _variant({"InstanceType": types[0]}) if len(types) == 1 else {}
+    return _source(content, "ModelPackageArn", file, config, {"Containers": containers})
 
 
 _OF_PACKAGES = (
@@ -193,7 +188,12 @@ def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Con
     """
     role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
     config = _variant({name: fields[name] for name in _RECOMMENDED if fields.get(name)})
-    return Source("", origin, _region(str(content.get(arn, ""))), config=config, models={"": {**role, **model}})
+    return _source(content, arn, origin, config, {**role, **model})
+
+
+def _source(content: Content, arn: str, origin: str, config: Content, model: Content) -> Source:
+    """Return the source with one model, in the region of the content's ARN."""
+    return Source("", origin, _region(str(content.get(arn, ""))), config=config, models={"": model})
 
 
 def _hub_content(content: Content, file: str, number: int, region: str) -> Source:

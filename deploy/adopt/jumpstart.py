@@ -57,12 +57,11 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
     special = [*_special(variants, kind, file)]
-    uri = _weights(fields, special, file, region)
     container: dict[str, Any] = {
         "Image": _image(fields, variants, special, file, region),
         "Environment": _environment(fields, special, file),
     }
-    if uri:
+    if uri := _weights(fields, special, file, region):
         container |= prefix_data(uri) if uri.endswith("/") else {"ModelDataUrl": uri}
     if drafts := _drafts(fields, file, region):
         container["AdditionalModelDataSources"] = drafts
@@ -144,10 +143,10 @@ def _image(
 ) -> str:
     regions = _map(variants, file, "regional_aliases")
     aliases = _map(regions, file, region if region in regions else next(iter(regions), ""))
-    places = (
+    aliases_of_type = (
         _section(part.get("regional_properties"), file, "regional_properties").get("image_uri") for part in special
     )
-    alias = next((str(uri) for uri in places if uri), "")
+    alias = next((str(uri) for uri in aliases_of_type if uri), "")
     if image := aliases.get(alias.removeprefix("$")) or _of_type(special, file, "image_uri"):
         return str(image)
     if image := fields.get("hosting_ecr_uri"):

@@ -147,7 +147,8 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.put("timeouts", _times(source, variant))
     content["routing"] = _routing(result, variant)
     result.put("components", _components(result, source, others, wishes))
-    if wishes.token_secret is not None and not any("token_secret" in item for item in _models(content)):
+    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
+    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
         raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: leave it out.")
     result.put("scaling", scaling_of(source, variant, result.unmapped))
     content["alarms"] = None
@@ -165,8 +166,8 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
 
 def _with_release(container: Container) -> str:
     """Return the kind of a container and its release as a phrase."""
-    release = f" {container.told}" if container.told else ""
-    if container.told != container.release:
+    release = f" {container.tagged_release}" if container.tagged_release else ""
+    if container.tagged_release != container.release:
         release += f", treated as {container.release}"
     return f"{KINDS[container.kind]}{release}"
 
@@ -257,6 +258,9 @@ def _served_by(source: Source, component: Json) -> Served:
 _UNREAD = Artifact(problem="with --file, model data is read only with --read-data", unseen=True)
 
 
+_BEATEN = "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL"
+
+
 def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     """Read a container's kind, settings and model data.
 
@@ -268,16 +272,13 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     beaten = environ.pop("HF_MODEL_ID", "") if container.kind == "vllm" and uri else ""
     artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
     if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
-        others = (OPTIONS_FILE, *artifact.others) if artifact.variables else artifact.others
+        others = (*([OPTIONS_FILE] if artifact.variables else []), *artifact.others)
         artifact = replace(artifact, variables={}, others=others, folder="")
     settings = variables(environ, container)
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
         settings = variables({**environ, **artifact.variables}, container)
     if beaten:
-        settings.idle.append((
-            shown("HF_MODEL_ID", beaten),
-            "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL",
-        ))  # fmt: skip
+        settings.idle.append((shown("HF_MODEL_ID", beaten), _BEATEN))
     return Reading(container, settings, artifact)
 
 
@@ -311,10 +312,6 @@ def _of_component(name: str, notes: Sequence[tuple[str, str]]) -> list[tuple[str
 def _override(own: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from those of the top level, or None for those that only the top level has."""
     return {key: own.get(key) for key in (*own, *whole) if own.get(key) != whole.get(key)}
-
-
-def _models(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [content["model"], *(item["model"] for item in content.get("components", ()) if "model" in item)]
 
 
 def _role(source: Source, model: Json, wishes: Wishes) -> str:
@@ -548,8 +545,8 @@ def _passed(result: Adopted, source: Source, variant: Json, served: Served) -> d
 
 def _kept(container: Json, model: Json) -> dict[str, Any]:
     """Return the container's fields without ImageConfig, and without ModelDataSource unless the model is in S3."""
-    left_out = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
-    return {name: value for name, value in container.items() if name not in left_out}
+    omitted = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
+    return {name: value for name, value in container.items() if name not in omitted}
 
 
 def _rest(result: Adopted, part: str, content: Json, path: str) -> dict[str, Any]:

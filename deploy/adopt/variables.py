@@ -41,13 +41,13 @@ class Container(NamedTuple):
         kind: one of `lmi`, `tgi`, `vllm` and `ours`.
         engine: engine that the container's variables configure.
         release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
-        told: release as written in the tag.
+        tagged_release: release as written in the tag.
     """
 
     kind: str
     engine: str
     release: str = ""
-    told: str = ""
+    tagged_release: str = ""
 
 
 _CONTAINERS: Mapping[str, Any] = table("containers")
@@ -65,7 +65,7 @@ def container_kind(image: str, override: str | None) -> Container:
     """Return the kind and release of the container in an image.
 
     Args:
-        override: kind that the user has given, or None to derive it from the image's name.
+        override: the user's kind, or None to derive it from the image's name.
 
     Raises:
         Refused: the container is not supported.
@@ -237,7 +237,7 @@ def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
 
 
 def _taken_out(name: str, value: str, result: Variables, kind: str) -> bool:
-    """Return whether to leave out a variable because it is a secret, empty, or not read by the container."""
+    """Return whether to omit a variable because it is a secret, empty, or not read by the container."""
     line = VARIABLES.get(name)
     is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
@@ -364,8 +364,8 @@ def _checked(result: Variables) -> None:
 
 def _problems(result: Variables) -> Iterator[tuple[str, str]]:
     settings = list(settings_of(result.options, result.environment))
-    places = {setting.origin for setting in settings}
+    origins = {setting.origin for setting in settings}
     for line in wrong_options(settings, None):
         path, _, why = line.partition(": ")
-        if path in places:
+        if path in origins:
             yield path, why

@@ -75,8 +75,8 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     if decision.pools:  # a job has only one instance type
         spec, decision = spec_on(spec, decision.pools[0]), decision.on(decision.pools[0])
     _check(spec, decision)
-    marks = tags(spec.name, spec_digest(spec), spec.tags)
-    job_model = _model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
+    job_tags = tags(spec.name, spec_digest(spec), spec.tags)
+    job_model = _model(spec, decision, job_tags, allow_plaintext_secret=allow_plaintext_secret)
     concurrency, payload = amounts(spec)
     resources: dict[str, Any] = {"InstanceType": decision.instance_type, "InstanceCount": spec.instance.count}
     if decision.gpus:
@@ -99,7 +99,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         },
         "TransformOutput": output,
         "TransformResources": resources,
-        "Tags": marks,
+        "Tags": job_tags,
     }
     stem = f"{job_prefix(spec.name)}{digest([batch.input, batch.output])}"
     return BatchJob(job_model, stem, request, tuple(_warnings(spec, decision)))
@@ -124,9 +124,9 @@ def _sequences(spec: Spec) -> int:
 
 def _check(spec: Spec, decision: Decision) -> None:
     """Raise Refused for settings that batch transform does not support."""
-    there = instance_types("TransformInstanceType")
-    if (name := decision.instance_type) not in there:
-        families = sorted({name.rpartition(".")[0] for name in there if name.startswith(("ml.g", "ml.p"))})
+    types = instance_types("TransformInstanceType")
+    if (name := decision.instance_type) not in types:
+        families = sorted({name.rpartition(".")[0] for name in types if name.startswith(("ml.g", "ml.p"))})
         raise Refused(
             f"instance.type: batch transform does not support {name}",
             f"Pass --instance-type; GPU families are {', '.join(families)}. Or use an asynchronous endpoint (async).",
@@ -146,14 +146,14 @@ def _check(spec: Spec, decision: Decision) -> None:
         )
 
 
-def _model(spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
+def _model(spec: Spec, decision: Decision, job_tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
     """Build the job's model like an endpoint's, but without adapters. Its container downloads a prefix itself."""
     environment = dict(spec.environment)
     if _fetches(decision):
         environment["HF_MODEL_ID"] = str(decision.model_data)
         decision = replace(decision, model_data=None)
     on_its_own = spec.model_copy(update={"environment": environment, "components": ()})
-    resource = model(on_its_own, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
+    resource = model(on_its_own, decision, job_tags, allow_plaintext_secret=allow_plaintext_secret)
     content = {name: value for name, value in resource.request.items() if name not in ("ModelName", "Tags")}
     name = version_name(batch_name(spec.name), content)
     return replace(resource, name=name, request={**resource.request, "ModelName": name})
@@ -243,17 +243,17 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
 
 def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterator[Check]:
     """Check large objects for lines above the size limit, up to a total size of the objects."""
-    most = amounts(spec)[1] * _MB
+    maximum = amounts(spec)[1] * _MB
     left, unread = _MOST_READ, 0
     for item in there:
-        if item.size <= most:
+        if item.size <= maximum:
             continue
         if item.size > left:
             unread += 1
             continue
         left -= item.size
         body = aws.client("s3").get_object(Bucket=bucket, Key=item.key)["Body"]
-        if (problem := too_long(iter(lambda: body.read(_CHUNK), b""), most)) is not None:  # noqa: B023
+        if (problem := too_long(iter(lambda: body.read(_CHUNK), b""), maximum)) is not None:  # noqa: B023
             yield error(
                 "input",
                 f"s3://{bucket}/{item.key}: line {problem} is longer than {amounts(spec)[1]} MB: its file would fail",
@@ -264,17 +264,17 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
         yield warning("input", f"{unread_text}: a file fails if it has a line longer than {amounts(spec)[1]} MB")
 
 
-def too_long(chunks: Iterable[bytes], most: int) -> int | None:
-    """Return the number of the first line above `most` bytes including its newline, or None if there is none."""
+def too_long(chunks: Iterable[bytes], maximum: int) -> int | None:
+    """Return the number of the first line above `maximum` bytes including its newline, or None if there is none."""
     number, length = 1, 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         length += len(first)
         for other in others:
-            if length + 1 > most:
+            if length + 1 > maximum:
                 return number
             number, length = number + 1, len(other)
-        if length > most:
+        if length > maximum:
             return number
     return None
 
@@ -291,18 +291,18 @@ def _output(aws: Aws, spec: Spec) -> Iterator[Check]:
             "Set --output to a prefix outside the input.",
         )
         return
-    if there := answers(aws, batch.output):
+    if there := outputs(aws, batch.output):
         says = f"{batch.output} already contains {counted(len(there), 'output')}, such as {there[0]}"
         yield warning("output", says, "Outputs for the same input objects are overwritten.")
         return
     yield ok("output", batch.output)
 
 
-def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
+def outputs(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """Return the URIs of the outputs (`*.out`) under an S3 URI.
 
     Args:
-        since: time before which outputs are left out, or None for all outputs.
+        since: time before which outputs are omitted, or None for all outputs.
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""

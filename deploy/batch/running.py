@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, error_code, pages, unless_missing
-from deploy.batch.job import BatchJob, answers, inputs
-from deploy.deployer.calls import call, is_temporary, show, tags_of
-from deploy.deployer.wait import Progress, Report
+from deploy.batch.job import BatchJob, inputs, outputs
+from deploy.deployer.calls import call, show, tags_of
+from deploy.deployer.wait import Progress, Report, polls
 from deploy.diagnostics import advice
 from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
@@ -97,10 +96,10 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
     Raises:
         NotThere: the job does not exist.
     """
-    answer = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
-    if answer is None:
+    response = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
+    if response is None:
         raise NotThere(f"there is no transform job {name} in {aws.region}", "Check the name and --region.")
-    return answer
+    return response
 
 
 def stop(aws: Aws, name: str) -> str:
@@ -119,28 +118,22 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
         Failed: the job failed or was stopped. The advice has the end of the log and the outputs so far.
         NotThere: the job does not exist.
     """
-    began = time.monotonic()
     total: int | None = None
-    while True:
-        elapsed = time.monotonic() - began
-        try:
-            job = describe(aws, name)
-            if total is None:
-                total = _total(aws, job)
-            phase = _phase(aws, job, total)
-        except (ClientError, BotoCoreError) as error:
-            if not is_temporary(error):
-                raise
-            report(Progress(_key(name), "", f"AWS cannot be reached: {error}", elapsed, 0.0))
-            time.sleep(EVERY)
-            continue
+
+    def read() -> tuple[dict[str, Any], str]:
+        nonlocal total
+        job = describe(aws, name)
+        total = _total(aws, job) if total is None else total
+        return job, _phase(aws, job, total)
+
+    for elapsed, (job, phase) in polls(read, _key(name), report, every=EVERY):
         status = job["TransformJobStatus"]
         report(Progress(_key(name), status, phase, elapsed, 0.0))
         if status == "Completed":
-            return _answers(aws, job)
+            return _outputs(aws, job)
         if status not in _RUNNING:
             raise _failure(aws, job)
-        time.sleep(EVERY)
+    raise AssertionError("the polls never end")
 
 
 def where(uris: list[str], output: str) -> list[str]:
@@ -172,13 +165,13 @@ def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
         return {"Completed": "done"}.get(job["TransformJobStatus"], "ended")
     if "TransformStartTime" not in job:
         return "finding instances, loading the model"
-    return f"{len(_answers(aws, job))} of {counted(total, 'file')} done" if total else "transforming"
+    return f"{len(_outputs(aws, job))} of {counted(total, 'file')} done" if total else "transforming"
 
 
-def _answers(aws: Aws, job: Mapping[str, Any]) -> list[str]:
+def _outputs(aws: Aws, job: Mapping[str, Any]) -> list[str]:
     """Return the URIs of the outputs that the job has written, or [] if listing them is not allowed."""
     try:
-        return answers(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
+        return outputs(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
     except ClientError:
         return []
 
@@ -189,7 +182,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
     hints = [advice(reason, lines)]
     if lines:
         hints += ["Last lines of the log:", *(f"  {line}" for line in lines[-10:])]
-    if uris := _answers(aws, job):
+    if uris := _outputs(aws, job):
         hints += [f"{counted(len(uris), 'file')} finished before the job ended.", *where(uris, output_of(job))]
     return Failed(f"{_key(job['TransformJobName'])}: {reason}", "\n".join(hint for hint in hints if hint))
 

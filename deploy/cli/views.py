@@ -231,9 +231,9 @@ def plan_as_json(plan: Plan, **more: Any) -> str:
             "request": printable(action.request or {}),
             "changes": [
                 {
-                    "place": change.place,
-                    "before": _hidden(change.place, change.before),
-                    "after": _hidden(change.place, change.after),
+                    "place": change.path,
+                    "before": _hidden(change.path, change.before),
+                    "after": _hidden(change.path, change.after),
                 }
                 for change in action.changes
             ],
@@ -278,8 +278,8 @@ def _print_action(console: Console, action: Action, whole: bool) -> None:
     why = f"  ({action.why})" if action.why else ""
     say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
     for change in action.changes:
-        before, after = (_short(_hidden(change.place, value)) for value in (change.before, change.after))
-        say(console, f"    {change.place}: {before} -> {after}", style)
+        before, after = (_short(_hidden(change.path, value)) for value in (change.before, change.after))
+        say(console, f"    {change.path}: {before} -> {after}", style)
     if whole and action.request and action.verb is not Verb.DELETE:
         say(console, _yaml(action.request), "dim" if action.changes else "")
 

@@ -78,18 +78,20 @@ def undo(
         try:
             remove(aws, resource, report, every)
             say(f"deleted {resource.key}")
-        except (ClientError, BotoCoreError) as error:
-            remaining.append(f"{resource.key}: {as_deploy_error(error)}")
-        except DeployError as error:
-            remaining.append(f"{resource.key}: {error}")
+        except (DeployError, ClientError, BotoCoreError) as error:
+            remaining.append(f"{resource.key}: {_deploy_error(error)}")
     return tuple(remaining)
+
+
+def _deploy_error(error: DeployError | ClientError | BotoCoreError) -> DeployError:
+    return error if isinstance(error, DeployError) else as_deploy_error(error)
 
 
 def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
     """Delete a resource, and wait until it no longer exists. A missing resource is not an error."""
     operation, request = removal(resource.kind, identity_of(resource))
-    there = unless_missing(lambda: call(aws, CALLS[resource.kind].service, operation, request))
-    if there is not None and CALLS[resource.kind].status is not None:
+    response = unless_missing(lambda: call(aws, CALLS[resource.kind].service, operation, request))
+    if response is not None and CALLS[resource.kind].status is not None:
         wait_for(aws, resource, report, gone=True, every=every)
 
 
@@ -175,8 +177,7 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
         try:
             steps.do(action)
         except (DeployError, ClientError, BotoCoreError) as error:
-            deploy_error = error if isinstance(error, DeployError) else as_deploy_error(error)
-            raise _roll_back(aws, deploy_error, plan, desired, options, run) from error
+            raise _roll_back(aws, _deploy_error(error), plan, desired, options, run) from error
     run.current = None
 
 
@@ -191,17 +192,13 @@ class _Steps:
     def do(self, action: Action) -> None:
         if action.verb in _MAKES:
             self._make(action)
-        elif action.verb is Verb.UPDATE:
-            self._options.say(f"update {action.key}")
-            self._call(action)
-        elif action.verb is Verb.TAG:
-            self._options.say(f"tag {action.key}")
-            self._call(action)
-            return
         elif action.verb is Verb.DELETE:
             self._delete(action)
-            return
-        if CALLS[action.kind].status is not None and action.resource is not None:
+        elif action.verb is not Verb.UNCHANGED:
+            self._options.say(f"{action.verb.value} {action.key}")
+            self._call(action)
+        has_status = CALLS[action.kind].status is not None
+        if has_status and action.resource is not None and action.verb is not Verb.TAG:
             if action.verb is not Verb.UNCHANGED:
                 self._options.wait(self._aws, action.resource, consistency=CONSISTENCY_SECONDS)
             self._run.serving.add(action.key)

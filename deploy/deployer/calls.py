@@ -131,8 +131,8 @@ def call(
         if not is_due():
             return {}
         try:
-            answer: dict[str, Any] = getattr(client, operation)(**request)
-            return answer
+            response: dict[str, Any] = getattr(client, operation)(**request)
+            return response
         except ParamValidationError as error:
             if not (unknown := _UNKNOWN.findall(str(error))):
                 raise
@@ -154,12 +154,12 @@ def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
     if calls.names_argument is not None:
         argument = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
         arguments[calls.names_argument] = [arguments.pop(argument)]
-    answer = unless_missing(lambda: call(aws, calls.service, calls.describe, arguments))
-    if answer is None:
+    response = unless_missing(lambda: call(aws, calls.service, calls.describe, arguments))
+    if response is None:
         return None
     if calls.list_field is not None:
-        return next((item for item in answer[calls.list_field] if identity(kind, item) == which), None)
-    return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+        return next((item for item in response[calls.list_field] if identity(kind, item) == which), None)
+    return {name: value for name, value in response.items() if name != "ResponseMetadata"}
 
 
 def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:

@@ -152,7 +152,7 @@ _SAGEMAKER = {"ServiceNamespace": "sagemaker"}
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
-    """Find the existing resources. Resources with only the same name prefix, but without the tag, are left out."""
+    """Find the existing resources. Resources with only the same name prefix, but without the tag, are omitted."""
     search = _Search(aws, deployment, desired)
     search.find_desired()
     search.find_candidates()
@@ -178,10 +178,9 @@ class _Search:
 
     def result(self) -> Live:
         names = {*self._desired, *self._served, (Kind.ENDPOINT, (self._endpoint,))}
-        related = [
-            item for item in self._existing.values() if (item.kind, item.which) in names or item.is_of(self._deployment)
-        ]
-        rest = [item for item in self._existing.values() if item not in related]
+        existing = self._existing.values()
+        related = [item for item in existing if (item.kind, item.which) in names or item.is_of(self._deployment)]
+        rest = [item for item in existing if item not in related]
         return Live(
             self._deployment,
             tuple(related),

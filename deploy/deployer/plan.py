@@ -19,7 +19,7 @@ from deploy.spec.components import is_guest, name_and_endpoint
 
 # -- compare the desired state of a resource with AWS's description, field by field ------------------------------------
 # Only desired fields are compared, as AWS adds defaults and further facts. A field that only AWS's description has is a
-# difference only if leaving it out of a request means "none".
+# difference only if omitting it from a request means "none".
 
 _OPTIONAL = (
     "AcceleratorPartitionLayouts",
@@ -43,7 +43,7 @@ _OPTIONAL = (
 )
 """Fields without a default. A field that a specification no longer has is removed."""
 
-_NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
+_NONE_IF_OMITTED = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
 _OF_ENDPOINT = ("EndpointName", "EndpointConfigName")
 _WHOLE = ("Environment", "Tags")
 """Maps to which AWS adds no entries."""
@@ -54,11 +54,11 @@ class Difference:
     """A field whose value changes.
 
     Attributes:
-        place: path of the field, such as `PrimaryContainer.Image`.
+        path: path of the field, such as `PrimaryContainer.Image`.
         before, after: values of the field, or None if it is absent.
     """
 
-    place: str
+    path: str
     before: Any
     after: Any
 
@@ -132,7 +132,7 @@ def _differ(path: str, before: Any, after: Any, *, whole: bool) -> Iterator[Diff
         for name, value in after.items():
             yield from _differ(f"{path}.{name}".lstrip("."), before.get(name), value, whole=name in _WHOLE)
         for name in before:
-            if name not in after and (whole or name in _NONE_IF_LEFT_OUT) and before[name]:
+            if name not in after and (whole or name in _NONE_IF_OMITTED) and before[name]:
                 yield Difference(f"{path}.{name}".lstrip("."), before[name], None)
     elif isinstance(after, list | tuple) and isinstance(before, list | tuple) and len(after) == len(before):
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -287,7 +287,7 @@ def _scaled(item: LiveResource) -> tuple[str, str]:
 
 
 def _of_endpoint(live: Live) -> list[LiveResource]:
-    """Return the endpoint, its configuration, and its own alarms, leaving out the alarms of components."""
+    """Return the endpoint, its configuration, and its own alarms, omitting the alarms of components."""
     alarms = [item for item in live.of(Kind.ALARM) if item.name.count("/") == 1]
     return [item for item in (live.endpoint, live.config, *alarms) if item is not None]
 
@@ -421,7 +421,7 @@ def _creation(resource: Resource, old: LiveResource | None) -> Action:
     verb = Verb.CREATE if old is None else Verb.REPLACE
     changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
     # The name always differs between versions.
-    changes = tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
+    changes = tuple(item for item in changes if item.path not in ("ModelName", "EndpointConfigName"))
     operation = CALLS[resource.kind].create
     return Action(verb, resource.kind, identity_of(resource), operation, resource.request, resource, changes)
 

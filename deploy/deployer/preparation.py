@@ -11,7 +11,7 @@ from deploy.aws import Aws
 from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
 from deploy.deployer.shadow import Share, beside, plan_promotion, plan_shadow
-from deploy.deployer.teardown import users_of
+from deploy.deployer.teardown import data_uri, users_of
 from deploy.errors import Refused, SpecError
 from deploy.resolve.components import Placed, Sums, without_room
 from deploy.resolve.decision import Decision
@@ -20,7 +20,7 @@ from deploy.resolve.model.files import hub_to_ask
 from deploy.resolve.prices import ask as ask_prices
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
-from deploy.resources.resource import Json, Kind, Resource, specifications
+from deploy.resources.resource import Kind, Resource, containers, specifications
 from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, counted, object_sender, plan_upload, upload
 from deploy.spec import Spec
 from deploy.spec.components import servers
@@ -201,7 +201,7 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
     users = [
         existing.name
         for existing in live.owned
-        if existing.kind is Kind.MODEL and _data(existing.description) == model.upload
+        if existing.kind is Kind.MODEL and model.upload in map(data_uri, containers(existing.description))
     ]
     if planned.missing and serves and users:
         raise Refused(
@@ -218,8 +218,8 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
 def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
     """Raise Refused if another model loads from the prefix, or another deployment uploaded a file that would change."""
     own_models = {existing.name for existing in live.owned if existing.kind is Kind.MODEL}
-    there = users_of(aws, str(planned.prefix))
-    users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own_models]
+    uris = users_of(aws, str(planned.prefix))
+    users = [f"the model {name} loads from {where}" for name, where in uris.items() if name not in own_models]
     with ThreadPoolExecutor(WORKERS) as pool:
         senders = set(pool.map(lambda name: object_sender(aws, planned.prefix, name), planned.changed))
     users += [f"the deployment {name} uploaded files there" for name in senders if name not in (None, live.deployment)]
@@ -230,12 +230,6 @@ def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
             + f"; {counted(len(planned.missing), 'file')} would be added or changed, such as {planned.missing[0]}",
             "Set model.upload to another prefix, such as s3://bucket/model-2/.",
         )
-
-
-def _data(model: Json) -> str | None:
-    """Return the S3 URI of the uncompressed model data in AWS's description of a model, or None."""
-    uri = model.get("PrimaryContainer", {}).get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
-    return None if uri is None else str(uri)
 
 
 # -- check whether the components of several deployments fit on one endpoint -------------------------------------------

@@ -128,7 +128,7 @@ def _containers(
     """Yield the containers of an endpoint's models. Without `adopt`, only models that the deployment owns are read.
 
     Args:
-        without: names of components to leave out.
+        without: names of components to omit.
     """
     config = str(endpoint.description["EndpointConfigName"])
     fields = _described(Kind.ENDPOINT_CONFIG, config, aws, live, adopt=adopt) or {}

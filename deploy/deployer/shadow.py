@@ -55,7 +55,7 @@ def refuse_specification(spec: Spec) -> None:
     Raises:
         SpecError: the specification has such a setting, which the message names.
     """
-    for there, setting, why in (
+    for is_set, setting, why in (
         (bool(spec.components), "components", "SageMaker does not support a shadow next to inference components"),
         (spec.endpoint is not None, "endpoint", "SageMaker does not support a shadow next to inference components"),
         (spec.asynchronous is not None, "async", "SageMaker does not support a shadow next to asynchronous inference"),
@@ -66,7 +66,7 @@ def refuse_specification(spec: Spec) -> None:
             "with --shadow the file itself describes the shadow",
         ),
     ):
-        if there:
+        if is_set:
             raise SpecError(f"{setting}: {why}", f"Leave {setting} out, or run this without --shadow.")
 
 
@@ -83,7 +83,8 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     endpoint = live.endpoint
     if endpoint is None:
         raise NotThere(f"there is no endpoint {spec.name} to add a shadow to", "Plain `lmi deploy up` creates it.")
-    _refuse(spec, endpoint, live)
+    if reason := next(_reasons(spec, endpoint, live), None):
+        raise Refused(f"endpoint/{endpoint.name} {reason[0]}", reason[1])
     served = live.config
     assert served is not None
     models = [item for item in resources if item.kind is Kind.MODEL]
@@ -201,17 +202,8 @@ def _refuse_other_shadow(desired: Sequence[Resource], live: Live) -> None:
         )
 
 
-def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
-    """Refuse an endpoint that is managed otherwise, that is not in service, or that cannot have a shadow.
-
-    Raises:
-        Refused: the endpoint is refused. The message gives the reason.
-    """
-    for why, advice in _reasons(spec, endpoint, live):
-        raise Refused(f"endpoint/{endpoint.name} {why}", advice)
-
-
 def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
+    """Yield each reason why the endpoint cannot get a shadow, with advice."""
     owner, stack = endpoint.tags.get(TAG_DEPLOYMENT), endpoint.tags.get(TAG_STACK)
     if owner == live.deployment:
         yield "belongs to this deployment", "Add shadow: to its file, and run `lmi deploy up` without --shadow."
@@ -306,12 +298,12 @@ def _weight(endpoint: LiveResource, config: LiveResource) -> float:
 
 def _as_asked(description: Json) -> dict[str, Any]:
     """Convert a configuration's description to arguments of CreateEndpointConfig, without name, tags and shadow."""
-    left_out = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
+    omitted = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
     fields = sagemaker().operation_model("CreateEndpointConfig").input_shape.members
-    return {name: value for name, value in description.items() if name in fields and name not in left_out and value}
+    return {name: value for name, value in description.items() if name in fields and name not in omitted and value}
 
 
-def _config(deployment: str, content: Json, tags: list[Json], models: Sequence[Resource] = ()) -> Resource:
+def _config(deployment: str, content: Json, tags: Sequence[Json], models: Sequence[Resource] = ()) -> Resource:
     """Return a configuration, named by its content, that needs the models."""
     name = version_name(deployment, content)
     request = {"EndpointConfigName": name, **content, "Tags": tags}

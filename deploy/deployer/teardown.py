@@ -36,13 +36,14 @@ def users_of(aws: Aws, uri: str) -> dict[str, str]:
     users = {}
     with ThreadPoolExecutor(_WORKERS) as pool:
         for name, model in zip(names, pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names), strict=True):
-            for where in map(_data_uri, containers(model or {})):
+            for where in map(data_uri, containers(model or {})):
                 if where and (where.startswith(uri) or uri.startswith(where)):
                     users[name] = where
     return users
 
 
-def _data_uri(container: Json) -> str:
+def data_uri(container: Json) -> str:
+    """Return the URI of the model data in a container, or "" if it has none."""
     data = container.get("ModelDataSource", {}).get("S3DataSource", {})
     return str(data.get("S3Uri") or container.get("ModelDataUrl") or "")
 
@@ -76,12 +77,12 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
         Failed: some objects could not be deleted.
     """
     prefix = Prefix.of(uri)
-    there = objects(aws, prefix)
+    entries = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        digests = pool.map(lambda entry: object_digest(aws, prefix, entry.name), there)
-        uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+        digests = pool.map(lambda entry: object_digest(aws, prefix, entry.name), entries)
+        uploaded = [entry.name for entry, digest in zip(entries, digests, strict=True) if digest is not None]
     delete(aws, prefix, uploaded)
     for item in pages(aws, "s3", "list_multipart_uploads", "Uploads", Bucket=prefix.bucket, Prefix=prefix.key):
         # Uploaded parts of a killed run, which cost as much as objects.
         aws.client("s3").abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
-    return len(uploaded), len(there) - len(uploaded)
+    return len(uploaded), len(entries) - len(uploaded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -25,6 +25,8 @@ _SILENT = 600.0  # seconds without a log stream, after which the host or the ima
 _MARGIN = 900.0  # seconds for booting the instance and pulling the image, which no timeout covers
 _PROVISION = 3600.0  # AWS's maximum
 _LOG_TAIL = 40
+
+T = TypeVar("T")
 
 CONSISTENCY_SECONDS = 60.0
 """Seconds after a call in which AWS may still describe the previous state, without the new resource or version."""
@@ -125,7 +127,9 @@ def wait_for(
     """
     last: dict[str, Any] = {}
     was_busy = False
-    for elapsed, description in _polls(aws, resource, report, limit, every, clock):
+    for elapsed, description in polls(
+        lambda: show(aws, resource.kind, (resource.name,)), resource.key, report, limit=limit, every=every, clock=clock
+    ):
         may_be_old = not gone and elapsed < consistency
         if description is None and gone:
             report(Progress(resource.key, "", "deleted", elapsed, limit))
@@ -150,25 +154,32 @@ def wait_for(
     raise AssertionError("the polls never end")
 
 
-def _polls(
-    aws: Aws, resource: Resource, report: Report, limit: float, every: float, clock: Time
-) -> Iterator[tuple[float, dict[str, Any] | None]]:
-    """Yield the elapsed seconds and AWS's description, or None for a missing resource, at each poll without end.
+def polls(
+    read: Callable[[], T], key: str, report: Report, *, every: float, limit: float = 0.0, clock: Time = time
+) -> Iterator[tuple[float, T]]:
+    """Yield the elapsed seconds and what `read` returns at each poll, without end.
 
     Polls at which AWS cannot be reached are only reported, as AWS continues even then. Giving up would roll back a
     healthy deployment.
+
+    Args:
+        key: key of the resource for reports.
+        limit: seconds after which an unreachable AWS is an error, or 0 for never.
+
+    Raises:
+        ClientError, BotoCoreError: AWS returned an error that is not temporary.
     """
     began = clock.monotonic()
     while True:
         elapsed = clock.monotonic() - began
         try:
-            description = show(aws, resource.kind, (resource.name,))
+            result = read()
         except (ClientError, BotoCoreError) as error:
-            if not is_temporary(error) or elapsed >= limit:
+            if not is_temporary(error) or (limit and elapsed >= limit):
                 raise
-            report(Progress(resource.key, "", f"AWS cannot be reached: {error}", elapsed, limit))
+            report(Progress(key, "", f"AWS cannot be reached: {error}", elapsed, limit))
         else:
-            yield elapsed, description
+            yield elapsed, result
         clock.sleep(min(every, limit - elapsed) if elapsed < limit else every)
 
 
@@ -186,9 +197,9 @@ def _status(resource: Resource, description: Mapping[str, Any]) -> str:
 def _progress(aws: Aws, resource: Resource, description: Mapping[str, Any], elapsed: float, limit: float) -> Progress:
     status = _status(resource, description)
     copies = description.get("RuntimeConfig", {})
-    desired, there = copies.get("DesiredCopyCount", 0), copies.get("CurrentCopyCount", 0)
-    if status == "InService" and there < desired:
-        return Progress(resource.key, status, f"{there} of {desired} copies are running", elapsed, limit)
+    desired, current = copies.get("DesiredCopyCount", 0), copies.get("CurrentCopyCount", 0)
+    if status == "InService" and current < desired:
+        return Progress(resource.key, status, f"{current} of {desired} copies are running", elapsed, limit)
     if status not in ("Creating", "Updating"):
         return Progress(resource.key, status, _PHASES.get(status, status), elapsed, limit)
     lines = _log(aws, resource, description)
@@ -215,7 +226,7 @@ def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] |
 def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: int = 1) -> list[logs.Line] | None:
     """Return the last lines of the log, or None if there is no log or reading it is denied.
 
-    Lines before the resource's creation are left out, as they belong to an earlier resource of the same name.
+    Lines before the resource's creation are omitted, as they belong to an earlier resource of the same name.
     """
     try:
         lines = logs.tail(aws, _GROUPS[resource.kind](resource.name), count)

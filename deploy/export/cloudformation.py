@@ -31,14 +31,14 @@ LACKING: Mapping[Kind, Mapping[str, bool]] = {
         "Specifications.ComputeResourceRequirements.AcceleratorPartitionType": True,
     },
 }
-"""Fields that CloudFormation does not support, and whether leaving them out would do harm."""
+"""Fields that CloudFormation does not support, and whether omitting them would do harm."""
 
 
 def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a resource's properties that CloudFormation supports, and the paths of those that it does not support.
 
     Raises:
-        Refused: leaving out a property would do harm.
+        Refused: omitting a property would do harm.
     """
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
@@ -120,7 +120,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
 
 
 def template_notes(resources: Sequence[Resource]) -> list[str]:
-    """Return a sentence for each field that the template leaves out because CloudFormation does not support it."""
+    """Return a sentence for each field that the template omits because CloudFormation does not support it."""
     return [
         f"{path} of {resource.key}: CloudFormation does not support it."
         for resource in resources
@@ -195,15 +195,14 @@ def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
 
 
 def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:
-    updates = {name: resource.update[name] for name in _UPDATE_PROPERTIES if name in resource.update}
-    content, _ = without_lacking(resource, {**resource.request, **updates})
+    updates = {name: value for name, value in resource.update.items() if name in _UPDATE_PROPERTIES}
+    content = without_lacking(resource, {**resource.request, **updates})[0]
     if isinstance(tags := content.get("Tags"), Mapping):
         content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
     properties, references = _with_references(content, resource, names)
     # CloudFormation derives no dependency from a name that is only part of a string.
-    if depends_on := [names[key] for key in resource.needs if key not in references]:
-        return {"Type": TYPES[resource.kind], "Properties": properties, "DependsOn": depends_on}
-    return {"Type": TYPES[resource.kind], "Properties": properties}
+    depends_on = [names[key] for key in resource.needs if key not in references]
+    return {"Type": TYPES[resource.kind], "Properties": properties, **({"DependsOn": depends_on} if depends_on else {})}
 
 
 def _with_references(content: Any, resource: Resource, names: Mapping[str, str]) -> tuple[Any, set[str]]:

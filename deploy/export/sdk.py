@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from botocore import xform_name
-from botocore.model import Shape
 
 from deploy.resources.resource import Kind, Ref, Resource, refs
 from deploy.service_model import sagemaker
@@ -138,27 +137,24 @@ def _import(module: str, names: Sequence[str]) -> str:
 def _request(resource: Resource, shapes: set[str]) -> _Expression:
     """Return the arguments of `create` as an expression, and add the names of the SDK's shapes in it to `shapes`."""
     operation = sagemaker().operation_model(f"Create{_CLASSES[resource.kind][1]}")
-    shape: Any = operation.input_shape
-    items = (
-        (f"{xform_name(name)}=", _value(shape.members[name], value, shapes)) for name, value in resource.request.items()
-    )
-    return _Expression("dict(", tuple(items), ")")
+    return _structure("dict", operation.input_shape, resource.request, shapes)
 
 
-def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
+def _structure(function: str, shape: Any, values: Mapping[str, Any], shapes: set[str]) -> _Expression:
+    items = ((f"{xform_name(name)}=", _value(shape.members[name], value, shapes)) for name, value in values.items())
+    return _Expression(f"{function}(", tuple(items), ")")
+
+
+def _value(shape: Any, value: Any, shapes: set[str]) -> _Expression:
     """Return the expression of a value for the SDK, in which structures are objects of the SDK's shapes."""
-    members: Any = shape
     match shape.type_name:
         case "structure":
             shapes.add(shape.name)
-            items = (
-                (f"{xform_name(name)}=", _value(members.members[name], item, shapes)) for name, item in value.items()
-            )
-            return _Expression(f"{shape.name}(", tuple(items), ")")
+            return _structure(shape.name, shape, value, shapes)
         case "list":
-            return _Expression("[", tuple(("", _value(members.member, item, shapes)) for item in value), "]")
+            return _Expression("[", tuple(("", _value(shape.member, item, shapes)) for item in value), "]")
         case "map":
-            pairs = ((f"{_scalar(name)}: ", _value(members.value, item, shapes)) for name, item in value.items())
+            pairs = ((f"{_scalar(name)}: ", _value(shape.value, item, shapes)) for name, item in value.items())
             return _Expression("{", tuple(pairs), "}")
     return _Expression(_scalar(value))
 

@@ -29,9 +29,9 @@ class Arns:
     Attributes:
         data: the S3 URIs of the models, without duplicates.
         uploads: the S3 URIs of the models that `up` uploads.
-        places: the S3 URIs of the models and their adapters.
+        artifacts: the S3 URIs of the models and their adapters.
         written, read: further S3 URIs that SageMaker writes and reads.
-        requests, answers: the S3 URIs for the requests and responses of asynchronous inference.
+        requests, responses: the S3 URIs for the requests and responses of asynchronous inference.
         batch_input, batch_output: the S3 URIs of batch transform.
         checked: the S3 URIs whose buckets' encryption is checked.
     """
@@ -46,14 +46,14 @@ class Arns:
             self._served.append((shadow_of(spec), decision.shadow))
         self.data = _once(decided.model_data for _, decided in self._served)
         self.uploads = uploads(spec) if self.data else []
-        self.places = self.data + [adapter.artifact for component in spec.components for adapter in component.adapters]
+        self.artifacts = self.data + [adapter.artifact for item in spec.components for adapter in item.adapters]
         self.written, self.read = written(spec), [*read(spec)]
         queue, batch = spec.asynchronous, spec.batch
         self.requests = [queue.output] if queue else []
-        self.answers = _once([queue.output, queue.failures]) if queue else []
+        self.responses = _once([queue.output, queue.failures]) if queue else []
         self.batch_input, self.batch_output = ([batch.input], [batch.output]) if batch else ([], [])
         captured = [spec.capture.output] if spec.capture else []
-        self.checked = [*self.places, *self.answers, *captured, *self.batch_input, *self.batch_output]
+        self.checked = [*self.artifacts, *self.responses, *captured, *self.batch_input, *self.batch_output]
 
     def of(self, service: str, rest: str, *, region: str | None = None) -> str:
         where = self._region if region is None else region
@@ -137,7 +137,7 @@ class Arns:
         return ["*"] if any(fields.get("EnableSSMAccess") for fields in (self.spec.sagemaker.variant, *shadows)) else []
 
     def repositories(self) -> list[str]:
-        """Return the ARNs of the images' ECR repositories, without duplicates. Other registries are left out."""
+        """Return the ARNs of the images' ECR repositories, without duplicates. Other registries are omitted."""
         return _once(
             f"arn:{self._partition}:ecr:{match['region']}:{match['account']}:repository/{match['repository']}"
             for match in (ECR_URI.fullmatch(decided.image) for _, decided in self._served)
@@ -154,9 +154,9 @@ class Arns:
 
     def objects(self, uris: list[str]) -> list[str]:
         """Return the ARN of each S3 URI: of the object for an archive, and of all objects under any other URI."""
-        places = [uri.removeprefix("s3://") for uri in uris]
-        ends = ["" if path.endswith(ARCHIVE) else "*" if "/" in path else "/*" for path in places]
-        return [f"arn:{self._partition}:s3:::{path}{end}" for path, end in zip(places, ends, strict=True)]
+        paths = [uri.removeprefix("s3://") for uri in uris]
+        ends = ["" if path.endswith(ARCHIVE) else "*" if "/" in path else "/*" for path in paths]
+        return [f"arn:{self._partition}:s3:::{path}{end}" for path, end in zip(paths, ends, strict=True)]
 
     def buckets(self, uris: list[str]) -> list[str]:
         return _once(f"arn:{self._partition}:s3:::{bucket_and_key(uri)[0]}" for uri in uris)

@@ -35,24 +35,31 @@ class Row(NamedTuple):
     actions: str
     on: Callable[[Arns], Sequence[str] | Sequence[Scope]]
 
+    @property
+    def names(self) -> list[str]:
+        """Return the actions, each with the service's prefix."""
+        service, _, names = self.actions.partition(":")
+        return [f"{service}:{name}" for name in names.split()]
+
 
 def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
     """Return statements that allow the actions of all rows, each with a unique ID."""
-    by_statement: dict[str, list[Statement]] = {}
-    for sid, actions, on in rows:
-        service, _, names = actions.partition(":")
-        scopes = on(arns)
-        plain = Scope([scope for scope in scopes if isinstance(scope, str)])
-        for resources, condition in (plain, *[scope for scope in scopes if isinstance(scope, Scope)]):
-            if resources:
-                same = by_statement.setdefault(sid, [])
-                statement = next((statement for statement in same if statement.get("Condition") == condition), None)
-                if statement is None:
-                    same.append(statement := allow(f"{sid}{len(same) or ''}", [], [], condition))
-                needed = [f"{service}:{name}" for name in names.split()]
-                statement["Action"] += [action for action in needed if action not in statement["Action"]]
-                statement["Resource"] += [resource for resource in resources if resource not in statement["Resource"]]
-    return [statement for same in by_statement.values() for statement in same]
+    by_sid: dict[str, list[Statement]] = {}
+    for row in rows:
+        for resources, condition in _scopes(row.on(arns)):
+            same = by_sid.setdefault(row.sid, [])
+            statement = next((statement for statement in same if statement.get("Condition") == condition), None)
+            if statement is None:
+                same.append(statement := allow(f"{row.sid}{len(same) or ''}", [], [], condition))
+            for field, values in (("Action", row.names), ("Resource", resources)):
+                statement[field] += [value for value in values if value not in statement[field]]
+    return [statement for same in by_sid.values() for statement in same]
+
+
+def _scopes(resources: Sequence[str] | Sequence[Scope]) -> list[Scope]:
+    """Return the scopes with resources, in which those without a condition are one scope."""
+    plain = Scope([item for item in resources if isinstance(item, str)])
+    return [scope for scope in (plain, *resources) if isinstance(scope, Scope) and scope.resources]
 
 
 def allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition: Condition | None = None) -> Statement:
@@ -105,11 +112,11 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("ImageLogin", "ecr:GetAuthorizationToken", _any),
         Row("Image", f"ecr:{_PULL}", Arns.repositories),
         # Model data and adapters
-        Row("ModelData", "s3:GetObject", lambda a: a.objects(a.places)),
-        Row("ModelDataListed", "s3:ListBucket", lambda a: a.listed(a.places)),
+        Row("ModelData", "s3:GetObject", lambda a: a.objects(a.artifacts)),
+        Row("ModelDataListed", "s3:ListBucket", lambda a: a.listed(a.artifacts)),
         Row("ModelKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.model_key)),
         # Asynchronous inference. For requests that are stored elsewhere, the role needs s3:GetObject there, too.
-        Row("Answers", "s3:PutObject", lambda a: a.objects(a.answers)),
+        Row("Answers", "s3:PutObject", lambda a: a.objects(a.responses)),
         Row("Requests", "s3:GetObject", lambda a: a.objects(a.requests)),
         Row("Notices", "sns:Publish", lambda a: a.spec.asynchronous.topics if a.spec.asynchronous else []),
         Row("NoticesKey", "kms:Decrypt GenerateDataKey", lambda a: a.key_via("sns", a.encryption.topic_key)),
@@ -228,9 +235,9 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("OpenAiRoute", "sagemaker:CallWithBearerToken", lambda a: [] if a.spec.asynchronous else ["*"]),
         # Asynchronous inference: the client writes requests to S3, and reads responses from there.
         Row("Invoke", "sagemaker:InvokeEndpointAsync", lambda a: a.endpoint() if a.spec.asynchronous else []),
-        Row("Answers", "s3:GetObject", lambda a: a.objects(a.answers)),
+        Row("Answers", "s3:GetObject", lambda a: a.objects(a.responses)),
         # Without ListBucket, S3 reports a missing object as forbidden.
-        Row("AnswersListed", "s3:ListBucket", lambda a: a.listed(a.answers)),
+        Row("AnswersListed", "s3:ListBucket", lambda a: a.listed(a.responses)),
         Row("Requests", "s3:PutObject", lambda a: a.objects(a.requests)),
         # Requests are stored next to the responses, in a bucket that may encrypt both with the same key.
         Row("AnswersKey", "kms:Decrypt GenerateDataKey",
@@ -280,14 +287,14 @@ def length(policy: Policy) -> int:
     return len(json.dumps(policy, separators=(",", ":")))
 
 
-def parts(policy: Policy, most: int = MOST) -> list[Policy]:
-    """Split a policy into policies of at most `most` characters, which together allow the same. It may remain whole."""
+def parts(policy: Policy, maximum: int = MOST) -> list[Policy]:
+    """Split a policy into policies of at most `maximum` characters, which together allow the same as it does."""
     policies: list[Policy] = []
     for statement in policy["Statement"]:
         rest: dict[str, Any] | None = statement
         while rest is not None:
             last = policies[-1]["Statement"] if policies else []
-            taken, left = _split(policy, last, rest, most)
+            taken, left = _split(policy, last, rest, maximum)
             if taken is not None:
                 policies[-1:] = [{**policy, "Statement": [*last, taken]}]
             else:
@@ -297,7 +304,7 @@ def parts(policy: Policy, most: int = MOST) -> list[Policy]:
 
 
 def _split(
-    policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], most: int
+    policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], maximum: int
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the part of a statement that fits after the others, and the rest.
 
@@ -306,7 +313,7 @@ def _split(
     """
 
     def fits(others: list[dict[str, Any]], statement: dict[str, Any]) -> bool:
-        return length({**policy, "Statement": [*others, statement]}) <= most
+        return length({**policy, "Statement": [*others, statement]}) <= maximum
 
     if fits(before, statement):
         return statement, None

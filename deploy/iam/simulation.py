@@ -49,7 +49,7 @@ def caller(aws: Aws) -> str:
 
 
 def _role_arn(aws: Aws, role: str) -> str | None:
-    """Return a role's ARN with its path, which the ARN of a session leaves out, or None if it cannot be read."""
+    """Return a role's ARN with its path, which the ARN of a session omits, or None if it cannot be read."""
     try:
         return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])
     except ClientError:
@@ -96,11 +96,9 @@ def _context(condition: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for operator, keys in condition.items():
         for key, values in keys.items():
             items = values if isinstance(values, list) else [values]
-            kind = "boolean" if operator == "Bool" else "string"
-            several = "List" if operator.startswith("ForA") else ""
-            texts = [_example(str(value)) for value in items]
+            several = operator.startswith("ForA")
             yield {
                 "ContextKeyName": key,
-                "ContextKeyValues": texts if several else texts[:1],
-                "ContextKeyType": kind + several,
+                "ContextKeyValues": [_example(str(value)) for value in (items if several else items[:1])],
+                "ContextKeyType": ("boolean" if operator == "Bool" else "string") + "List" * several,
             }

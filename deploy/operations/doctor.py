@@ -62,10 +62,16 @@ class Target:
     endpoint: str
     component: str | None = None
 
-    def arguments(self, body: Mapping[str, Any] | bytes, **more: Any) -> dict[str, Any]:
+    def invoke(self, body: Mapping[str, Any] | bytes, **more: Any) -> Any:
+        return self.client.invoke_endpoint(**self._arguments(body), **more)
+
+    def stream(self, body: Mapping[str, Any], **more: Any) -> Any:
+        return self.client.invoke_endpoint_with_response_stream(**self._arguments({**body, "stream": True}), **more)
+
+    def _arguments(self, body: Mapping[str, Any] | bytes) -> dict[str, Any]:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         header = {} if self.component is None else {"InferenceComponentName": self.component}
-        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **header, **more}
+        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **header}
 
 
 def measure(
@@ -121,15 +127,15 @@ def _prompt(tokens: int, **parameters: Any) -> dict[str, Any]:
 
 def _plain(target: Target, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
     began = clock()
-    answer = target.client.invoke_endpoint(**target.arguments(_prompt(1)))
-    size = len(answer["Body"].read())
+    response = target.invoke(_prompt(1))
+    size = len(response["Body"].read())
     took = clock() - began
-    return f"{size} bytes of {answer['ContentType']} after {took:.2f} s", {"seconds": took, "bytes": size}
+    return f"{size} bytes of {response['ContentType']} after {took:.2f} s", {"seconds": took, "bytes": size}
 
 
 def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
     return _compare(
-        lambda accept: target.client.invoke_endpoint(**target.arguments(_prompt(1)), Accept=accept)["ContentType"],
+        lambda accept: str(target.invoke(_prompt(1), Accept=accept)["ContentType"]),
         ("application/json", "application/jsonlines"),
     )
 
@@ -137,44 +143,39 @@ def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
 def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
     """Find whether the Accept parameter changes a stream's content type. It is sent as X-Amzn-SageMaker-Accept."""
 
-    body = {**_prompt(1), "stream": True}
-
     def content_type(accept: str) -> str:
-        answer = target.client.invoke_endpoint_with_response_stream(**target.arguments(body), Accept=accept)
-        for _ in answer["Body"]:
+        response = target.stream(_prompt(1), Accept=accept)
+        for _ in response["Body"]:
             pass
-        return str(answer["ContentType"])
+        return str(response["ContentType"])
 
     return _compare(content_type, ("application/jsonlines", "text/event-stream"))
 
 
 def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tuple[str, Mapping[str, Any]]:
-    got = {accept: content_type(accept) for accept in accepts}
-    text = "; ".join(f"{accept} returns {answer}" for accept, answer in got.items())
-    followed = len(set(got.values())) == len(accepts)
+    types = {accept: content_type(accept) for accept in accepts}
+    text = "; ".join(f"{accept} returns {kind}" for accept, kind in types.items())
+    followed = len(set(types.values())) == len(accepts)
     if not followed:
         text += " (inconclusive if the container ignores Accept, as this handler does)"
-    return f"{'reaches the container' if followed else 'has no effect'}: {text}", {"content_types": got}
+    return f"{'reaches the container' if followed else 'has no effect'}: {text}", {"content_types": types}
 
 
 def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
     began = clock()
-    answer = target.client.invoke_endpoint_with_response_stream(**target.arguments({**_prompt(tokens), "stream": True}))
-    sizes: list[int] = []
-    times: list[float] = []
-    whole_lines = 0
+    events = target.stream(_prompt(tokens))["Body"]
+    parts: list[tuple[float, bytes]] = []
     failure = ""
     try:
-        for event in answer["Body"]:
+        for event in events:
             if "PayloadPart" in event:
-                content = event["PayloadPart"]["Bytes"]
-                sizes.append(len(content))
-                times.append(clock() - began)
-                whole_lines += content.endswith(b"\n")
+                parts.append((clock() - began, event["PayloadPart"]["Bytes"]))
     except _FAILURES as error:
         failure = f"; ended with {_failure_text(error)}"
-    if not sizes:
+    if not parts:
         return f"no parts{failure}", {"parts": 0}
+    times, sizes = [time for time, _ in parts], [len(content) for _, content in parts]
+    whole_lines = sum(content.endswith(b"\n") for _, content in parts)
     gaps = [later - earlier for earlier, later in pairwise(times)] or [0.0]
     figures = {
         "parts": len(sizes),
@@ -195,39 +196,34 @@ def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str
 
 
 def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
-    answer = target.client.invoke_endpoint(
-        **target.arguments(_prompt(1)), CustomAttributes="doctor=1", InferenceId="doctor-1"
-    )
+    response = target.invoke(_prompt(1), CustomAttributes="doctor=1", InferenceId="doctor-1")
     back = {
         name: value
-        for name, value in answer["ResponseMetadata"]["HTTPHeaders"].items()
+        for name, value in response["ResponseMetadata"]["HTTPHeaders"].items()
         if name.startswith(("x-amzn-", "x-request", "content-type"))
     }
     return f"{len(back)} are returned: {', '.join(sorted(back))}", {"headers": back}
 
 
 def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
-    answer = target.client.invoke_endpoint(**target.arguments({"requestType": "NEW_SESSION"}), SessionId="NEW_SESSION")
-    session_id = answer.get("NewSessionId")
+    response = target.invoke({"requestType": "NEW_SESSION"}, SessionId="NEW_SESSION")
+    session_id = response.get("NewSessionId")
     if session_id is None:
         return "the container opened no session", {"opened": False}
-    session = str(session_id).partition(";")[0]
-    target.client.invoke_endpoint(**target.arguments({"requestType": "CLOSE"}), SessionId=session)
+    target.invoke({"requestType": "CLOSE"}, SessionId=str(session_id).partition(";")[0])
     return f"opened and closed ({session_id})", {"opened": True}
 
 
 def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:
     """Send a request whose body is padded with spaces to `size` bytes."""
-    body = json.dumps(_prompt(1)).encode().ljust(size)
-    answer = target.client.invoke_endpoint(**target.arguments(body))
-    answer["Body"].read()
+    target.invoke(json.dumps(_prompt(1)).encode().ljust(size))["Body"].read()
     return "accepted", {"bytes": size}
 
 
 def _slow(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
     began = clock()
     try:
-        target.client.invoke_endpoint(**target.arguments(_prompt(tokens, ignore_eos_token=True)))["Body"].read()
+        target.invoke(_prompt(tokens, ignore_eos_token=True))["Body"].read()
     except _FAILURES as error:
         took = clock() - began
         return f"failed after {took:.1f} s: {_failure_text(error)}", {"seconds": took, "answered": False}

@@ -69,12 +69,12 @@ def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[Line] 
         if not streams:
             return None
         stream = max(streams, key=lambda item: item.get("lastEventTimestamp", 0))["logStreamName"]
-        got = logs.get_log_events(logGroupName=group, logStreamName=stream, limit=count, startFromHead=False)
+        response = logs.get_log_events(logGroupName=group, logStreamName=stream, limit=count, startFromHead=False)
     except ClientError as error:
         if error_code(error) == _MISSING:
             return None
         raise
-    return [_line(event, stream) for event in got["events"]]
+    return [_line(event, stream) for event in response["events"]]
 
 
 def exists(aws: Aws, group: str) -> bool:

@@ -285,10 +285,10 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         }
         for own_name, (metric, statistic, _) in _METRICS.items()
     ]
-    got = aws.client("cloudwatch").get_metric_data(
+    response = aws.client("cloudwatch").get_metric_data(
         MetricDataQueries=queries, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
-    values = {item["Id"]: item["Values"] for item in got["MetricDataResults"] if item["Values"]}
+    values = {item["Id"]: item["Values"] for item in response["MetricDataResults"] if item["Values"]}
     # The minutes may span two of CloudWatch's periods; then the higher percentile is used.
     return {
         own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None

@@ -60,10 +60,10 @@ class Part:
 
 @dataclass
 class _Unfinished:
-    """An unfinished multipart upload, with the parts in S3 by number (`there`) and the number of missing parts."""
+    """An unfinished multipart upload, with the parts in S3 by number (`parts`) and the number of missing parts."""
 
     id: str
-    there: Mapping[int, Mapping[str, Any]]
+    parts: Mapping[int, Mapping[str, Any]]
     remaining: int
     sent: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -151,23 +151,17 @@ class PartUploader:
         Raises:
             Failed: the file has changed since its digest was computed.
         """
-        with (self._directory / part.name).open("rb") as file:
-            file.seek(part.offset)
-            content = file.read(part.size)
-        digest = hashlib.sha256(content)
-        if len(content) != part.size or (part.of == 1 and digest.hexdigest() != self._digests[part.name]):
-            raise Failed(f"{self._directory / part.name} has changed since it was read", "Run the command again.")
-        checksum = base64.b64encode(digest.digest()).decode()
+        content, digest = self._read(part)
         where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + part.name}
+        checksum = base64.b64encode(digest).decode()
+        body = {"Body": content, "ChecksumSHA256": checksum}
         if part.of == 1:
-            metadata = self._marks(part)
-            self._s3.put_object(**where, Body=content, Metadata=metadata, ChecksumSHA256=checksum)
+            self._s3.put_object(**where, **body, Metadata=self._metadata(part))
             return part, False, True
         upload = self._upload(part, where)
-        tag = there = _matching_tag(upload.there.get(part.number), content, checksum)
+        tag = there = _matching_tag(upload.parts.get(part.number), content, checksum)
         if there is None:
-            request = {**where, "UploadId": upload.id, "PartNumber": part.number}
-            tag = self._s3.upload_part(**request, Body=content, ChecksumSHA256=checksum)["ETag"]
+            tag = self._s3.upload_part(**where, **body, UploadId=upload.id, PartNumber=part.number)["ETag"]
         with self._locks[part.name]:
             upload.sent[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
             upload.remaining -= 1
@@ -176,6 +170,21 @@ class PartUploader:
             parts = [upload.sent[number] for number in sorted(upload.sent)]
             self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
         return part, there is not None, complete
+
+    def _read(self, part: Part) -> tuple[bytes, bytes]:
+        """Return the content of a part and its SHA-256.
+
+        Raises:
+            Failed: the file has become shorter, or has changed, which only a file of one part shows here.
+        """
+        path = self._directory / part.name
+        with path.open("rb") as file:
+            file.seek(part.offset)
+            content = file.read(part.size)
+        digest = hashlib.sha256(content).digest()
+        if len(content) != part.size or (part.of == 1 and digest.hex() != self._digests[part.name]):
+            raise Failed(f"{path} has changed since it was read", "Run the command again.")
+        return content, digest
 
     def abandon(self) -> None:
         """Abort unfinished uploads after a file has changed, as no later run may resume them with the old digest."""
@@ -194,10 +203,10 @@ class PartUploader:
             return self._uploads[part.name]
 
     def _start(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
-        response = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
+        response = self._s3.create_multipart_upload(**where, Metadata=self._metadata(part), ChecksumAlgorithm="SHA256")
         return _Unfinished(response["UploadId"], {}, part.of)
 
-    def _marks(self, part: Part) -> dict[str, str]:
+    def _metadata(self, part: Part) -> dict[str, str]:
         return {METADATA: self._digests[part.name], **self._sender}
 
     def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
@@ -207,22 +216,21 @@ class PartUploader:
         run will upload the file again.
         """
         try:
-            return self._listed(part, where)
+            pages = self._s3.get_paginator("list_multipart_uploads").paginate(
+                Bucket=where["Bucket"], Prefix=where["Key"]
+            )
+            uploads = [item for page in pages for item in page.get("Uploads", []) if item["Key"] == where["Key"]]
+            if not uploads:
+                return None
+            id = max(uploads, key=lambda item: item["Initiated"])["UploadId"]
+            pages = self._s3.get_paginator("list_parts").paginate(**where, UploadId=id)
+            parts = {item["PartNumber"]: item for page in pages for item in page.get("Parts", [])}
+            return _Unfinished(id, parts, part.of)
         except ClientError as error:
             # Listing is not allowed, or the upload has just been aborted.
             if error_code(error) in ("AccessDenied", "NoSuchUpload"):
                 return None
             raise
-
-    def _listed(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
-        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=where["Bucket"], Prefix=where["Key"])
-        uploads = [item for page in pages for item in page.get("Uploads", []) if item["Key"] == where["Key"]]
-        if not uploads:
-            return None
-        newest = max(uploads, key=lambda item: item["Initiated"])
-        pages = self._s3.get_paginator("list_parts").paginate(**where, UploadId=newest["UploadId"])
-        there = {item["PartNumber"]: item for page in pages for item in page.get("Parts", [])}
-        return _Unfinished(newest["UploadId"], there, part.of)
 
 
 def _matching_tag(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
@@ -364,7 +372,12 @@ def upload(
     pool = ThreadPoolExecutor(WORKERS)
     try:
         for part, was_there, complete in pool.map(sending.send, parts):
-            done = _after(done, part, was_there, complete)
+            done = replace(
+                done,
+                files=done.files + complete,
+                size=done.size + part.size,
+                resumed=done.resumed + was_there * part.size,
+            )
             progress(done)
     except Failed:
         pool.shutdown(cancel_futures=True)
@@ -379,15 +392,6 @@ def upload(
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural, such as `1 file` or `2 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _after(done: UploadProgress, part: Part, was_there: bool, complete: bool) -> UploadProgress:
-    return replace(
-        done,
-        files=done.files + complete,
-        size=done.size + part.size,
-        resumed=done.resumed + (part.size if was_there else 0),
-    )
 
 
 def _verify(aws: Aws, planned: UploadPlan) -> None:

@@ -601,7 +601,7 @@ def test_a_container_is_known_by_its_image(image: str, kind: str, engine: str, r
 
 def test_a_release_that_is_too_old_is_told_beside_the_oldest_that_is_known() -> None:
     found = container_kind("1.dkr.ecr.us-east-1.amazonaws.com/djl-inference:v0.26.0-deepspeed0.12.6-cu121", None)
-    assert (found.told, found.release) == ("0.26", "0.28")
+    assert (found.tagged_release, found.release) == ("0.26", "0.28")
 
 
 @in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])

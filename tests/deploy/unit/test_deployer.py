@@ -65,7 +65,7 @@ def verbs(made: Plan) -> dict[str, Verb]:
 
 def changes(made: Plan, key: str) -> dict[str, tuple[Any, Any]]:
     action = next(one for one in made.actions if one.key == key)
-    return {one.place: (one.before, one.after) for one in action.changes}
+    return {one.path: (one.before, one.after) for one in action.changes}
 
 
 def test_where_nothing_is_everything_is_created_in_the_builders_order() -> None:

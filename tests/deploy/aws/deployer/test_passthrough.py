@@ -40,7 +40,7 @@ def bare(cloud: Cloud, field: str) -> tuple[Resource, ...]:
 
 
 def places(plan: Plan) -> list[str]:
-    return [change.place for action in plan.changing for change in action.changes]
+    return [change.path for action in plan.changing for change in action.changes]
 
 
 def verbs(plan: Plan) -> list[tuple[str, str]]:
@@ -77,7 +77,7 @@ def test_a_changed_value_is_one_line_of_the_plan(cloud: Cloud) -> None:
     changed = {"endpoint_config": {"DataCaptureConfig": {**fields, "InitialSamplingPercentage": 30}}}
     plan = up(wanted(cloud, "data-capture", sagemaker=changed))
     (config,) = [action for action in plan.changing if action.kind.value == "endpoint-config"]
-    assert [(one.place, one.before, one.after) for one in config.changes] == [
+    assert [(one.path, one.before, one.after) for one in config.changes] == [
         ("DataCaptureConfig.InitialSamplingPercentage", 20, 30)
     ]
 
