@@ -66,7 +66,7 @@ def _reservation(context: Context, arn: str) -> Iterator[Check]:
     types = sorted({capacity["InstanceType"] for capacity in plan.get("ReservedCapacitySummaries", ())})
     available, needed = plan.get("AvailableInstanceCount", 0), context.spec.instance.count
     if plan["Status"] in _ENDED:
-        yield error("reservation", f"{name} is {plan['Status']}", "Use another one, or leave `reservation` out.")
+        yield error("reservation", f"{name} is {plan['Status']}", "Use another reservation, or omit `reservation`.")
     elif "endpoint" not in plan.get("TargetResources", ()):
         what = ", ".join(plan.get("TargetResources", ())) or "nothing"
         yield error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")

@@ -1,4 +1,4 @@
-"""Table of the rules, each with its check, its source and the profiles that it applies to."""
+"""The rules of `lmi conform`. Each has a sentence, its public source, a check, and the profiles it applies to."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class LmiDynamicBatch(Dialect):
         if parsed[0].outputs is not None:
             raise InvalidParameter("parameters.outputs and parameters.return_...: only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
-            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: there is one answer per prompt")
+            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: each prompt gets a single response")
         if context.config.enable_streaming:
             return ParsedRequest(requests, BatchStream(requests, self.errors), self.errors, ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)

@@ -214,7 +214,7 @@ class BatchStore:
                 self._find(owner, asked.input, (INPUT,))
             except NotFound:
                 raise NamedValue("input_file_id", asked.input).refused(
-                    f"no file of purpose {INPUT} has this id"
+                    f"there is no file with this id and purpose {INPUT}"
                 ) from None
             query = "SELECT count(*) FROM objects WHERE owner = ? AND kind = ? AND expires = ?"
             (number,) = self._database.execute(query, (owner, *_BATCHES, _NEVER)).fetchone()

@@ -242,7 +242,7 @@ class CallsInText(JsonCalls):
         """Read a call that begins with the name of a tool.
 
         Raises:
-            BrokenCall: the object is not such a call.
+            BrokenCall: the object does not begin with the name of a tool.
         """
         while (head := _HEAD.match(self.held, 0, _LONGEST_HEAD)) is None:
             if len(self.held) > _LONGEST_HEAD or not _BEGUN.fullmatch(self.held):
