@@ -222,18 +222,43 @@ class HttpReader:
         self.keep_alive = self._parser.should_keep_alive()
 
 
-class AnswerReader(HttpReader):
-    """A reader that counts the tokens of a response.
+class StreamLines:
+    """The lines of a stream with their arrival times: lines of JSON Lines, or an event stream's `data:` lines.
 
-    A token is a line of JSON Lines, or a `data:` line of an event stream except `[DONE]`. Only the last line is parsed.
+    Attributes:
+        arrivals: the times at which lines arrived, except `[DONE]`.
+        last: the last of these lines.
+        rest: the beginning of a line.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._rest = bytearray()  # the beginning of a line
-        self._last = bytearray()
-        self._events = False
         self.arrivals = array("d")
+        self.last = bytearray()
+        self.rest = bytearray()
+
+    def feed(self, data: bytes, now: float, *, events: bool) -> None:
+        self.rest += data
+        if b"\n" not in data:
+            return
+        *lines, self.rest = self.rest.split(b"\n")
+        for line in lines:
+            if events:
+                if not line.startswith(b"data:"):
+                    continue
+                line = line[5:].strip()
+            if line and line != b"[DONE]":
+                self.last = line
+                self.arrivals.append(now)
+
+
+class AnswerReader(HttpReader):
+    """A reader that counts the tokens of a response, one a line. Only the last line is parsed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = StreamLines()
+        self.arrivals = self.lines.arrivals
+        self._events = False
 
     def verdict(self, expected_tokens: int) -> str:
         """Return the kind of failure, or "" if the response succeeded and has the expected number of tokens."""
@@ -241,7 +266,7 @@ class AnswerReader(HttpReader):
         if status != 200:
             return f"status {status}"
         try:
-            last = json.loads(self._last or self._rest)
+            last = json.loads(self.lines.last or self.lines.rest)
         except ValueError:
             return "not JSON"
         if not isinstance(last, dict) or "error" in last:
@@ -258,20 +283,8 @@ class AnswerReader(HttpReader):
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        if self._parser.get_status_code() != 200:
-            return  # lines of an error message do not count as tokens
-        self._rest += body
-        if b"\n" not in body:
-            return
-        *lines, self._rest = self._rest.split(b"\n")
-        for line in lines:
-            if self._events:
-                if not line.startswith(b"data:"):
-                    continue
-                line = line[5:].strip()
-            if line and line != b"[DONE]":
-                self._last = line
-                self.arrivals.append(self._now)
+        if self._parser.get_status_code() == 200:  # lines of an error message do not count as tokens
+            self.lines.feed(body, self._now, events=self._events)
 
 
 class BodyReader(HttpReader):
@@ -304,7 +317,6 @@ class BodyReader(HttpReader):
     # -- callbacks of httptools ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
@@ -314,7 +326,7 @@ class BodyReader(HttpReader):
             self.headers.clear()
 
     def on_body(self, body: bytes) -> None:
-        self._unread = 0
+        super().on_body(body)
         if len(self.pieces) < _MAX_PIECES:
             self.pieces.append(self._now)
         self.body += body

@@ -10,23 +10,28 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from proof.bench import client
-from proof.bench.client import AnswerReader, BodyReader
+from proof.bench.client import BodyReader, StreamLines
 
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
 _SHOWN = 240
 """Maximum characters of a body in a report."""
 
 
-class Recorder(BodyReader, AnswerReader):
+class Recorder(BodyReader):
     """Reader that records an answer, and the arrival times of a stream's lines or events."""
 
     max_bytes: ClassVar[int] = 8 << 20
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = StreamLines()
+        self.arrivals = self._lines.arrivals
+
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        # Other bodies may be long and without line breaks.
-        if self.headers.get("content-type", "").startswith(_STREAMS):
-            AnswerReader.on_body(self, body)
+        content_type = self.headers.get("content-type", "")
+        if self.status == 200 and content_type.startswith(_STREAMS):  # others may be long and without line breaks
+            self._lines.feed(body, self._now, events=content_type.startswith(_STREAMS[0]))
 
 
 @dataclass(frozen=True)
