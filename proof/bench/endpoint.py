@@ -89,10 +89,8 @@ def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
     good = [level for level in levels if not level["errors"] and level["mean_latency_ms"]]
     if len(good) < 2:
         return Advice(None, None, "No advice on scaling.concurrency: at least two levels without errors are needed.")
-    first = good[0]
-    most = max(level["requests_per_second"] for level in good)
-    knee = min(most * first["mean_latency_ms"] / 1000, float(good[-1]["clients"]))
-    knee = max(knee, 1.0)
+    maximum = max(level["requests_per_second"] for level in good)
+    knee = max(min(maximum * good[0]["mean_latency_ms"] / 1000, float(good[-1]["clients"])), 1.0)
     concurrency = round(max(HEADROOM * knee, 1.0), 1)
     text = f"Latency grows beyond about {knee:.1f} concurrent requests. Use scaling.concurrency: {concurrency:g}."
     last, before = (level["requests_per_second"] for level in reversed(good[-2:]))
@@ -105,15 +103,16 @@ def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the rows of the table: a header, and one row per level."""
     head = ["load", "requests", "errors", "req/s", "tok/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p99 ms",
             "latency p50", "p99 ms"]  # fmt: skip
-    table = [head]
-    for level in levels:
-        load = f"{level['clients']} at once" if "clients" in level else f"{level['rate']:g}/s"
-        failed = ", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0"
-        cells = [level["ttft_ms"][p] for p in ("p50", "p90", "p99")]
-        cells += [level[name][p] for name in ("itl_ms", "latency_ms") for p in ("p50", "p99")]
-        rates = [f"{level['requests_per_second']:.2f}", f"{level['tokens_per_second']:.1f}"]
-        table.append([load, str(level["requests"]), failed, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
-    return table
+    return [head, *map(_row, levels)]
+
+
+def _row(level: Mapping[str, Any]) -> list[str]:
+    times = [level["ttft_ms"][p] for p in ("p50", "p90", "p99")]
+    times += [level[name][p] for name in ("itl_ms", "latency_ms") for p in ("p50", "p99")]
+    cells = [f"{level['clients']} at once" if "clients" in level else f"{level['rate']:g}/s", str(level["requests"])]
+    cells.append(", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0")
+    cells += [f"{level['requests_per_second']:.2f}", f"{level['tokens_per_second']:.1f}"]
+    return [*cells, *("-" if time is None else f"{time:.1f}" for time in times)]
 
 
 # -- send measured requests through InvokeEndpointWithResponseStream or the OpenAI route -------------------------------
@@ -247,11 +246,7 @@ def _closed_level(
     requests = plan.requests or max(8, 4 * clients)
     report(f"{requests} requests, {clients} concurrent ...")
     shared = iter(list(itertools.islice(numbers, requests)))  # each client sends the next request that is left
-
-    async def run() -> list[Result]:
-        return await closed_loop(ask, [shared] * clients)
-
-    return summary({"clients": clients}, asyncio.run(run()))
+    return summary({"clients": clients}, asyncio.run(closed_loop(ask, [shared] * clients)))
 
 
 def _open_level(
@@ -261,11 +256,7 @@ def _open_level(
     report(f"{requests} requests, {rate:g} per second ...")
     chosen = list(itertools.islice(numbers, requests))
     arrivals = zip(chosen, poisson_times(rate, seed=chosen[0]), strict=False)
-
-    async def run() -> list[Result]:
-        return await open_loop(ask, arrivals, time.monotonic())
-
-    return summary({"rate": rate}, asyncio.run(run()))
+    return summary({"rate": rate}, asyncio.run(open_loop(ask, arrivals, time.monotonic())))
 
 
 # -- the command line of `lmi deploy bench` ----------------------------------------------------------------------------
@@ -315,26 +306,15 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     plan = Plan(tuple(arguments.clients), tuple(arguments.rate or ()), arguments.requests)
-    body = (arguments.words, arguments.max_tokens, parameters_of(arguments))
-    predictor = predictor_of(arguments)
-    if arguments.route == "openai":
-        warm = ask = by_openai(predictor, *body, plan.connections)
-    else:
-        warm = by_invocations(predictor, *body)
-        ask = by_invocations(predictor_of(arguments, patience=IMPATIENT, connections=plan.connections), *body)
     with progress_bar(len(plan.rates or plan.clients)) as advance:
 
         def report(text: str) -> None:
             advance(text)
             print(text, file=sys.stderr)
 
-        levels = measure(plan, ask, warm, report)
+        levels = measure(plan, *_senders(arguments, plan.connections), report)
     values = advice(levels) if not plan.rates else None
-    head, *lines = rows(levels)
-    shown = table(head, lines)
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    out().print(shown)
+    _print_table(levels)
     if values is not None:
         print(values.text)
     document = {
@@ -347,6 +327,25 @@ def _run(arguments: argparse.Namespace) -> int:
         "scaling_concurrency": values and values.concurrency,
     }
     return print_result(arguments, document) or int(all(level["requests_per_second"] == 0 for level in levels))
+
+
+def _senders(arguments: argparse.Namespace, connections: int) -> tuple[Send, Send]:
+    """Return the functions that send the measured requests, and the warm-up request."""
+    body = (arguments.words, arguments.max_tokens, parameters_of(arguments))
+    predictor = predictor_of(arguments)
+    if arguments.route == "openai":
+        send = by_openai(predictor, *body, connections)
+        return send, send
+    impatient = predictor_of(arguments, patience=IMPATIENT, connections=connections)
+    return by_invocations(impatient, *body), by_invocations(predictor, *body)
+
+
+def _print_table(levels: Sequence[Mapping[str, Any]]) -> None:
+    head, *lines = rows(levels)
+    shown = table(head, lines)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    out().print(shown)
 
 
 def _numbers(kind: type[int] | type[float]) -> Any:

@@ -339,15 +339,21 @@ def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
     else:
         room = 0.05 * (last - first) or first
         axes.set_xlim(first - room, last + room)
+    ticks = _legible(axes, loads)
+    axes.set_xticks(ticks, [f"{load:g}" for load in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(_load_label(curves))
+
+
+def _legible(axes: Any, loads: Sequence[float]) -> list[float]:
+    """Return the loads whose labels do not overlap, from the highest one."""
     positions = axes.transScale.transform([(load, 1) for load in loads])[:, 0]
     distance = 0.09 * (positions[-1] - positions[0])  # minimum distance between labels
     ticks: list[tuple[float, float]] = []
     for position, load in zip(reversed(positions), reversed(loads), strict=True):
         if not ticks or ticks[-1][0] - position >= distance:
             ticks.append((position, load))
-    axes.set_xticks([load for _, load in ticks], [f"{load:g}" for _, load in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(_load_label(curves))
+    return [load for _, load in ticks]
 
 
 def _time_axis(axes: Any, values: Sequence[float]) -> None:
@@ -389,8 +395,8 @@ def _note(curves: Sequence[Curve]) -> str:
     return "\n".join(line for note in notes for line in _lines(note, _NOTE, 3))
 
 
-def _lines(text: str, width: int, most: int) -> list[str]:
-    return textwrap.wrap(text, width, max_lines=most, placeholder=" …")
+def _lines(text: str, width: int, maximum: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=maximum, placeholder=" …")
 
 
 def _hide_overlaps(figure: Any, axes: Any) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -42,11 +43,10 @@ class Server(NamedTuple):
     pid: int
 
 
-@contextlib.contextmanager
 def lmi_serve(
     arguments: Sequence[str], *, timeout: float = 300.0, variables: Mapping[str, str] | None = None
-) -> Iterator[Server]:
-    """Start `lmi serve` on a free port, and yield it when it is ready. The server also ends if this process is killed.
+) -> AbstractContextManager[Server]:
+    """Start `lmi serve` on a free port, and wait until it is ready. The server also ends if this process is killed.
 
     Args:
         arguments: arguments of `lmi serve`, without the port.
@@ -57,8 +57,12 @@ def lmi_serve(
         ConfigError: the server does not start. The message contains its last lines of output.
     """
     command = [sys.executable, "-c", _SERVE, "serve", *arguments, "--port", "0"]
-    with process(command, timeout=timeout, variables=variables) as server:
-        yield server
+    return process(command, timeout=timeout, variables=variables)
+
+
+def option_arguments(options: Sequence[str]) -> list[str]:
+    """Return the arguments of `lmi serve` that set options of the form KEY=VALUE."""
+    return [part for option in options for part in ("-o", option)]
 
 
 @contextlib.contextmanager
@@ -324,9 +328,13 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
     num_tokens = 0
     began = time.monotonic()
     waiting = _prompts(work, prompts, began)
-    for ids in itertools.islice(waiting, work.clients):
-        engine.add(EngineRequest(key := next(keys), ids, sampling))
-        lengths[key] = 0
+
+    def start(maximum: int) -> None:
+        for ids in itertools.islice(waiting, maximum):
+            engine.add(EngineRequest(key := next(keys), ids, sampling))
+            lengths[key] = 0
+
+    start(work.clients)
     while lengths:
         for output in _outputs(engine.step()):
             num_tokens += len(output.ids)
@@ -335,9 +343,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
                 continue
             if output.finish is not Finish.LENGTH or lengths.pop(output.key) != work.tokens:
                 raise RuntimeError(f"the engine ended a sequence early: {output}")
-            if (ids_next := next(waiting, None)) is not None:
-                engine.add(EngineRequest(key := next(keys), ids_next, sampling))
-                lengths[key] = 0
+            start(1)
     return Run(num_tokens, time.monotonic() - began)
 
 

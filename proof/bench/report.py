@@ -118,21 +118,20 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
 def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
     """Return the results of all loads as a table. Times are in milliseconds."""
     head = ["load", "requests", "tokens/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms", "errors"]
-    compared = any("served_over_engine" in value for value in values)
-    if compared:
+    if any("served_over_engine" in value for value in values):
         head += ["engine tokens/s", "served / engine", "each"]
-    rows = []
-    for point, value in zip(points, values, strict=True):
-        kinds = ", ".join(f"{count} {kind}" for kind, count in value["errors"].items())
-        row = [point.name, str(value["num_requests"]), f"{value['tokens_per_second']:,.1f}"]
-        row += [cell(value["ttft_ms"][name], 1) for name in ("p50", "p90", "p99")]
-        row += [cell(value["itl_ms"][name], 2) for name in ("p50", "p90", "p99")]
-        row.append(kinds or "0")
-        if compared:
-            row += [f"{value['engine_tokens_per_second']:,.1f}", f"{value['served_over_engine']:.3f}"]
-            row.append(" ".join(f"{ratio:.3f}" for ratio in value["served_over_engine_each"]))
-        rows.append(row)
-    return table(head, rows)
+    return table(head, [_row(point.name, value) for point, value in zip(points, values, strict=True)])
+
+
+def _row(name: str, value: Mapping[str, Any]) -> list[str]:
+    row = [name, str(value["num_requests"]), f"{value['tokens_per_second']:,.1f}"]
+    row += [cell(value["ttft_ms"][percentile], 1) for percentile in ("p50", "p90", "p99")]
+    row += [cell(value["itl_ms"][percentile], 2) for percentile in ("p50", "p90", "p99")]
+    row.append(", ".join(f"{count} {kind}" for kind, count in value["errors"].items()) or "0")
+    if "served_over_engine" in value:
+        row += [f"{value['engine_tokens_per_second']:,.1f}", f"{value['served_over_engine']:.3f}"]
+        row.append(" ".join(f"{ratio:.3f}" for ratio in value["served_over_engine_each"]))
+    return row
 
 
 def cell(value: float | None, digits: int = 1) -> str:
@@ -175,20 +174,22 @@ def compare(curves: Sequence[Curve]) -> str:
     A cell is `-` if the load was not measured. The mark `~` means that the repetitions' ranges overlap, so a difference
     may be chance. The mark `!` means that other processes disturbed the measurement.
     """
-    names = list(dict.fromkeys(curve.load_name(level) for curve in curves for level in curve.levels))
-    names.sort(key=lambda name: float(name.partition(" ")[0]))
     by_load = [{curve.load_name(level): level for level in curve.levels} for curve in curves]
-    rows = []
-    for name in names:
-        levels = [by_name.get(name) for by_name in by_load]
-        rows.append([name, "tokens/s", *_rates(curves, levels)])
-        for label, (time, percentile) in _ROWS.items():
-            values = [None if level is None else level.times[time].get(percentile) for level in levels]
-            rows.append(["", label, *_cells(values)])
-        if any(level is not None and level.num_errors for level in levels):
-            rows.append(["", "failed requests", *("-" if it is None else str(it.num_errors) for it in levels)])
+    rows: list[list[str]] = []
+    for name in sorted({name for levels in by_load for name in levels}, key=lambda name: float(name.partition(" ")[0])):
+        rows += _load_rows(name, curves, [levels.get(name) for levels in by_load])
     shown = table(["load", "", *(curve.name for curve in curves)], rows)
     return "\n".join([shown, *_legend(shown, curves), *_differences(curves)])
+
+
+def _load_rows(load: str, curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[list[str]]:
+    """Yield the rows of one load."""
+    yield [load, "tokens/s", *_rates(curves, levels)]
+    for label, (time, percentile) in _ROWS.items():
+        values = [None if level is None else level.times[time].get(percentile) for level in levels]
+        yield ["", label, *_cells(values)]
+    if any(level is not None and level.num_errors for level in levels):
+        yield ["", "failed requests", *("-" if level is None else str(level.num_errors) for level in levels)]
 
 
 def _rates(curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from handler.serving.engine import engine_spec
 from proof.bench import machine, report
 from proof.bench.client import Closed, Load, Target
 from proof.bench.machine import OthersMeter
-from proof.bench.processes import Offline, Work, lmi_serve, measure
+from proof.bench.processes import Offline, Work, lmi_serve, measure, option_arguments
 from proof.bench.report import Advance, Point, Repetition, load_name, progress_bar
 
 _PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each repetition
@@ -68,16 +68,19 @@ def measure_all(plan: Plan) -> list[Point]:
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(progress_bar(len(plan.loads) * plan.repeat))
         offline = stack.enter_context(_engine(plan)) if plan.engine else None
-        url = plan.url or stack.enter_context(lmi_serve(_serve_arguments(plan))).url
+        url = plan.url or stack.enter_context(lmi_serve(option_arguments(_overrides(plan)))).url
         target = Target(url, plan.tokens, plan.prompt_words, plan.timeout)
         points = []
         for load in plan.loads:
-            point = _measure(plan, target, load, offline, advance)
-            values = report.summarize(point)
-            ratio = f", served / engine {values['served_over_engine']:.3f}" if offline else ""
-            print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
-            points.append(point)
+            points.append(_measure(plan, target, load, offline, advance))
+            _print_rate(points[-1])
     return points
+
+
+def _print_rate(point: Point) -> None:
+    values = report.summarize(point)
+    ratio = f", served / engine {values['served_over_engine']:.3f}" if "served_over_engine" in values else ""
+    print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
@@ -120,7 +123,3 @@ def _overrides(plan: Plan) -> list[str]:
     if plan.model:
         overrides.append(f"option.model_id={plan.model}")
     return overrides
-
-
-def _serve_arguments(plan: Plan) -> list[str]:
-    return [part for override in _overrides(plan) for part in ("-o", override)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -25,10 +26,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from proof.bench.cli import counts
 from proof.bench.machine import describe
 from proof.bench.processes import Server, Worker, lmi_serve
 from proof.bench.report import table
@@ -211,6 +214,30 @@ class Rate(NamedTuple):
     failed: int
 
 
+Totals = TypeVar("Totals", Streams, Answers)
+
+
+@dataclass(frozen=True)
+class Interval(Generic[Totals]):
+    """The totals of clients before and after an interval, and the CPU seconds on the server's core in between."""
+
+    before: Sequence[Totals]
+    after: Sequence[Totals]
+    cpu: float
+
+    def gain(self, name: str) -> int:
+        return _sum(self.after, name) - _sum(self.before, name)
+
+    def cpu_us_per(self, name: str) -> float:
+        return self.cpu / self.gain(name) * 1e6
+
+
+def _interval(front_end: FrontEnd, server: Server, clients: Clients[Totals], seconds: float) -> Interval[Totals]:
+    before, cpu = clients.totals(), front_end.cpu(server.pid)
+    time.sleep(seconds)
+    return Interval(before, clients.totals(), front_end.cpu(server.pid) - cpu)
+
+
 def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
     with on_its_core(front_end, _PACE, half=half) as server:
         connect_pings = Pings(server.url + front_end.ping, _CONNECT_SECONDS, _PING_LIMIT)
@@ -221,20 +248,16 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
             connecting = connect_pings.result()
             time.sleep(_SETTLE)
             pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
-            before, cpu_before = clients.totals(), front_end.cpu(server.pid)
-            time.sleep(seconds)
-            after, cpu_after = clients.totals(), front_end.cpu(server.pid)
+            interval = _interval(front_end, server, clients, seconds)
             took = pings.result()
-    streams = _sum(begun, "streaming")
-    if _sum(after, "streaming") < streams:
+    if _sum(interval.after, "streaming") < _sum(begun, "streaming"):
         raise RuntimeError("a stream ended during the measurement")
-    tokens, segments = (_sum(after, name) - _sum(before, name) for name in ("tokens", "segments"))
     return Window(
-        begun=streams,
+        begun=_sum(begun, "streaming"),
         begun_seconds=max(some.last for some in begun) - min(some.first for some in begun),
-        kept=tokens / (number * _PACE * span(before, after)),
-        cpu_us=(cpu_after - cpu_before) / tokens * 1e6,
-        writes=segments / tokens,
+        kept=interval.gain("tokens") / (number * _PACE * span(interval.before, interval.after)),
+        cpu_us=interval.cpu_us_per("tokens"),
+        writes=interval.gain("segments") / interval.gain("tokens"),
         ping_connect_ms=max(connecting) * 1e3,
         ping_p50_ms=statistics.median(took) * 1e3,
         ping_max_ms=max(took) * 1e3,
@@ -260,11 +283,9 @@ def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream
         clients = Clients[Answers](Asking, server.url, chat(tokens, stream=stream), _CLIENTS)
         with contextlib.closing(clients):
             time.sleep(_WARM_UP)
-            before, cpu_before = clients.totals(), front_end.cpu(server.pid)
-            time.sleep(seconds)
-            after, cpu_after = clients.totals(), front_end.cpu(server.pid)
-    whole = _sum(after, "whole") - _sum(before, "whole")
-    return Rate(whole / span(before, after), (cpu_after - cpu_before) / whole * 1e6, _sum(after, "failed"))
+            interval = _interval(front_end, server, clients, seconds)
+    per_second = interval.gain("whole") / span(interval.before, interval.after)
+    return Rate(per_second, interval.cpu_us_per("whole"), _sum(interval.after, "failed"))
 
 
 # -- alternate between servers, and print tables -----------------------------------------------------------------------
@@ -286,6 +307,10 @@ def _in_turns(
 
 def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
     return [statistics.median(column) for column in zip(*values, strict=True)]
+
+
+_STREAMS_HEAD = ("streams", "server", "all begun, s", "pace kept", "/ping max ms at first", "/ping p50 / max ms",
+                 "CPU us/token", "writes/token")  # fmt: skip
 
 
 def run_streams(
@@ -310,40 +335,31 @@ def run_streams(
                     f"{middle.writes:.2f}",
                 ]
             )
-    head = [
-        "streams",
-        "server",
-        "all begun, s",
-        "pace kept",
-        "/ping max ms at first",
-        "/ping p50 / max ms",
-        "CPU us/token",
-        "writes/token",
-    ]
     print(f"{_core(half)}, {_PACE} tokens/s per stream, {seconds:g} s, {repeat} times")
-    print(table(head, lines))
+    print(table(_STREAMS_HEAD, lines))
     return rows
 
 
 def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], seconds: float, repeat: int) -> Any:
     rows, lines = [], []
     reference = [*front_ends][-1]
-    for stream in (True, False):
-        for tokens in lengths:
-            measure = functools.partial(measure_requests, tokens=tokens, seconds=seconds, stream=stream)
-            rates = _in_turns(front_ends, repeat, f"{tokens} tokens, stream {stream}", measure)
-            for name, each in rates.items():
-                middle = Rate(*_medians(each))  # type: ignore[arg-type]
-                ratio = statistics.median(
-                    rate.per_second / other.per_second for rate, other in zip(each, rates[reference], strict=True)
-                )
-                rows.append({"tokens": tokens, "stream": stream, "server": name, **middle._asdict(), "each": each})
-                answer = "streamed" if stream else "whole"
-                cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
-                lines.append([str(tokens), answer, name, *cells])
+    for stream, tokens in itertools.product((True, False), lengths):
+        measure = functools.partial(measure_requests, tokens=tokens, seconds=seconds, stream=stream)
+        rates = _in_turns(front_ends, repeat, f"{tokens} tokens, stream {stream}", measure)
+        for name, each in rates.items():
+            middle = Rate(*_medians(each))  # type: ignore[arg-type]
+            rows.append({"tokens": tokens, "stream": stream, "server": name, **middle._asdict(), "each": each})
+            cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}"]
+            ratio = f"{_ratio(each, rates[reference]):.2f}"
+            lines.append([str(tokens), "streamed" if stream else "whole", name, *cells, ratio])
     print(f"{_CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
     print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", f"of {reference}"], lines))
     return rows
+
+
+def _ratio(rates: Sequence[Rate], others: Sequence[Rate]) -> float:
+    """Return the median ratio of requests per second."""
+    return statistics.median(rate.per_second / other.per_second for rate, other in zip(rates, others, strict=True))
 
 
 def _core(half: bool) -> str:
@@ -359,11 +375,11 @@ def _all_begun(window: Window, number: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--clients", default="256,512,768,1024", help="numbers of clients (default: %(default)s)")
+    add("--clients", type=counts, default=[256, 512, 768, 1024], help="numbers of clients (default: 256,512,768,1024)")
     add("--seconds", type=float, default=30.0, help="seconds of each measurement (default: %(default)s)")
     add("--repeat", type=int, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
     add("--whole", action="store_true", help="measure without the busy process, on a whole core")
-    add("--tokens", default="1,8", help="numbers of tokens per response, for --requests (default: %(default)s)")
+    add("--tokens", type=counts, default=[1, 8], help="numbers of tokens per response, for --requests (default: 1,8)")
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
     add("--requests", action="store_true", help="measure requests per second")
@@ -380,16 +396,12 @@ def main() -> int:
         front_ends["vllm-rs"] = rust(args.rust, args.model)
     if args.requests:
         front_ends = {"ours": OURS, "ours, engine apart": OURS_APART, **front_ends}
-        results = {"requests": run_requests(front_ends, _numbers(args.tokens), args.seconds, args.repeat)}
+        results = {"requests": run_requests(front_ends, args.tokens, args.seconds, args.repeat)}
     else:
         half = not args.whole
-        results = {"streams": run_streams(front_ends, _numbers(args.clients), args.seconds, args.repeat, half)}
+        results = {"streams": run_streams(front_ends, args.clients, args.seconds, args.repeat, half)}
     print(json.dumps({**results, **describe()}))
     return 0
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":

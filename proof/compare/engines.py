@@ -21,7 +21,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from handler.core.command_line import add_repeatable
@@ -29,7 +29,7 @@ from handler.core.errors import ConfigError
 from proof.bench import machine, report
 from proof.bench.cli import count, counts
 from proof.bench.client import AnswerReader, Closed, Result, Target, percentiles
-from proof.bench.processes import Server, lmi_serve, measure
+from proof.bench.processes import Server, lmi_serve, measure, option_arguments
 from proof.compare.processes import Cpu, cpu_seconds, free_port, started
 
 OURS = "lmi serve"
@@ -59,7 +59,7 @@ class UsageReader(AnswerReader):
 
     def _num_tokens(self) -> int | None:
         try:
-            return int(json.loads(self._last)["usage"]["completion_tokens"])
+            return int(json.loads(self.lines.last)["usage"]["completion_tokens"])
         except (ValueError, KeyError, TypeError):  # the request failed, which `verdict` will report
             return None
 
@@ -121,6 +121,10 @@ def sample(args: argparse.Namespace, server: Server, turn: int, load: Closed) ->
     return Sample(results, cpu_seconds(server.pid, CORE).since(before[-1]), others.cores() or 0.0)
 
 
+def sample_each(args: argparse.Namespace, servers: Mapping[str, Server], turn: int, load: Closed) -> Turn:
+    return {name: sample(args, server, turn, load) for name, server in servers.items()}
+
+
 def turns(args: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
     """Measure all servers in turns, each of which starts with a different server.
 
@@ -137,31 +141,38 @@ def turns(args: argparse.Namespace, clients: int, servers: Mapping[str, Server])
             print(f"{clients:4} clients, {name}: {samples[name].rate:,.1f} tokens/s", file=sys.stderr, flush=True)
         return {name: samples[name] for name in servers}
 
-    for server in servers.values():  # a warm-up, so that work at the first requests of this number is not measured
-        sample(args, server, 2 * args.repeat, Closed(clients, 1))
+    # A warm-up, so that work at the first requests of this number is not measured.
+    sample_each(args, servers, 2 * args.repeat, Closed(clients, 1))
     return machine.undisturbed(args.repeat, args.quiet, turn, lambda turn: max(own.others for own in turn.values()))
 
 
 def summarize(clients: int | str, turns: Sequence[Turn], disturbed: int) -> dict[str, Any]:
     """Return each server's metrics for one number of clients, and the median ratios of our server to the others."""
-    value: dict[str, Any] = {"clients": clients, "turns_disturbed": disturbed, "servers": {}, "over": {}}
-    for name in turns[0]:
-        samples = [turn[name] for turn in turns]
-        results = [result for sample in samples for result in sample.results]
-        value["servers"][name] = {
-            "tokens_per_second": statistics.median(sample.rate for sample in samples),
-            "ttft_ms": percentiles([1e3 * seconds for seconds in report.first_token_times(results)]),
-            "itl_ms": percentiles([1e3 * seconds for seconds in report.gaps(results)]),
-            "host_cpu_us": statistics.median(1e6 * sample.host for sample in samples),
-            "engine_cpu_us": statistics.median(1e6 * sample.engine for sample in samples),
-            "errors": report.errors(results),
-        }
-        if name != OURS:
-            value["over"][name] = {
-                kind: statistics.median(figure(turn[OURS]) / figure(turn[name]) for turn in turns)
-                for kind, figure in _RATIOS.items()
-            }
-    return value
+    return {
+        "clients": clients,
+        "turns_disturbed": disturbed,
+        "servers": {name: _metrics([turn[name] for turn in turns]) for name in turns[0]},
+        "over": {name: _ratios(name, turns) for name in turns[0] if name != OURS},
+    }
+
+
+def _metrics(samples: Sequence[Sample]) -> dict[str, Any]:
+    results = [result for sample in samples for result in sample.results]
+    return {
+        "tokens_per_second": statistics.median(sample.rate for sample in samples),
+        "ttft_ms": percentiles([1e3 * seconds for seconds in report.first_token_times(results)]),
+        "itl_ms": percentiles([1e3 * seconds for seconds in report.gaps(results)]),
+        "host_cpu_us": statistics.median(1e6 * sample.host for sample in samples),
+        "engine_cpu_us": statistics.median(1e6 * sample.engine for sample in samples),
+        "errors": report.errors(results),
+    }
+
+
+def _ratios(name: str, turns: Sequence[Turn]) -> dict[str, float]:
+    return {
+        kind: statistics.median(figure(turn[OURS]) / figure(turn[name]) for turn in turns)
+        for kind, figure in _RATIOS.items()
+    }
 
 
 def show(values: Sequence[dict[str, Any]]) -> str:
@@ -206,18 +217,30 @@ def _peer(text: str) -> tuple[str, str]:
     return name, command
 
 
-def run(args: argparse.Namespace) -> int:
-    options = [part for option in args.options or ["option.model_id=demo"] for part in ("-o", option)]
+@contextlib.contextmanager
+def _peer_server(command: str) -> Iterator[Server]:
+    """Start another server on a free port."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
+    with started(words, url, _LOADING) as pid:
+        yield Server(url, pid)
+
+
+def measure_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start all servers, and return the metrics for their first responses and for each number of clients."""
     with contextlib.ExitStack() as stack:
-        servers = {OURS: stack.enter_context(lmi_serve(options, timeout=_LOADING))}
+        ours = lmi_serve(option_arguments(args.options or ["option.model_id=demo"]), timeout=_LOADING)
+        servers = {OURS: stack.enter_context(ours)}
         for name, command in args.peers:
-            port = free_port()
-            url = f"http://127.0.0.1:{port}"
-            words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
-            servers[name] = Server(url, stack.enter_context(started(words, url, _LOADING)))
-        first = {name: sample(args, server, 2 * args.repeat + 1, Closed(1, 1)) for name, server in servers.items()}
+            servers[name] = stack.enter_context(_peer_server(command))
+        first = sample_each(args, servers, 2 * args.repeat + 1, Closed(1, 1))
         values = [summarize(FIRST, [first], 0)]
-        values += [summarize(clients, *turns(args, clients, servers)) for clients in args.clients]
+        return values + [summarize(clients, *turns(args, clients, servers)) for clients in args.clients]
+
+
+def run(args: argparse.Namespace) -> int:
+    values = measure_all(args)
     facts = machine.describe()
     print(machine.summary(facts))
     print(f"responses of {args.tokens} tokens, prompts of {args.prompt_words} words, {args.rounds} rounds, ", end="")

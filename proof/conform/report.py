@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,19 @@ def markdown(report: Mapping[str, Any]) -> str:
         verdicts = [result["result"] for result in results if result["profile"] == profile]
         lines.append(f"| {profile} | {' | '.join(str(verdicts.count(verdict)) for verdict in VERDICTS)} |")
     if failed := [result for result in results if result["result"] == "failed"]:
-        lines += ["", "## Failed"]
-        for result in failed:
-            source = result["source"]
-            lines += ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} "]
-            lines[-1] += _link(source["title"], source["url"])
-            lines += ["", f"* wanted: {_plain(result['wanted'])}"]
-            lines += [f"* {name}: `{_plain(result[name])}`" for name in ("asked", "got") if result.get(name)]
+        lines += ["", "## Failed", *chain.from_iterable(map(_failure, failed))]
     lines += ["", "## Rules", "", "| rule | profile | requirement | result |", "|---|---|---|---|"]
     for result in results:
         why = f": {_plain(result['why'])}" if result.get("why") else ""
         lines.append(f"| {result['rule']} | {result['profile']} | {result['sentence']} | {result['result']}{why} |")
     return "\n".join(lines) + "\n"
+
+
+def _failure(result: Mapping[str, Any]) -> list[str]:
+    link = _link(result["source"]["title"], result["source"]["url"])
+    lines = ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} {link}"]
+    lines += ["", f"* wanted: {_plain(result['wanted'])}"]
+    return lines + [f"* {name}: `{_plain(result[name])}`" for name in ("asked", "got") if result.get(name)]
 
 
 def line(result: Result) -> str:

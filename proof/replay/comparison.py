@@ -20,6 +20,7 @@ from proof.replay.content import (
     RELATIVE_LOGPROB,
     TEXTS,
     NotJson,
+    Parted,
     Token,
     cut_of,
     differences,
@@ -340,11 +341,10 @@ def _is_json(body: bytes) -> bool:
 
 def _glue(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     """Compare the text before, between and after the documents."""
-    glues = [_numberless(side.glue) for side in (reference, target)]
+    glues = [_numberless(reference.glue), _numberless(target.glue)]
     for where, index in (("beginning", 0), ("end", -1)):
-        ends = [glue[index] for glue in glues]
-        if ends[0] != ends[1]:
-            yield Finding(Class.FRAMING, where, change=" -> ".join(map(framing_text, ends)))
+        if glues[0][index] != glues[1][index]:
+            yield Finding(Class.FRAMING, where, change=" -> ".join(framing_text(glue[index]) for glue in glues))
     separators = [set(glue[1:-1]) for glue in glues]
     if all(separators):
         for pair in zip_longest(sorted(separators[0] - separators[1]), sorted(separators[1] - separators[0])):
@@ -375,12 +375,11 @@ def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> 
         strict: require the same names in the same order; otherwise accept any name that the reference has.
     """
     names_by_type = (event_names(side.values, side.glue) for side in (reference, target))
-    for root, reference_names, target_names in _in_both(*names_by_type):
-        if reference_names != target_names if strict else not set(target_names) <= set(reference_names):
-            pairs = zip_longest(reference_names, target_names)
-            change = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-            names = [public_name(name) if name else "none" for name in change]
-            yield Finding(Class.FRAMING, "event name", _public(root), " -> ".join(names))
+    for root, *names in _in_both(*names_by_type):
+        if names[0] != names[1] if strict else not set(names[1]) <= set(names[0]):
+            change = next((pair for pair in zip_longest(*names) if pair[0] != pair[1]), ("", ""))
+            texts = (public_name(name) if name else "none" for name in change)
+            yield Finding(Class.FRAMING, "event name", _public(root), " -> ".join(texts))
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
@@ -460,22 +459,24 @@ def _generated(reference: _Documents, target: _Documents, near: float) -> Iterat
         elif name in TEXTS and all(isinstance(value, str) for value in chain(*values)):
             texts.append(path)  # values of another type are compared by shape
     if texts:
-        yield _text_finding(reference, target, texts, near)
+        yield _text_finding(reference, target, min(texts, key=len), near)
 
 
-def _text_finding(reference: _Documents, target: _Documents, paths: Sequence[str], near: float) -> Finding:
-    path = min(paths, key=len)
-    tokens = _in_both(tokens_by_choice(reference.values), tokens_by_choice(target.values))
-    parted = [part for _, *texts in tokens if (part := parted_at(*texts))]
-    is_tie = bool(parted) and all(part.is_tie(near) for part in parted)
-    content = [_both(reference.places[path], target.places[path])]
-    change = ""
+def _text_finding(reference: _Documents, target: _Documents, path: str, near: float) -> Finding:
+    parted = _parted(reference, target)
+    change, content = "", _both(reference.places[path], target.places[path])
     if parted:
         first = min(parted, key=lambda part: len(part.same))
         change = f"first at token {len(first.same) + 1}"
-        content += [f"{change}: {_token_text(first.reference)} -> {_token_text(first.target)}"]
-    cls = Class.TIE if is_tie else Class.TEXT
-    return Finding(cls, "text", without_indexes(path), change, "; ".join(content), learnable=False)
+        content += f"; {change}: {_token_text(first.reference)} -> {_token_text(first.target)}"
+    cls = Class.TIE if parted and all(part.is_tie(near) for part in parted) else Class.TEXT
+    return Finding(cls, "text", without_indexes(path), change, content, learnable=False)
+
+
+def _parted(reference: _Documents, target: _Documents) -> list[Parted]:
+    """Return where the choices' texts differ first."""
+    tokens = _in_both(tokens_by_choice(reference.values), tokens_by_choice(target.values))
+    return [part for _, *texts in tokens if (part := parted_at(*texts))]
 
 
 def _token_text(token: Token | None) -> str:

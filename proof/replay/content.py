@@ -495,14 +495,9 @@ def _tokens(answer: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
     if isinstance(token := answer.get("token"), dict):  # a stream of LMI or TGI
         yield 0, _native(token, answer.get("top_tokens"))
         return
-    details = answer.get("details")
-    if isinstance(details, dict) and isinstance(tokens := details.get("tokens"), list):
-        top = details.get("top_tokens")
-        for at, token in enumerate(tokens):
-            if isinstance(token, dict):
-                yield 0, _native(token, top[at] if isinstance(top, list) and at < len(top) else None)
-    choices = answer.get("choices")
-    for position, choice in enumerate(choices if isinstance(choices, list) else ()):
+    if isinstance(details := answer.get("details"), dict):
+        yield from ((0, token) for token in _of_details(details))
+    for position, choice in enumerate(_items(answer.get("choices"))):
         if not isinstance(choice, dict) or not isinstance(logprobs := choice.get("logprobs"), dict):
             continue
         index = choice.get("index")
@@ -514,18 +509,22 @@ def _native(token: Mapping[str, Any], top: Any) -> Token:
     return Token(str(token.get("text")), _logprob(token), _others(top))
 
 
+def _of_details(details: Mapping[str, Any]) -> Iterator[Token]:
+    tokens, top = _items(details.get("tokens")), _items(details.get("top_tokens"))
+    for token, others in zip_longest(tokens, top[: len(tokens)]):
+        if isinstance(token, dict):
+            yield _native(token, others)
+
+
 def _of_chat(logprobs: Mapping[str, Any]) -> Iterator[Token]:
-    content = logprobs["content"]
-    for token in content if isinstance(content, list) else ():
+    for token in _items(logprobs["content"]):
         if isinstance(token, dict):
             yield Token(str(token.get("token")), _logprob(token), _others(token.get("top_logprobs")))
 
 
 def _of_completion(logprobs: Mapping[str, Any]) -> Iterator[Token]:
-    texts, numbers, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
-    for at, text in enumerate(texts if isinstance(texts, list) else ()):
-        number = numbers[at] if isinstance(numbers, list) and at < len(numbers) else None
-        top = tops[at] if isinstance(tops, list) and at < len(tops) else None
+    texts, numbers, tops = (_items(logprobs.get(name)) for name in ("tokens", "token_logprobs", "top_logprobs"))
+    for text, number, top in zip_longest(texts, numbers[: len(texts)], tops[: len(texts)]):
         others = {name: value for name, value in top.items() if is_number(value)} if isinstance(top, dict) else {}
         yield Token(str(text), number if is_number(number) else None, others)
 
@@ -537,10 +536,14 @@ def _logprob(token: Mapping[str, Any]) -> float | None:
 
 def _others(top: Any) -> dict[str, float]:
     logprobs = {}
-    for other in top if isinstance(top, list) else ():
+    for other in _items(top):
         if isinstance(other, dict) and (logprob := _logprob(other)) is not None:
             logprobs[str(other.get("text", other.get("token")))] = logprob
     return logprobs
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def is_number(value: Any) -> bool:

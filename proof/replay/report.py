@@ -84,16 +84,16 @@ def classes(report: Mapping[str, Any]) -> Table:
     return Table(["class", "requests", "%", "allowed %", ""], rows)
 
 
-def findings(report: Mapping[str, Any], most: int | None = None) -> Table:
+def findings(report: Mapping[str, Any], maximum: int | None = None) -> Table:
     """Return the table of findings.
 
     Args:
-        most: maximum findings per class, or None for all.
+        maximum: number of findings per class, or None for all.
     """
     rows = [
         [cls, name, f"{count:,}"]
         for cls, names in report["findings"].items()
-        for name, count in list(names.items())[:most]
+        for name, count in list(names.items())[:maximum]
     ]
     return Table(["class", "what differs", "requests"], rows)
 

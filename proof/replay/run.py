@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from handler.core import loop
@@ -109,14 +110,12 @@ class Replay:
         if reason := self._why_not(request):
             self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
-        reference, target = await self._answers(number, request)
-        request_traits = traits(request, self._plan.greedy)
-        again, other = self._again(reference, target)
-        real = await self._noise.real(request, request_traits, reference, target, again, other)
+        both = await self._answers(number, request)
+        real = await self._noise.real(request, traits(request, self._plan.greedy), *both, *self._again(*both))
         self._journal.keep_volatile(self._noise.learnt)
         changes = [item._replace(cls=Class.EQUAL) if item.name in self._plan.expected else item for item in real]
-        result = outcome(number, changes, reference, target)
-        example = Example(request, reference, target, changes)
+        result = outcome(number, changes, *both)
+        example = Example(request, *both, changes)
         if self._journal.summary.wants_example(result.cls, example.size):
             self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
         self._journal.add(result)
@@ -140,12 +139,8 @@ class Replay:
         They are asked concurrently at a recorded pace, otherwise one after the other in alternating order.
         """
 
-        async def reference() -> Answer:
-            return await _ask(self._sides.reference, request, request.answer)
-
-        async def target() -> Answer:
-            return await _ask(self._sides.target, request, request.other)
-
+        reference = partial(_ask, self._sides.reference, request, request.answer)
+        target = partial(_ask, self._sides.target, request, request.other)
         if self._plan.speed is not None:
             both = await asyncio.gather(reference(), target())
             return both[0], both[1]

@@ -105,10 +105,9 @@ def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tup
     for places in groups.values():
         for end in (0, 1):
             pair = [_ranks([spans[path][end] for path in places]) for spans in (reference, target)]
-            if difference := next(
-                (path for path, *ranks in zip(places, *pair, strict=True) if ranks[0] != ranks[1]), ""
-            ):
-                return difference
+            for path, *ranks in zip(places, pair[0], pair[1], strict=True):
+                if ranks[0] != ranks[1]:
+                    return path
     return None
 
 

@@ -212,9 +212,8 @@ def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unr
 
 
 def _stored_event(events: sqlite3.Connection, number: int) -> Event:
-    id, location, at, headers, request, answered, content_type, output = events.execute(_ONE, (number,)).fetchone()
-    recorded = Recorded(0, content_type, output) if answered else None
-    return Event(id, location, at, json.loads(headers), request, recorded)
+    id, location, at, headers, request, answered, *output = events.execute(_ONE, (number,)).fetchone()
+    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if answered else None)
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:

@@ -53,19 +53,22 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
             if isinstance(entry, Unreadable):
                 yield entry
                 continue
-            location = f"{file.name}: entry {entry.number}"
             try:
-                fields = members(entry.text.decode())
-                yield _request(location, {name: member.value for name, member in fields.items()})
+                yield _read(f"{file.name}: entry {entry.number}", entry.text)
             except NoBody as error:
                 left_out[str(error)] += 1
-            except UnicodeDecodeError:
-                yield Unreadable(location, "it is not UTF-8")
-            except Malformed as error:
-                yield Unreadable(location, str(error))
         if left_out:
             kinds = ", ".join(f"{method} {count}" for method, count in sorted(left_out.items()))
             yield Unreadable(file.name, f"{left_out.total()} entries without a body are left out ({kinds})")
+
+
+def _read(location: str, text: bytes) -> Request | Unreadable:
+    try:
+        return _request(location, {name: member.value for name, member in members(text.decode()).items()})
+    except UnicodeDecodeError:
+        return Unreadable(location, "it is not UTF-8")
+    except Malformed as error:
+        return Unreadable(location, str(error))
 
 
 # -- the document --------------------------------------------------------------------------------------------------
