@@ -349,16 +349,14 @@ def test_nesting_deeper_than_python_goes_is_text() -> None:
 
 
 def test_a_long_line_is_looked_through_once() -> None:
-    """8 MB in pieces of 4 KB took a minute."""
+    """8 MB in pieces of 4 KB took a minute, and 32 MB take sixteen: the test's own limit ends such a reader."""
     reader = AnswerReader("text/event-stream")
-    began = time.process_time()
     list(reader.feed(b"data: "))
-    for _ in range(2048):
+    for _ in range(8192):
         list(reader.feed(4096 * b"x"))
     list(reader.feed(b"\r"))
     [event] = [*reader.feed(b"\n\n"), *reader.finish()]
-    assert event == Raw(2048 * 4096 * "x")
-    assert time.process_time() - began < 5
+    assert event == Raw(8192 * 4096 * "x")
 
 
 # -- boto3's sessions are not safe among threads: only one of them may make a client at a time -------------------------

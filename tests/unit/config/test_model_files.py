@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from handler.config import model_files
 from handler.config.loader import Reading, read_config, read_server_config
-from handler.config.model_files import locate, tokenizer_config
+from handler.config.model_files import ModelFiles, locate, tokenizer_config
 from handler.config.user_files import describe_model_py
 from handler.core import child_processes
 from handler.core.errors import ConfigError
@@ -33,12 +33,12 @@ def make(directory: Path, *names: str) -> Path:
 
 def test_kinds(tmp_path: Path) -> None:
     file = make(tmp_path / "a", "model.gguf") / "model.gguf"
-    assert locate(str(file)) == ("gguf", file)
-    assert locate(str(file.parent)) == ("gguf", file)
+    assert locate(str(file)) == ModelFiles("gguf", file)
+    assert locate(str(file.parent)) == ModelFiles("gguf", file)
     ir = make(tmp_path / "b", "openvino_model.xml", "config.json")
-    assert locate(str(ir)) == ("openvino", ir)
+    assert locate(str(ir)) == ModelFiles("openvino", ir)
     checkpoint = make(tmp_path / "c", "config.json", "model.safetensors")
-    assert locate(str(checkpoint)) == ("huggingface", checkpoint)
+    assert locate(str(checkpoint)) == ModelFiles("huggingface", checkpoint)
 
 
 @pytest.mark.parametrize(

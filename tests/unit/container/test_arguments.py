@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handler.config.loader import read_config
-from handler.container.arguments import ContainerArguments, read_arguments, translated_environment
+from handler.container.arguments import ContainerArguments, Translation, read_arguments, translated_environment
 from handler.core.errors import ConfigError
 
 # -- what may stand behind the image's name ----------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_each_becomes_the_handlers_own_and_is_told(given: dict[str, str], expect
 
 
 def test_an_empty_one_counts_as_none() -> None:
-    assert translated_environment({"SM_NUM_GPUS": ""}) == ({"SM_NUM_GPUS": ""}, ())
+    assert translated_environment({"SM_NUM_GPUS": ""}) == Translation({"SM_NUM_GPUS": ""}, ())
 
 
 def test_a_token_is_not_shown() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.container.arguments import find_model
+from handler.container.arguments import ModelSource, find_model
 from handler.core.devices import Driver, DriverCheck, check_driver, read_driver, visible_gpus
 from handler.core.errors import ConfigError
 
@@ -44,10 +44,10 @@ def test_two_models_are_refused(data: Path) -> None:
 
 def test_properties_may_name_the_model_or_leave_it_to_the_environment(data: Path) -> None:
     (data / "serving.properties").write_text("option.model_id=a/b\n")
-    assert find_model(environment(data)) == (data, None, {})
+    assert find_model(environment(data)) == ModelSource(data, None, {})
     assert find_model(environment(data, HF_MODEL_ID="c/d")).model_id == "c/d"
     # as `lmi deploy` says it
-    assert find_model(environment(data, OPTION_MODEL_ID=str(data))) == (data, None, {})
+    assert find_model(environment(data, OPTION_MODEL_ID=str(data))) == ModelSource(data, None, {})
     assert find_model(environment(data)).properties == data / "serving.properties"
 
 
@@ -55,7 +55,7 @@ def test_additional_sources_are_found_by_their_channels(data: Path) -> None:
     draft = data.parent / "additional-model-data-sources" / "draft"
     draft.mkdir(parents=True)
     found = find_model(environment(data, OPTION_MODEL_ID=str(draft)))
-    assert found == (None, str(draft), {"draft": draft})
+    assert found == ModelSource(None, str(draft), {"draft": draft})
     with pytest.raises(ConfigError, match=r"nowhere, which does not exist; SageMaker's model data: .*/draft"):
         find_model(environment(data, OPTION_MODEL_ID="/nowhere"))
 

@@ -123,7 +123,7 @@ def test_an_update_leaves_the_earlier_one_until_it_is_loaded() -> None:
     later = adapters.get("a").adapter
     assert (later.path, later.id > other.id) == ("/new", True)
     assert adapters.by_number(1) == later
-    assert list(adapters) == [(later, 1, True), (other, 2, True)]
+    assert list(adapters) == [Registered(later, 1, preload=True), Registered(other, 2, preload=True)]
 
 
 def test_an_update_keeps_path_and_preload_where_it_names_none() -> None:
