@@ -28,11 +28,14 @@ from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.response import TgiCompat
-from handler.protocols.triton.infer import Infer
+from handler.protocols.triton.infer import Infer, announces_tensors, has_tensors
 from handler.protocols.triton.request import Route, Triton
 from handler.protocols.vllm.pooling import VllmClassify, VllmPoolingDialect, VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
 from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
+
+_TENSORS = "inputs[0].datatype"
+"""The key in `DispatchByField.others` for bodies whose `inputs` are Triton's tensors."""
 
 
 class DispatchByField(Dialect):
@@ -55,6 +58,9 @@ class DispatchByField(Dialect):
         self._mode = mode
         self._others = others
         self._otherwise = mode if otherwise is None else others[otherwise]
+        self._tensors = others.get(_TENSORS)
+        if self._tensors is not None:
+            self.media_types = self._tensors.media_types
         self.any_media, self.unique_keys, self.errors = mode.any_media, mode.unique_keys, self._otherwise.errors
         self.computes = self._otherwise.computes
         self._by_field = {**{field: others[field] for field in before}, "inputs": mode, **others}
@@ -69,11 +75,16 @@ class DispatchByField(Dialect):
 
     def dialect_of(self, body: Any) -> Dialect:
         """Return the dialect that the body's fields select."""
+        if self._tensors is not None and has_tensors(body):
+            return self._tensors
         if isinstance(body, dict):
             for field, dialect in self._by_field.items():
                 if body.get(field) is not None:
                     return dialect
         return self._otherwise
+
+    def of_headers(self, headers: Mapping[str, str]) -> Dialect:
+        return self if self._tensors is None or not announces_tensors(headers) else self._tensors
 
     def wanted(self, body: Any) -> Wanted | None:
         return self.dialect_of(body).wanted(body)
@@ -109,7 +120,7 @@ def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """The paths of the model in Triton's protocol, without and with a version."""
 
-_COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
+_COMPLETIONS, _TRITON, _INFER = OpenAiCompletions(), Triton(Route.SHAPE), Infer(sagemaker=True)
 _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
 
 _MODES: dict[str, Lmi | TgiCompat | LmiDynamicBatch] = {
@@ -122,7 +133,13 @@ def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:
 
 
 def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
-    return {"anthropic_version": _MESSAGES, "messages": chat, "prompt": completions, "text_input": _TRITON}
+    return {
+        "anthropic_version": _MESSAGES,
+        "messages": chat,
+        "prompt": completions,
+        "text_input": _TRITON,
+        _TENSORS: _INFER,
+    }
 
 
 _ASYNC = AsyncPrompt()

@@ -128,7 +128,8 @@ class Preprocessor:
         any_media = formatter is not None and not formatter.takes_payload
         if any_media if dialect is None else dialect.any_media:
             return head
-        if not head.is_prompt and not self._is_form(head) and not _JSON_TYPES.fullmatch(head.media_type):
+        is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in self.dialect_of(head).media_types
+        if not head.is_prompt and not self._is_form(head) and not is_json:
             forms = self.dialect_of(head).forms
             others = f" or {_FORM}, with the audio clip as the file 'file'" if forms else ""
             others = others or ("" if dialect is not None else " or text/plain")
@@ -137,7 +138,7 @@ class Preprocessor:
 
     def dialect_of(self, head: Head) -> Dialect:
         """Return the dialect of a request's body."""
-        return head.dialect or self.dialect
+        return head.dialect or self.dialect.of_headers(head.headers)
 
     def _is_form(self, head: Head) -> bool:
         return head.media_type == _FORM and self.dialect_of(head).forms
@@ -190,11 +191,11 @@ class Preprocessor:
                 return Decoded(*reader.read(body, head.headers, head.session))
         if self._is_form(head):
             return Decoded(read_form(body, head.headers["content-type"]), size=len(body))
-        if self.dialect_of(head).binary:
-            length = self.dialect_of(head).document_length(body, head.headers)
-            decoded = self._decode_json(body[:length], head)
-            return decoded._replace(value=BinaryBody(decoded.value, body[length:]))
-        return self._decode_json(body, head)
+        length = None if head.is_prompt else self.dialect_of(head).document_length(body, head.headers)
+        decoded = self._decode_json(body[:length], head)
+        if length is None:
+            return decoded
+        return decoded._replace(value=BinaryBody(decoded.value, body[length:], head.media_type))
 
     def _decode_json(self, body: bytes, head: Head) -> Decoded:
         if len(body) >= LARGE:

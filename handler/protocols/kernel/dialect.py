@@ -309,10 +309,11 @@ class Description(NamedTuple):
 
 
 class BinaryBody(NamedTuple):
-    """A decoded JSON document, and the binary data after it."""
+    """A decoded JSON document, the binary data after it, and the content type of both."""
 
     document: Any
     data: bytes
+    media_type: str = ""
 
 
 class Dialect(ABC):
@@ -322,7 +323,7 @@ class Dialect(ABC):
         any_media: whether a body is read as JSON whatever its content type is.
         forms: whether a body may also be a form (multipart/form-data). `parse` then gets the form's texts and files
             (`Upload`) by name.
-        binary: whether binary data may follow the JSON document. `parse` then also accepts a `BinaryBody`.
+        media_types: content types that are read as JSON too.
         encodings: the values of Content-Encoding that are accepted besides identity.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
@@ -335,7 +336,7 @@ class Dialect(ABC):
     name: str
     any_media = False
     forms = False
-    binary = False
+    media_types: Collection[str] = ()
     encodings: Collection[str] = ()
     unique_keys = False
     response_headers: tuple[str, ...] = ()
@@ -351,13 +352,19 @@ class Dialect(ABC):
             InvalidPayload, InvalidParameter: the body is invalid. The message names the cause and a valid form.
         """
 
-    def document_length(self, body: bytes, headers: Mapping[str, str]) -> int:
-        """Return the size in bytes of the JSON document at the beginning of a body with binary data.
+    def of_headers(self, headers: Mapping[str, str]) -> Dialect:
+        """Return the dialect that the headers of a request select: by default, this one."""
+        return self
+
+    def document_length(self, body: bytes, headers: Mapping[str, str]) -> int | None:
+        """Return the size in bytes of the JSON document before binary data, or None if there is only a document.
+
+        If it returns a size, `parse` gets a `BinaryBody`.
 
         Raises:
             InvalidPayload: the headers contradict the body.
         """
-        return len(body)
+        return None
 
     def wanted(self, body: Any) -> Wanted | None:
         """Return the stored answers that a body refers to.

@@ -26,6 +26,9 @@ from handler.protocols.triton.request import INPUTS, PROMPT, read_id, read_input
 from handler.protocols.triton.response import ResponseOptions, TritonDocument
 
 HEADER = "inference-header-content-length"
+SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
+"""Content type on SageMaker, where `HEADER` cannot pass: its parameter `json-header-size` is the document's size."""
+_OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _SHOWN_DIMS = 8  # dimensions of a shape in a message
 _REGION = "shared_memory_region"
@@ -269,11 +272,13 @@ class Selection(NamedTuple):
         names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
         is_binary: whether tensors are binary if the request names none.
         has_batch: whether shapes begin with the batch dimension.
+        sagemaker: whether binary data has SageMaker's content type.
     """
 
     names: Mapping[str, bool]
     is_binary: bool
     has_batch: bool
+    sagemaker: bool
 
 
 class InferDocument(TritonDocument):
@@ -300,8 +305,10 @@ class InferDocument(TritonDocument):
         fixed = dict(self._options.fixed)
         id = {"id": fixed.pop("id")} if "id" in fixed else {}
         document = JSON.encode({**id, **fixed, "outputs": tensors})
-        if data:
-            self.content_type, self._headers = "application/octet-stream", ((HEADER, str(len(document))),)
+        if data and self._selection.sagemaker:
+            self.content_type = f"{SAGEMAKER_TYPE};json-header-size={len(document)}"
+        elif data:
+            self.content_type, self._headers = _OCTETS, ((HEADER, str(len(document))),)
         return b"".join([document, *data])
 
     def _tensor(self, name: str, value: Any, data: list[bytes]) -> Mapping[str, Any]:
@@ -350,11 +357,16 @@ class InferErrors(TritonErrors):
 
 
 class Infer(Dialect):
-    """The dialect of `infer`, whose response is always whole."""
+    """The dialect of `infer`, whose response is always whole.
 
-    name = "triton_infer"
+    Args:
+        sagemaker: whether the route is /invocations, where a content type replaces `HEADER` (Triton's
+            src/sagemaker_server.cc).
+    """
+
     any_media = True  # as in Triton, only a header tells binary data from JSON
-    binary = unique_keys = True
+    media_types = (_OCTETS,)
+    unique_keys = True
     encodings = ("gzip", "deflate")
     errors = InferErrors()
     description = Description(
@@ -371,17 +383,24 @@ class Infer(Dialect):
         answer=InferResponse,
     )
 
-    def document_length(self, body: bytes, headers: Mapping[str, str]) -> int:
+    def __init__(self, *, sagemaker: bool = False) -> None:
+        self.name = "triton_invocations" if sagemaker else "triton_infer"
+        self._sagemaker = sagemaker
+
+    def document_length(self, body: bytes, headers: Mapping[str, str]) -> int | None:
         digits = headers.get(HEADER)
+        media_type, _, size = headers.get("content-type", "").lower().partition(";")
+        if self._sagemaker and media_type == SAGEMAKER_TYPE and size.strip().startswith("json-header-size="):
+            digits = size.partition("=")[2]
         if digits is None:
-            return len(body)
+            return None
         length = whole(digits) if is_digits(digits) and len(digits) <= _MAX_DIGITS else -1
         if not 0 <= length <= len(body):
             raise InvalidPayload(f"inference header size should be in range (0, {len(body)}), got: {digits[:MAX_NAME]}")
         return length
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        document, data = body if isinstance(body, BinaryBody) else (body, b"")
+        document, data, media_type = body if isinstance(body, BinaryBody) else (body, b"", "")
         tensors = document.get("inputs") if isinstance(document, dict) else None
         if tensors is None:
             raise InvalidPayload("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
@@ -401,8 +420,20 @@ class Infer(Dialect):
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
         own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
         options = options._replace(request=own)
-        reply = InferDocument(options, Selection(names, is_binary, reader.has_batch))
+        sagemaker = self._sagemaker and media_type != _OCTETS
+        reply = InferDocument(options, Selection(names, is_binary, reader.has_batch, sagemaker))
         return ParsedRequest((options.request,), reply, self.errors, ignored, headers=reply.headers)
+
+
+def announces_tensors(headers: Mapping[str, str]) -> bool:
+    """Return whether the headers are those of a body with binary data."""
+    return HEADER in headers or headers.get("content-type", "").lower().startswith(SAGEMAKER_TYPE)
+
+
+def has_tensors(body: Any) -> bool:
+    """Return whether the `inputs` of a body are tensors."""
+    inputs = body.get("inputs") if isinstance(body, dict) else None
+    return isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], dict) and "datatype" in inputs[0]
 
 
 def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:

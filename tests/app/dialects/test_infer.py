@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from handler.protocols.triton.infer import SAGEMAKER_TYPE
 from tests.servers import LiveServer, http
 
 MODEL = "/v2/models/model"
@@ -119,6 +120,67 @@ def test_a_body_that_is_not_as_its_encoding_says(echo_server: LiveServer, fault:
     found = http.post(echo_server.url + INFER, content=body, headers={"content-encoding": encoding})
     assert (found.status_code, says in found.json()["error"]) == (400, True), found.text
     assert http.post(echo_server.url + INFER, content=BODY).status_code == 200
+
+
+# -- /invocations ------------------------------------------------------------------------------------------------------
+
+
+def invoked(server: LiveServer, body: bytes, media_type: str, **headers: str) -> httpx.Response:
+    return http.post(f"{server.url}/invocations", content=body, headers={"content-type": media_type, **headers})
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "application/octet-stream", SAGEMAKER_TYPE])
+def test_invocations_read_tensors(echo_server: LiveServer, media_type: str) -> None:
+    document = {"inputs": [text("a b"), LENGTH, BARE]}
+    found = invoked(echo_server, json.dumps(document).encode(), media_type)
+    assert (found.status_code, found.headers["content-type"]) == (200, "application/json")
+    assert found.json() == http.post(echo_server.url + INFER, json=document).json()
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_invocations_answer_binary_data_in_the_type_of_the_request(echo_server: LiveServer, outputs: bool) -> None:
+    parameters = {"binary_data_output": outputs}
+    document = json.dumps({"inputs": [binary("a b"), LENGTH, BARE], "parameters": parameters}).encode()
+    body = document + packed("a b")
+    size = "inference-header-content-length"
+    ways = {
+        f"{SAGEMAKER_TYPE};json-header-size={len(document)}": {size: "3"},  # the type wins
+        f"{SAGEMAKER_TYPE.upper()}; json-header-size={len(document)}": {},
+        "application/octet-stream": {size: str(len(document))},
+    }
+    for media_type, headers in ways.items():
+        found = invoked(echo_server, body, media_type, **headers)
+        kind, _, parameter = found.headers["content-type"].partition(";json-header-size=")
+        if not outputs:
+            assert (kind, found.json()["outputs"][0]["data"]) == ("application/json", [" a b"])
+            continue
+        assert kind == media_type.lower().partition(";")[0]
+        assert (size in found.headers) is (not parameter)
+        length = int(parameter or found.headers[size])
+        assert json.loads(found.content[:length])["outputs"][0]["parameters"] == {"binary_data_size": 8}
+        assert found.content[length:] == packed(" a b")
+
+
+def test_json_that_asks_for_binary_data_gets_the_type_that_sagemaker_forwards(echo_server: LiveServer) -> None:
+    document = {"inputs": [text("a b"), LENGTH, BARE], "parameters": {"binary_data_output": True}}
+    found = http.post(f"{echo_server.url}/invocations", json=document)
+    assert found.headers["content-type"].startswith(f"{SAGEMAKER_TYPE};json-header-size=")
+    assert found.content.endswith(packed(" a b"))
+
+
+@pytest.mark.parametrize("size", ["99999", "-1", "x", ""])
+def test_a_bad_size_in_the_content_type(echo_server: LiveServer, size: str) -> None:
+    found = invoked(echo_server, BODY, f"{SAGEMAKER_TYPE};json-header-size={size}")
+    assert (found.status_code, found.json().keys()) == (400, {"error"})
+    assert "inference header size should be in range" in found.json()["error"]
+    found = invoked(echo_server, BODY, f"{SAGEMAKER_TYPE};json-header-size=9")
+    assert found.json()["error"].startswith("failed to parse the request JSON buffer: ")
+
+
+def test_tensors_keep_tritons_errors_on_invocations(echo_server: LiveServer) -> None:
+    found = http.post(f"{echo_server.url}/invocations", json={"inputs": [{**text("a"), "datatype": "INT32"}]})
+    assert (found.status_code, found.json().keys()) == (400, {"error"})
+    assert "data-type is 'INT32', but model 'model' expects 'BYTES'" in found.json()["error"]
 
 
 def test_data_without_its_header_is_not_json(echo_server: LiveServer) -> None:

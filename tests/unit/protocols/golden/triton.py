@@ -69,6 +69,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "triton/infer_outputs": (_INFER, {"id": "42", **INFER, "outputs": NAMED}, None),
     "triton/infer_no_text": (_INFER, {"inputs": INFER["inputs"][1:]}, None),
     "triton/infer_unknown": (_INFER, {**INFER, "x": 1, "parameters": {"priority": 1}}, None),
+    "triton/infer_invocations": ("lmi", INFER, None),
     "triton/infer_fails": (_INFER, INFER, failing(2)),
     "triton/stream": (_STREAM, ASK, None),
     "triton/stream_id": (_STREAM, {"id": 'a "b"', **STREAM}, None),
