@@ -32,10 +32,10 @@ from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.validator import FairQueue, sort
 from handler.engines.structured_output.xgrammar import (
+    Pace,
     XgrammarSupport,
     contents,
     cyclic_reference,
-    forecast,
     ignored,
     with_schemas,
     without_text,
@@ -57,13 +57,6 @@ _BLANK = DecoderConfig(
     epsilon=1e-6,
     activation="silu",
     scale=1.0,
-    attention_biases=(),
-    mlp_bias=False,
-    head_norms=False,
-    is_gemma=False,
-    four_norms=False,
-    tied=False,
-    logit_cap=None,
 )
 
 
@@ -119,8 +112,6 @@ _TEMPERATURES = (1.0, 1.3)
 the second, about half the time."""
 
 _EVEN = 100.0  # the temperature at which all tokens are about equally likely
-_ANSWER = 2000  # tokens of a long response, for which the duration of a step is predicted
-_WINDOW = 8  # steps over which durations are averaged
 
 _FIRST = StructuredOutput("choice", '["a"]')
 """A choice that is compiled before a measurement, so that memory shared by all grammars is not counted."""
@@ -278,23 +269,16 @@ class OpenVinoCheck:
         pipeline = self._blank_pipeline()
         config = self._config(structured_output, seed, max_new_tokens=_MAX_STEPS, temperature=temperature)
         handle = pipeline.add_request(0, self._prompt(), config)
-        seconds: list[float] = []
-        too_slow = False
+        pace = Pace(MASK_SECONDS)
         while pipeline.has_non_finished_requests():
             began = time.process_time()
             pipeline.step()
-            seconds.append(time.process_time() - began)
-            too_slow = sum(seconds[-_WINDOW:]) > MASK_SECONDS * _WINDOW
-            if too_slow or (len(seconds) == steps and forecast(seconds, _ANSWER) < MASK_SECONDS):
+            pace.add(time.process_time() - began)
+            if pace.is_slow or (len(pace) == steps and not pace.gets_slow):
                 handle.cancel()
                 pipeline.step()  # frees the request
                 break
-        if too_slow:
-            raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
-        if len(seconds) == _MAX_STEPS and forecast(seconds, _ANSWER) > MASK_SECONDS:
-            raise ValueError(
-                f"after {_ANSWER} tokens, each further token takes the engine more than {MASK_SECONDS:g} s"
-            )
+        pace.check(to_end=len(pace) == _MAX_STEPS)
 
     def _blank_pipeline(self) -> Any:
         if self._pipeline is None:

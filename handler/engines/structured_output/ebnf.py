@@ -47,8 +47,7 @@ class _Element(NamedTuple):
     """An element of a sequence: a rule if `name` is set, otherwise a terminal."""
 
     name: str = ""
-    is_empty: bool = False  # whether it can derive nothing even if its rule cannot
-    least: int = 1  # minimum number of repetitions, or of a literal's characters
+    least: int = 1  # minimum number of repetitions, or of a literal's characters; 0 if it can derive nothing
 
 
 class _Span(NamedTuple):
@@ -77,7 +76,7 @@ class Grammar:
         self._calls = {name: _calls(choices) for name, choices in self._rules.items()}
         if missing := set().union(*self._calls.values()) - self._rules.keys():
             raise Unreadable(f"EBNF: the rule {min(missing)!r} is not defined")
-        self._nullable = self._find_nullable()
+        self._lengths = self._least_lengths()
 
     def cycle(self) -> Sequence[str]:
         """Return rules that can derive one another without any text, or an empty sequence if there are none."""
@@ -91,23 +90,25 @@ class Grammar:
         version leaves recursive rules unchanged: their depth may be costly, and a marker would end the recursion.
         """
         recursive = {name for group in cycles(self._calls) for name in group}
-        lengths = self._least_lengths()
-        return list(dict.fromkeys(self._marked(names, lengths) for names in (recursive, frozenset[str]())))
+        return list(dict.fromkeys(self._marked(names) for names in (recursive, frozenset[str]())))
 
-    def _marked(self, names: Set[str], lengths: Mapping[str, int]) -> str:
+    def _marked(self, names: Set[str]) -> str:
         opening, closing = Counter[int](), Counter[int]()
         for span in self._spans:
-            name, _, least = span.element
-            if span.is_loop or name in names or least * lengths.get(name, 1) >= LONG:
+            if span.is_loop or span.element.name in names or _length(span.element, self._lengths) >= LONG:
                 opening[span.start] += 1
                 closing[span.end - 1] += 1
         parts = []
-        for number, token in enumerate(self._tokens):
-            begins_rule = self._begins_rule(number)
-            text = _abridged_macro(token.text) if self._is_expression(number) else token.text
-            text = without_marker(text) if token.kind == "characters" else text
-            parts.append("\n" * begins_rule + "(" * opening[number] + text + f' | "{MARKER}")' * closing[number])
+        for number in range(len(self._tokens)):
+            beginning = "\n" * self._begins_rule(number) + "(" * opening[number]
+            parts.append(beginning + self._abridged(number) + f' | "{MARKER}")' * closing[number])
         return " ".join(parts)
+
+    def _abridged(self, number: int) -> str:
+        token = self._tokens[number]
+        if self._is_expression(number):
+            return _abridged_macro(token.text)
+        return without_marker(token.text) if token.kind == "characters" else token.text
 
     def _begins_rule(self, number: int) -> bool:
         return number > 0 and [token.text for token in self._tokens[number + 1 : number + 2]] == ["::="]
@@ -117,52 +118,31 @@ class Grammar:
 
     def _least_lengths(self) -> Mapping[str, int]:
         """Return the minimum number of characters that each rule derives, up to `LONG`."""
-        callers = self._callers()
+        callers: dict[str, list[str]] = {}
+        for name, called in self._calls.items():
+            for other in called:
+                callers.setdefault(other, []).append(name)
         lengths = dict.fromkeys(self._rules, LONG)
         waiting = list(self._rules)
         while waiting:  # a rule is visited again when the minimum of a rule that it calls has decreased
             name = waiting.pop()
-            least = min((self._least_length(sequence, lengths) for sequence in self._rules[name]), default=0)
+            least = min(sum(_length(element, lengths) for element in sequence) for sequence in self._rules[name])
             if least < lengths[name]:
                 lengths[name] = least
                 waiting.extend(callers.get(name, ()))
         return lengths
 
-    @staticmethod
-    def _least_length(sequence: Sequence[_Element], lengths: Mapping[str, int]) -> int:
-        return min(LONG, sum(element.least * lengths.get(element.name, 1) for element in sequence))
-
-    def _callers(self) -> Mapping[str, Sequence[str]]:
-        callers: dict[str, list[str]] = {}
-        for name, called in self._calls.items():
-            for other in called:
-                callers.setdefault(other, []).append(name)
-        return callers
-
-    # -- rules that can derive nothing, and rules that can derive just one other rule -------------------------------
-
-    def _find_nullable(self) -> Set[str]:
-        """Return the rules that can derive an empty text."""
-        callers = self._callers()
-        empty: set[str] = set()
-        waiting = list(self._rules)
-        while waiting:
-            name = waiting.pop()
-            if name not in empty and any(all(_is_empty(e, empty) for e in sequence) for sequence in self._rules[name]):
-                empty.add(name)
-                waiting.extend(callers.get(name, ()))
-        return empty
-
     def _units(self, choices: _Choices) -> Iterator[str]:
         """Yield each rule that can stand alone, because everything next to it can be empty."""
         for sequence in choices:
-            filled = [element for element in sequence if not _is_empty(element, self._nullable)]
+            filled = [element for element in sequence if _length(element, self._lengths)]
             if len(filled) < 2:
                 yield from (element.name for element in filled or sequence if element.name)
 
 
-def _is_empty(element: _Element, nullable: Set[str]) -> bool:
-    return element.is_empty or element.name in nullable
+def _length(element: _Element, lengths: Mapping[str, int]) -> int:
+    """Return the minimum number of characters that an element derives."""
+    return element.least * lengths.get(element.name, 1)
 
 
 def acyclic(text: str) -> Grammar:
@@ -266,7 +246,7 @@ class _Parser:
         if kind == "characters":
             return _Element()
         if kind == "text":
-            return _Element(is_empty=text == '""', least=len(text) - 2)
+            return _Element(least=len(text) - 2)
         if kind == "name" and text in _MACROS and self._text() == "(":
             return self._bracket([[], *([_Element(name)] for name in self._skip_bracket())])
         if kind == "name":
@@ -300,7 +280,7 @@ class _Parser:
                 counts.append(self._text())
             self._at += 1
             least, most = _bounds(counts[:-1])
-        repeated = element._replace(is_empty=element.is_empty or least == 0, least=least * element.least)
+        repeated = element._replace(least=least * element.least)
         self.spans.append(_Span(start, self._at, repeated, most >= _MANY))
         return repeated
 
@@ -338,39 +318,32 @@ def _calls(choices: _Choices) -> Set[str]:
 
 def cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
     """Yield each group of names that can reach themselves and each other (Tarjan's algorithm, without recursion)."""
-    numbers: dict[str, int] = {}
-    lowest: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # in the order of visits; no limit to others once a name's group is complete
+    lowest = {"": 0}
     path: list[str] = []
-    on_path: set[str] = set()
-    for start in edges:
-        if start in numbers:
-            continue
-        work = [(start, iter(sorted(edges[start])))]
-        numbers[start] = lowest[start] = len(numbers)
-        path.append(start)
-        on_path.add(start)
-        while work:
-            name, following = work[-1]
-            other = next(following, None)
-            if other is None:
-                work.pop()
-                if work:
-                    lowest[work[-1][0]] = min(lowest[work[-1][0]], lowest[name])
-                if lowest[name] == numbers[name]:
-                    group = [path.pop()]
-                    while group[-1] != name:
-                        group.append(path.pop())
-                    group.reverse()
-                    on_path.difference_update(group)
-                    if len(group) > 1 or name in edges[name]:
-                        yield group
-            elif other not in numbers:
-                numbers[other] = lowest[other] = len(numbers)
-                path.append(other)
-                on_path.add(other)
-                work.append((other, iter(sorted(edges[other]))))
-            elif other in on_path:
-                lowest[name] = min(lowest[name], numbers[other])
+    work = [("", iter(edges))]  # the walk begins at a name before all others
+    while work:
+        name, following = work[-1]
+        other = next(following, None)
+        if other is None:
+            work.pop()
+            if not work:
+                return
+            lowest[work[-1][0]] = min(lowest[work[-1][0]], lowest[name])
+            if lowest[name] == numbers[name]:
+                group = [path.pop()]
+                while group[-1] != name:
+                    group.append(path.pop())
+                group.reverse()
+                numbers |= dict.fromkeys(group, len(edges))
+                if len(group) > 1 or name in edges[name]:
+                    yield group
+        elif other not in numbers:
+            numbers[other] = lowest[other] = len(numbers)
+            path.append(other)
+            work.append((other, iter(sorted(edges[other]))))
+        else:
+            lowest[name] = min(lowest[name], numbers[other])
 
 
 # -- regular expressions -----------------------------------------------------------------------------------------------

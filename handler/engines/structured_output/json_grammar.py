@@ -289,7 +289,7 @@ class _Grammar:
             raise Unsupported
         if kind == "string" and len(schema) > 1:
             # Escapes are not allowed, because they would need a slow rule.
-            return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(schema, "Length")} "\\""')
+            return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(*_limits(schema, "Length"))} "\\""')
         if kind in _RANGES and len(schema) > 1:
             element = _RANGES[kind]({name: value for name, value in schema.items() if name != "type"})
             if element is None:
@@ -309,17 +309,19 @@ class _Grammar:
             return "any_array"
         low, high = _limits(schema, "Items")
         item = self._expression(schema.get("items", True))
-        filled = f'"[" {item}' + _more(f'", " {item}', max(low, 1) - 1, None if high is None else high - 1) + ' "]"'
         if high == 0:
             return '"[]"'
+        more = "" if high == 1 else f' (", " {item}){_times(max(low, 1) - 1, None if high is None else high - 1)}'
+        filled = f'"[" {item}{more} "]"'
         return self._rule(filled if low else f'"[]" | {filled}')
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         others = schema.get("additionalProperties", False)
         # Beside named properties no others are generated, even if they are allowed, as if the keyword were missing.
-        closed = others is False or (properties and (others is True or others == {}))
-        if not isinstance(properties, dict) or not closed:
+        if not isinstance(properties, dict) or not (
+            others is False or (properties and (others is True or others == {}))
+        ):
             raise Unsupported
         if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
             raise Unsupported
@@ -330,11 +332,8 @@ class _Grammar:
         first = later = '"}"'
         for name, schema in reversed(properties.items()):
             pair = f"{literal(json.dumps(name, ensure_ascii=False) + ': ')} {self._expression(schema)} {later}"
-            first_with, later_with = pair, f'", " {pair}'
-            if name in required:
-                first, later = self._rule(first_with), self._rule(later_with)
-            else:
-                first, later = self._rule(f"{first_with} | {first}"), self._rule(f"{later_with} | {later}")
+            ends = ("", "") if name in required else (f" | {first}", f" | {later}")
+            first, later = self._rule(pair + ends[0]), self._rule(f'", " {pair}{ends[1]}')
         return self._rule(f'"{{" {first}')
 
     def _reference(self, path: Any) -> str:
@@ -399,12 +398,5 @@ def _limits(schema: Mapping[str, Any], of: str) -> tuple[int, int | None]:
     return low, high
 
 
-def _times(schema: Mapping[str, Any], of: str) -> str:
-    low, high = _limits(schema, of)
+def _times(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
-
-
-def _more(expression: str, low: int, high: int | None) -> str:
-    if high == 0:
-        return ""
-    return f" ({expression}){{{low},{'' if high is None else high}}}"

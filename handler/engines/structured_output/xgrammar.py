@@ -153,8 +153,11 @@ def without_text(structured_output: StructuredOutput) -> StructuredOutput:
 # their time only then. So a check draws tokens as a model might, and measures CPU time.
 
 STEP_SECONDS = 0.01
-"""Limit on a step's average CPU time, in seconds. A single step may take ten times as much. Ordinary grammars took up
+"""Limit on a step's average CPU time, in seconds. A single step may take eight times as much. Ordinary grammars took up
 to 0.0003 s, and one took 0.01 s. An ambiguous grammar takes seconds after ten or twenty tokens."""
+
+LATE_SECONDS = 0.05
+"""Limit on the predicted CPU time, in seconds, of a step late in a long response."""
 
 _WINDOW = 8  # steps over which times are averaged
 _STEPS = 64  # steps with many allowed tokens in a walk, unless they become slower and slower
@@ -165,6 +168,47 @@ _WALK_SECONDS = 0.5
 _ANSWER = 2000  # tokens of a long response, for which the duration of a step is predicted
 _ABRIDGED = 3  # factor of the limits for an abridged grammar, which is more ambiguous than its original
 _SHARES = (0.5, 0.9)  # of an abridged grammar's steps that choose the marker if it is allowed, in one walk each
+
+
+class Pace:
+    """The CPU times of a walk's steps.
+
+    Args:
+        limit: limit on a step's average CPU time, in seconds.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._seconds: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the last steps took too long."""
+        return sum(self._seconds[-_WINDOW:]) > _WINDOW * self._limit
+
+    @property
+    def gets_slow(self) -> bool:
+        """Whether a step late in a long response is predicted to take too long."""
+        return forecast(self._seconds, _ANSWER) > LATE_SECONDS
+
+    def check(self, *, to_end: bool) -> None:
+        """Raise ValueError if the steps are too slow.
+
+        Args:
+            to_end: whether the walk has reached its maximum number of steps, so that they get slower and slower.
+        """
+        if self.is_slow:
+            raise ValueError(f"each token takes the engine more than {self._limit:g} s")
+        if to_end and self.gets_slow:
+            raise ValueError(
+                f"after {_ANSWER} tokens, each further token takes the engine more than {LATE_SECONDS:g} s"
+            )
 
 
 class Walker:
@@ -222,8 +266,7 @@ class Walker:
         """
         import numpy as np
 
-        limit = STEP_SECONDS * (_ABRIDGED if marked else 1)
-        draw, times = np.random.default_rng(0), list[float]()
+        draw, pace = np.random.default_rng(0), Pace(STEP_SECONDS * (_ABRIDGED if marked else 1))
         began, free, forced = time.process_time(), 0, 0
         while free < _MAX_STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
             before = time.process_time()
@@ -231,9 +274,7 @@ class Walker:
             spent = time.process_time() - before
             bits = np.unpackbits(self._mask[0].numpy().view(np.uint8), bitorder="little")
             allowed = np.flatnonzero(bits[: len(self._lengths)])
-            if not len(allowed):
-                return
-            if free == steps and forecast(times, _ANSWER) < 5 * STEP_SECONDS:
+            if not len(allowed) or (free == steps and not pace.gets_slow):
                 return
             few = len(allowed) <= _FEW
             forced, free = forced + few, free + (not few)
@@ -245,15 +286,11 @@ class Walker:
                 id = draw.choice(allowed)
             before = time.process_time()
             goes_on = self._accept(matcher, int(id))
-            times.append(spent + time.process_time() - before)
-            if times[-1] > 10 * limit or sum(times[-_WINDOW:]) > _WINDOW * limit:
-                raise ValueError(f"each token takes the engine more than {limit:g} s")
+            pace.add(spent + time.process_time() - before)
+            pace.check(to_end=False)
             if not goes_on:
                 return
-        if free == _MAX_STEPS and forecast(times, _ANSWER) > 5 * STEP_SECONDS:
-            raise ValueError(
-                f"after {_ANSWER} tokens, each further token takes the engine more than {5 * STEP_SECONDS:g} s"
-            )
+        pace.check(to_end=free == _MAX_STEPS)
 
 
 def forecast(seconds: Sequence[float], number: int) -> float:

@@ -120,21 +120,14 @@ class _Family:
 
 _PLAIN = {"hidden_act": "silu", "tie_word_embeddings": False}
 _WINDOWS = {**_PLAIN, "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
+_MISTRAL = {**_PLAIN, "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072}
 _GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
 _GEMMA2 = {**_GEMMA, "query_pre_attn_scalar": 256, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh"}
 
 _FAMILIES = {
     "llama": _Family("LlamaForCausalLM", {**_PLAIN, "max_position_embeddings": 2048}),
-    "mistral": _Family(
-        "MistralForCausalLM",
-        {**_PLAIN, "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072},
-        biases=(),
-    ),
-    "ministral": _Family(
-        "MinistralForCausalLM",
-        {**_PLAIN, "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072},
-        biases=(),
-    ),
+    "mistral": _Family("MistralForCausalLM", _MISTRAL, biases=()),
+    "ministral": _Family("MinistralForCausalLM", _MISTRAL, biases=()),
     "qwen2": _Family("Qwen2ForCausalLM", {**_WINDOWS, "max_position_embeddings": 32_768}, biases=("q", "k", "v")),
     "qwen3": _Family(
         "Qwen3ForCausalLM", {**_WINDOWS, "head_dim": 128, "max_position_embeddings": 32_768}, head_norms=True
@@ -197,13 +190,13 @@ class DecoderConfig:
     epsilon: float
     activation: str
     scale: float
-    attention_biases: tuple[str, ...]
-    mlp_bias: bool
-    head_norms: bool
-    is_gemma: bool
-    four_norms: bool
-    tied: bool
-    logit_cap: float | None
+    attention_biases: tuple[str, ...] = ()
+    mlp_bias: bool = False
+    head_norms: bool = False
+    is_gemma: bool = False
+    four_norms: bool = False
+    tied: bool = False
+    logit_cap: float | None = None
 
 
 def read_decoder(model: Path) -> DecoderConfig:
@@ -308,15 +301,8 @@ class _Reader:
         model_type, window = self._values["model_type"], self._values.get("sliding_window")
         if model_type in ("llama", "gemma"):
             return ["full_attention"] * count
-        if (layer_types := self._values.get("layer_types")) is not None and model_type != "mistral":
-            if not isinstance(layer_types, list) or len(layer_types) != count:
-                raise self._wrong(f"layer_types must name a kind for each of the {count} layers")
-            if unknown := set(map(str, layer_types)) - {"full_attention", "sliding_attention"}:
-                raise UnknownDecoder(f"its layer_types contains {', '.join(sorted(unknown))}")
-            slides = "sliding_attention" in layer_types and model_type in ("qwen2", "qwen3")
-            if slides and not self._flag("use_sliding_window"):
-                raise self._wrong("layer_types contains sliding_attention, but use_sliding_window is not true")
-            return layer_types
+        if self._values.get("layer_types") is not None and model_type != "mistral":
+            return self._layer_types(count)
         if model_type in ("mistral", "ministral"):
             first, period = (0, count + 1) if window is not None else (count, 1)
         elif model_type in ("qwen2", "qwen3"):
@@ -326,6 +312,17 @@ class _Reader:
             first, period = 0, 2 if model_type == "gemma2" else self._whole("sliding_window_pattern", 6)
         near = (index >= first and (index + 1) % period != 0 for index in range(count))
         return ["sliding_attention" if is_near else "full_attention" for is_near in near]
+
+    def _layer_types(self, count: int) -> Sequence[str]:
+        layer_types = self._values["layer_types"]
+        if not isinstance(layer_types, list) or len(layer_types) != count:
+            raise self._wrong(f"layer_types must name a kind for each of the {count} layers")
+        if unknown := set(map(str, layer_types)) - {"full_attention", "sliding_attention"}:
+            raise UnknownDecoder(f"its layer_types contains {', '.join(sorted(unknown))}")
+        slides = "sliding_attention" in layer_types and self._values["model_type"] in ("qwen2", "qwen3")
+        if slides and not self._flag("use_sliding_window"):
+            raise self._wrong("layer_types contains sliding_attention, but use_sliding_window is not true")
+        return layer_types
 
     def _rotary(self, kind: str, head_size: int) -> Rotary:
         import numpy as np
