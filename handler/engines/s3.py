@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -59,12 +59,15 @@ _ADVICE = {
     "PreconditionFailed": "an object was replaced during the download; start again",
 }
 """Explanations of S3 error codes, with remedies."""
-_SAME = {
-    "403": "AccessDenied",
-    "AllAccessDisabled": "AccessDenied",
-    "404": "NoSuchBucket",
-    "301": "PermanentRedirect",
-}
+_SAME = {"403": "AccessDenied", "AllAccessDisabled": "AccessDenied", "404": "NoSuchBucket", "301": "PermanentRedirect"}
+
+
+class _Source(NamedTuple):
+    """Where a model is on S3. The prefix ends with a slash or is empty."""
+
+    url: str
+    bucket: str
+    prefix: str
 
 
 class _Object(NamedTuple):
@@ -92,8 +95,8 @@ def check(url: str) -> None:
         raise ConfigError(f"{url}: downloads need boto3: {install('lmi-handler[container]')}. Or without it: {_CURE}")
 
 
-def _split(url: str) -> tuple[str, str]:
-    """Return the bucket and the prefix of a URL. The prefix ends with a slash or is empty.
+def _split(url: str) -> _Source:
+    """Return the bucket and the prefix of a URL.
 
     As in LMI, `/*` at the end of the URL has no effect.
     """
@@ -101,7 +104,7 @@ def _split(url: str) -> tuple[str, str]:
     prefix = prefix.removesuffix("*") if prefix.endswith("/*") or prefix == "*" else prefix
     if not bucket or "*" in bucket + prefix:
         raise ConfigError(f"{url}: {_FORM}")
-    return bucket, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+    return _Source(url, bucket, f"{prefix.rstrip('/')}/" if prefix.strip("/") else "")
 
 
 def download(url: str, only: Sequence[str] = ()) -> Path:
@@ -115,19 +118,19 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
         ConfigError: the model is not available; the message says why and what to change.
     """
     check(url)
-    bucket, prefix = _split(url)
-    with _refusals(url, bucket, prefix):
+    source = _split(url)
+    with _refusals(source):
         client = _client()
-        objects = _listed(client, url, bucket, prefix, only)
+        objects = _listed(client, source, only)
         home = _home()
-        name = _digest(bucket, prefix, *only)
+        name = _digest(source.bucket, source.prefix, *only)
         target = home / f"{name}-{_digest(*(f'{item.name} {item.size} {item.etag}' for item in objects))}"
         home.mkdir(parents=True, exist_ok=True)
         with _alone(home / f"{name}.lock", url):
             if not target.is_dir():
                 part = home / f"{name}.part"
-                _fill(client, url, bucket, part, objects)
-                if _listed(client, url, bucket, prefix, only) != objects:  # S3 has no versions of a prefix
+                _fill(client, source, part, objects)
+                if _listed(client, source, only) != objects:  # S3 has no versions of a prefix
                     raise ConfigError(f"{url} has changed during the download; start again")
                 part.rename(target)
             else:
@@ -154,7 +157,7 @@ def _home() -> Path:
 
 
 @contextlib.contextmanager
-def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
+def _refusals(source: _Source) -> Iterator[None]:
     """Convert errors from boto3 or the disk to a ConfigError that says what to change."""
     from botocore.exceptions import (
         BotoCoreError,
@@ -165,17 +168,18 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
     )
     from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
+    url = source.url
     try:
         yield
     except ClientError as error:
         error_code = str(error.response.get("Error", {}).get("Code", "unknown"))
         code = _SAME.get(error_code, error_code)
-        why = _ADVICE.get(code, "S3 refused the request").format(bucket=bucket, prefix=prefix)
+        why = _ADVICE.get(code, "S3 refused the request").format(bucket=source.bucket, prefix=source.prefix)
         if code == "PermanentRedirect" and (region := _region(error.response)):
             why = f"the bucket is in {region}: set AWS_REGION={region}"
         raise ConfigError(f"{url} cannot be fetched: {why} ({error_code}). {_CURE}") from None
     except ParamValidationError:
-        raise ConfigError(f"{url}: {bucket!r} is not the name of a bucket; {_FORM}") from None
+        raise ConfigError(f"{url}: {source.bucket!r} is not the name of a bucket; {_FORM}") from None
     except (NoCredentialsError, PartialCredentialsError) as error:
         why = f"there are no AWS credentials here ({type(error).__name__})"
         raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
@@ -211,64 +215,70 @@ def _client() -> Any:
     return boto3.session.Session().client("s3", region_name=environment.aws_region(), config=limits)
 
 
-def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]) -> list[_Object]:
+def _listed(client: Any, source: _Source, only: Sequence[str]) -> list[_Object]:
     """List the objects below the prefix. Omit keys that end with a slash, as they only mark directories.
 
     Raises:
         ConfigError: there are no objects or too many, none belongs to a model, or a name leads out of the directory.
     """
     objects: list[_Object] = []
-    num_listed, settings = 0, tuple(only) == SETTINGS
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    for number, items in enumerate(_pages(pages, url), 1):
+    num_listed, url = 0, source.url
+    for number, items in enumerate(_pages(client, source), 1):
         num_listed += len(items)
-        for item in items:
-            name = item.key[len(prefix) :]
-            if not name or name.endswith("/") or (settings and "/" in name):
-                continue
-            if not only or any(fnmatch(name, pattern) for pattern in only):
-                objects.append(item._replace(name=name))
+        objects += [item for item in items if _is_selected(item.name, only)]
         if number >= _MOST_PAGES:
             raise ConfigError(f"{url}: the list of its objects does not end after {_MOST_PAGES} pages")
         if num_listed > _MOST_OBJECTS:
             raise ConfigError(f"{url} has more than {_MOST_OBJECTS} objects: name the prefix of one model")
-    if not (objects or (settings and num_listed)):
-        raise ConfigError(f"{url}: {_empty(client, bucket, prefix)}")
+    if not (objects or (tuple(only) == SETTINGS and num_listed)):
+        raise ConfigError(f"{url}: {_empty(client, source)}")
     for item in objects:
         if not _stays_within(item.name):
             raise ConfigError(f"{url}: the object's key {item.key!r} is not a valid file path")
-    names = [item.name for item in objects]
-    if not only and not any(fnmatch(name, mark) for name in names if "/" not in name for mark in _MODEL):
+    if not only:
+        _check_model(url, [item.name for item in objects])
+    return objects
+
+
+def _is_selected(name: str, only: Sequence[str]) -> bool:
+    if not name or name.endswith("/") or (tuple(only) == SETTINGS and "/" in name):
+        return False
+    return not only or any(fnmatch(name, pattern) for pattern in only)
+
+
+def _check_model(url: str, names: Sequence[str]) -> None:
+    if not any(fnmatch(name, pattern) for name in names if "/" not in name for pattern in _MODEL):
         first = ", ".join(dict.fromkeys(name.partition("/")[0] + ("/" if "/" in name else "") for name in names[:8]))
         raise ConfigError(
             f"{url} contains no model: no config.json, openvino_model.xml or .gguf file, but {first}. Name the "
             "prefix that contains them; archives are not unpacked"
         )
-    return objects
 
 
-def _pages(pages: Iterable[Any], url: str) -> Iterator[list[_Object]]:
-    """Yield the objects of each page of a listing. Their `name` is not set yet.
+def _pages(client: Any, source: _Source) -> Iterator[list[_Object]]:
+    """Yield the objects of each page of a listing.
 
     Raises:
         ConfigError: the response is not an S3 listing.
     """
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=source.bucket, Prefix=source.prefix)
     try:
         for page in pages:
-            yield [_object(item) for item in page.get("Contents", [])]
+            yield [_object(item, source.prefix) for item in page.get("Contents", [])]
     except (ValueError, TypeError, LookupError, AttributeError) as error:  # botocore's too
-        raise ConfigError(f"{url}: the list of its objects cannot be read: {error!r}") from None
+        raise ConfigError(f"{source.url}: the list of its objects cannot be read: {error!r}") from None
 
 
-def _object(item: Mapping[str, Any]) -> _Object:
-    if item["Size"] < 0:
-        raise ValueError(f"an object has the size {item['Size']}")
-    return _Object(item["Key"], "", item["Size"], int(item["LastModified"].timestamp()), item["ETag"])
+def _object(item: Mapping[str, Any], prefix: str) -> _Object:
+    key, size = item["Key"], item["Size"]
+    if size < 0:
+        raise ValueError(f"an object has the size {size}")
+    return _Object(key, key[len(prefix) :], size, int(item["LastModified"].timestamp()), item["ETag"])
 
 
-def _empty(client: Any, bucket: str, prefix: str) -> str:
-    key = prefix.removesuffix("/")
-    markers = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", []) if key else []
+def _empty(client: Any, source: _Source) -> str:
+    key = source.prefix.removesuffix("/")
+    markers = client.list_objects_v2(Bucket=source.bucket, Prefix=key, MaxKeys=1).get("Contents", []) if key else []
     if markers and markers[0]["Key"] == key:
         return "it is a single object; name the prefix of the directory with the model's files"
     return "there are no files below it"
@@ -296,7 +306,7 @@ def _alone(path: Path, url: str) -> Iterator[None]:
         yield
 
 
-def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_Object]) -> None:
+def _fill(client: Any, source: _Source, part: Path, objects: Collection[_Object]) -> None:
     """Download the objects to `part`, except for those that an earlier start has downloaded completely.
 
     Raises:
@@ -312,13 +322,13 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
     free = shutil.disk_usage(part).free
     if size > free:
         raise ConfigError(
-            f"{url}: {format_size(size)} do not fit into {part.parent}, where {format_size(free)} are free "
+            f"{source.url}: {format_size(size)} do not fit into {part.parent}, where {format_size(free)} are free "
             f"({format_size(size - free)} are missing). Free some space, or set SERVING_DOWNLOAD_DIR to another "
             "directory"
         )
     kept = f", of which {format_size(total - size)} are already here" if size < total else ""
-    _say(f"downloading {url}: {len(objects)} files, {format_size(total)}{kept}, to {part.parent}")
-    _transfer(client, url, bucket, missing)
+    _say(f"downloading {source.url}: {len(objects)} files, {format_size(total)}{kept}, to {part.parent}")
+    _transfer(client, source, missing)
 
 
 def _is_whole(path: Path, item: _Object) -> bool:
@@ -377,7 +387,7 @@ class _Subscriber:
             os.utime(self._path, (self._item.time, self._item.time))
 
 
-def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object]) -> None:
+def _transfer(client: Any, source: _Source, files: Mapping[Path, _Object]) -> None:
     """Download the objects with several concurrent requests."""
     from s3transfer.manager import TransferConfig, TransferManager
 
@@ -387,18 +397,19 @@ def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object])
         max_request_concurrency=_REQUESTS,
         num_download_attempts=_TRIES,
     )
-    progress = _Progress(url, sum(item.size for item in files.values()))
+    progress = _Progress(source.url, sum(item.size for item in files.values()))
     with TransferManager(client, settings) as manager:
         transfers = []
         for path, item in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            watch = _Subscriber(url, item, path, progress)
-            transfers.append(manager.download(bucket, item.key, str(path), subscribers=[watch]))
+            subscribers = [_Subscriber(source.url, item, path, progress)]
+            transfers.append(manager.download(source.bucket, item.key, str(path), subscribers=subscribers))
         for transfer in transfers:
             transfer.result()
     for path, item in files.items():
-        if (size := path.stat().st_size) != item.size:
-            raise ConfigError(f"{url}: S3 sent {size} of {item.size} bytes of {item.name}; start again")
+        if path.stat().st_size != item.size:
+            received = f"{path.stat().st_size} of {item.size} bytes"
+            raise ConfigError(f"{source.url}: S3 sent {received} of {item.name}; start again")
 
 
 def _say(text: str) -> None:
