@@ -217,21 +217,27 @@ def find_kind(urls: tuple[str, ...]) -> str:
         ConfigError: no server responds, a server's kind is unknown, or the kinds differ.
     """
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        answers = thread.submit(asyncio.run, _ask_once(urls)).result()
-    reasons: list[str] = []
-    kinds: dict[str, str] = {}  # by url
-    for url, models in zip(urls, answers, strict=True):
-        if isinstance(models, Failed):
-            ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; it must end with /v1"
-            reasons.append(f"{url}: {models}{ending}")
-            continue
-        of_models = [model.kinds for model in models]
-        if of_models and len(of_models[0]) == 1 and all(other == of_models[0] for other in of_models):
-            kinds[url] = of_models[0][0]
-        else:
-            owners = sorted({model.owner for model in models})
-            reasons.append(f"{url}: its models are owned by {', '.join(owners) or 'nobody'}")
-    return one_kind(kinds, reasons, KINDS)
+        models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
+    kinds = {url: kind for url in models if (kind := _common_kind(models[url]))}
+    return one_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
+
+
+def _common_kind(models: Sequence[Model] | Failed) -> str:
+    """Return the only kind of server that may have all these models, or "" if there is none or there are several."""
+    kinds = set() if isinstance(models, Failed) else {tuple(model.kinds) for model in models}
+    match list(kinds):
+        case [(kind,)]:
+            return kind
+    return ""
+
+
+def _reason(url: str, models: Sequence[Model] | Failed) -> str:
+    """Return why a server's kind is unknown."""
+    if isinstance(models, Failed):
+        ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; it must end with /v1"
+        return f"{url}: {models}{ending}"
+    owners = sorted({model.owner for model in models})
+    return f"{url}: its models are owned by {', '.join(owners) or 'nobody'}"
 
 
 async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:

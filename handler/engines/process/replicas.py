@@ -261,10 +261,10 @@ class Replica:
 
 
 def _without(step: Step, keys: set[int]) -> Step:
-    columns = zip(step.keys, step.ids, step.logprobs, strict=True)
-    kept = [column for column in columns if column[0] not in keys]
+    kept = [index for index, key in enumerate(step.keys) if key not in keys]
     others = [output for output in step.others if output.key not in keys]
-    return Step([key for key, _, _ in kept], [id for _, id, _ in kept], [score for _, _, score in kept], others)
+    ids, logprobs = [step.ids[index] for index in kept], [step.logprobs[index] for index in kept]
+    return Step([step.keys[index] for index in kept], ids, logprobs, others)
 
 
 @dataclass
