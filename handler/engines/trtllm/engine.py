@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -65,11 +65,7 @@ _PATIENCE = 0.02  # seconds that a step waits for results, so that new commands 
 
 
 class TrtLlm:
-    """An engine that submits requests to `LLM.generate_async`. See `engines.base.Engine`.
-
-    `generate_async` needs an event loop in the calling thread. This engine's loop runs only during `add` and `step`.
-    Each request has a task on this loop, which reads the results and wakes `step`.
-    """
+    """An engine that submits requests to `LLM.generate_async`. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
@@ -81,21 +77,16 @@ class TrtLlm:
         version = installed_version()
         warn_of_newer(version)
         arguments = llm_arguments(config, tensor_parallel_gpus(config), release_of(version))
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._waiter: asyncio.Future[None] | None = None
-        self._running: dict[int, TrtRequest] = {}
-        self._fresh: dict[int, TrtRequest] = {}  # requests with unread results, in order of arrival
-        self._broken: BaseException | None = None
-        self._silence = Silence()
-        self._inactivity = float(config.options.engine_options.get("inactivity_timeout", math.inf))
         self._sampling_params = tensorrt_llm.SamplingParams
-        self._refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
+        refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
         classes = construct(arguments)
-        self._lora = classes.get("lora_config")
-        self._checked: set[int] = set()  # ids of adapters whose rank has been checked
+        self._adapters = _Adapters(classes.get("lora_config"))
         self._llm = tensorrt_llm.LLM(**classes)
         self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report the death of an MPI worker
-        self._loop = SteppedLoop()
+        self._requests = _Requests(refusal)
+        self._activity = _Activity(
+            self._llm, self._requests, float(config.options.engine_options.get("inactivity_timeout", math.inf))
+        )
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
         self._vision = vision_prompts(config.model, self._llm.tokenizer, vocabulary_size(config.model))
@@ -120,71 +111,45 @@ class TrtLlm:
         return min(self._model.eos, default=0)
 
     def add(self, request: EngineRequest) -> None:
-        ids, sampling, adapter, media = request.ids, request.sampling, request.adapter, request.read_media()
-        check_prompt(ids, self._max_prompt, self._model.vocabulary)
-        inputs = list(ids) if self._vision is None else self._vision.inputs(ids, media)
-        arguments = sampling_arguments(sampling, self._model)
+        media = request.read_media()
+        check_prompt(request.ids, self._max_prompt, self._model.vocabulary)
+        inputs = list(request.ids) if self._vision is None else self._vision.inputs(request.ids, media)
+        arguments = sampling_arguments(request.sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
         options = request_options(request, self._model)
         more: dict[str, Any] = {}
-        if adapter is not None:
-            if adapter.id not in self._checked:
-                self.load_adapter(adapter)
-            lora_request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
-            more["lora_request"] = lora_request(adapter.name, adapter.id, adapter.path)
+        if request.adapter is not None:
+            more["lora_request"] = self._adapters.request(request.adapter)
         if self._salted:
             # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
             own = f"{os.getpid()}.{request.key}"
-            more["cache_salt"] = own if options.prompt_logits else cache_salt(media, sampling.cache_salt)
-        if not self._expects_results():
-            self._silence.begin()
-        self._loop.run_until_complete(self._submit(request.key, inputs, arguments, options, more))
+            more["cache_salt"] = own if options.prompt_logits else cache_salt(media, request.sampling.cache_salt)
+        self._activity.begin()
+        self._requests.run(self._submit(request.key, inputs, arguments, options, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Check the adapter's rank. TensorRT-LLM loads the adapter when the first request uses it."""
-        if self._lora is not None:
-            check_rank(Path(adapter.path), self._lora.max_lora_rank)
-        self._checked.add(adapter.id)
+        self._adapters.check(adapter)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Forget that the adapter was checked. TensorRT-LLM's cache evicts the least recently used adapters itself."""
-        self._checked.discard(adapter.id)
+        self._adapters.forget(adapter)
 
     def cancel(self, key: int) -> None:
-        self._fresh.pop(key, None)
-        running = self._running.pop(key, None)
-        if running is not None and not running.ended and self._broken is None:
-            running.result.abort()  # its last result arrives later, and is ignored
+        self._requests.cancel(key)
 
     def step(self) -> Step:
-        if not self._fresh and self._broken is None:
-            self._loop.run_until_complete(self._news())
-        if not self._fresh and self._broken is not None:
-            raise self._broken
         step = Step([], [], [], [])
-        fresh, self._fresh = self._fresh, {}
-        for running in fresh.values():
+        fresh = self._requests.take_fresh()
+        for running in fresh:
             self._deliver(running, step)
-        self._check_activity(heard=bool(fresh))
+        self._activity.check(heard=bool(fresh))
         return step
 
     def close(self) -> None:
         self._stop_watch()
-        for running in self._running.values():
-            if not running.ended and self._broken is None:
-                running.result.abort()
-        self._running.clear()
-        tasks = list(self._tasks)  # a copy, because tasks that end are removed from the set
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+        self._requests.end()
         self._llm.shutdown()
-        self._loop.run_until_complete(asyncio.sleep(0))  # run the coroutines of the last notifications
-        self._loop.close()
-
-    # -- on the event loop ---------------------------------------------------------------------------------------
+        self._requests.close()
 
     async def _submit(
         self, key: int, inputs: Any, arguments: Mapping[str, Any], options: RequestOptions, more: Mapping[str, Any]
@@ -200,17 +165,116 @@ class TrtLlm:
             )
         except Exception as error:  # it affects only this request, or means that the engine is broken
             # Code that processes an image here may raise any exception. An LLM that has ended raises RuntimeError.
-            if self._is_refusal(error) or ("multi_modal_data" in inputs and not isinstance(error, RuntimeError)):
+            if self._requests.is_refusal(error) or (
+                "multi_modal_data" in inputs and not isinstance(error, RuntimeError)
+            ):
                 raise
-            return self._break(error)  # the next step raises the error
+            return self._requests.fail(error)  # the next step raises the error
         running = TrtRequest(key, result, options)
-        task = self._loop.create_task(self._follow(running))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._requests.follow(running)
         if self._vision is not None and (wrong := self._vision.check(result.prompt_token_ids, options.prompt)):
             result.abort()
             raise ValueError(wrong)
-        self._running[key] = running
+        self._requests.running[key] = running
+
+    def _deliver(self, running: TrtRequest, step: Step) -> None:
+        if running.one_token(step):  # nearly always
+            return
+        for output in running.outputs():
+            step.others.append(output)
+            if output.finish is not None:
+                self._requests.running.pop(running.key, None)
+        if running.stopped or (running.error and not running.ended):
+            running.result.abort()
+
+
+class _Adapters:
+    """Checks LoRA adapters. TensorRT-LLM loads an adapter when the first request uses it.
+
+    Args:
+        config: TensorRT-LLM's LoraConfig, or None.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._checked: set[int] = set()  # ids of adapters whose rank has been checked
+
+    def check(self, adapter: Adapter) -> None:
+        """Check the adapter's rank."""
+        if self._config is not None:
+            check_rank(Path(adapter.path), self._config.max_lora_rank)
+        self._checked.add(adapter.id)
+
+    def forget(self, adapter: Adapter) -> None:
+        """Forget that the adapter was checked. TensorRT-LLM's cache evicts the least recently used adapters itself."""
+        self._checked.discard(adapter.id)
+
+    def request(self, adapter: Adapter) -> Any:
+        """Return a LoRARequest."""
+        if adapter.id not in self._checked:
+            self.check(adapter)
+        lora_request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
+        return lora_request(adapter.name, adapter.id, adapter.path)
+
+
+class _Requests:
+    """Reads the results of all requests.
+
+    `generate_async` needs an event loop in the calling thread. This loop runs only during calls of these methods. Each
+    request has a task on the loop, which reads the results and wakes `take_fresh`.
+
+    Args:
+        refusal: TensorRT-LLM's exception for a refused request.
+
+    Attributes:
+        running: requests by key.
+    """
+
+    def __init__(self, refusal: type[Exception]) -> None:
+        self.running: dict[int, TrtRequest] = {}
+        self._fresh: dict[int, TrtRequest] = {}  # requests with unread results, in order of arrival
+        self._broken: BaseException | None = None
+        self._refusal = refusal
+        self._loop = SteppedLoop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def run(self, work: Coroutine[Any, Any, object]) -> None:
+        self._loop.run_until_complete(work)
+
+    def follow(self, running: TrtRequest) -> None:
+        task = self._loop.create_task(self._follow(running))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def take_fresh(self) -> Collection[TrtRequest]:
+        """Return the requests with unread results, waiting briefly for some, or raise the engine's error."""
+        if not self._fresh and self._broken is None:
+            self._loop.run_until_complete(self._news())
+        if not self._fresh and self._broken is not None:
+            raise self._broken
+        fresh, self._fresh = self._fresh, {}
+        return fresh.values()
+
+    def cancel(self, key: int) -> None:
+        self._fresh.pop(key, None)
+        running = self.running.pop(key, None)
+        if running is not None and not running.ended and self._broken is None:
+            running.result.abort()  # its last result arrives later, and is ignored
+
+    def end(self) -> None:
+        """Abort all requests."""
+        for key in list(self.running):
+            self.cancel(key)
+        tasks = list(self._tasks)  # a copy, because tasks that end are removed from the set
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+
+    def close(self) -> None:
+        self._loop.run_until_complete(asyncio.sleep(0))  # run the coroutines of the last notifications
+        self._loop.close()
 
     async def _follow(self, running: TrtRequest) -> None:
         """Read all of a request's results, even if the request is cancelled."""
@@ -222,8 +286,8 @@ class TrtLlm:
                 self._notify(running)
         except Exception as error:  # it affects only this request, or means that the engine is broken
             # No more results must be read after an exception, because that would wait forever.
-            if not self._is_refusal(error):
-                return self._break(error)
+            if not self.is_refusal(error):
+                return self.fail(error)
             running.error = describe(error)
             if not (isinstance(error, self._refusal) or running.result.aborted()):
                 # The engine does not know that reading a result has failed. In 1.2, reading the last result of an
@@ -243,7 +307,7 @@ class TrtLlm:
             await asyncio.sleep(0)
 
     def _notify(self, running: TrtRequest) -> None:
-        if self._running.get(running.key) is running:
+        if self.running.get(running.key) is running:
             self._fresh[running.key] = running
             self._wake()
 
@@ -251,21 +315,37 @@ class TrtLlm:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _break(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Make `take_fresh` raise the error, because the engine is broken."""
         self._broken = self._broken or error
         self._wake()
 
-    def _is_refusal(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         """Return whether an exception affects only its request. Any other exception means that the engine is broken.
 
         RequestError is a RuntimeError, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
         """
         return isinstance(error, (self._refusal, ValueError, TypeError, AssertionError, IndexError))
 
-    # -- inactivity ----------------------------------------------------------------------------------------------
 
-    def _check_activity(self, *, heard: bool) -> None:
-        """Check that results still arrive, because the executor can die without reporting an error.
+class _Activity:
+    """Checks that results still arrive, because the executor can die without reporting an error.
+
+    Args:
+        timeout: number of seconds without progress after which the engine is considered dead.
+    """
+
+    def __init__(self, llm: Any, requests: _Requests, timeout: float) -> None:
+        self._llm, self._requests, self._timeout = llm, requests, timeout
+        self._silence = Silence()
+
+    def begin(self) -> None:
+        """Begin to wait for a new request's results."""
+        if not self._expects_results():
+            self._silence.begin()
+
+    def check(self, *, heard: bool) -> None:
+        """Check that the last progress is recent enough.
 
         Args:
             heard: whether this step has read results.
@@ -275,8 +355,8 @@ class TrtLlm:
         """
         if heard or not self._expects_results():
             self._silence.begin()
-        elif self._silence.look() > self._inactivity:
-            standstill = f"no request made progress for {self._inactivity:g} s (option.inactivity_timeout)"
+        elif self._silence.look() > self._timeout:
+            standstill = f"no request made progress for {self._timeout:g} s (option.inactivity_timeout)"
             if (cause := background_error(self._llm)) is not None:
                 raise TimeoutError(f"{describe(cause)}; {standstill}") from cause
             raise TimeoutError(standstill)
@@ -286,22 +366,10 @@ class TrtLlm:
 
         A response that is not streamed may take any amount of time, and requests without output may be waiting for it.
         """
-        running = self._running.values()
+        running = self._requests.running.values()
         return bool(running) and (
             any(request.begun for request in running) or not any(request.options.whole for request in running)
         )
-
-    # -- one request ---------------------------------------------------------------------------------------------
-
-    def _deliver(self, running: TrtRequest, step: Step) -> None:
-        if running.one_token(step):  # nearly always
-            return
-        for output in running.outputs():
-            step.others.append(output)
-            if output.finish is not None:
-                self._running.pop(running.key, None)
-        if running.stopped or (running.error and not running.ended):
-            running.result.abort()
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
@@ -509,17 +577,20 @@ class TrtRequest:
         if tops is not None:
             tops += [()] * (len(ids) - len(tops))
         context = self._context() if with_prompt else None
-        scores = context if self.options.context_logits else None
-        generation = _rows(output.generation_logits)[: len(ids)] if self.options.generation_logits else None
-        cached = None if self._sent or number else self._num_cached
-        extras = Extras(_to_lists(scores), _to_lists(generation), num_cached_tokens=cached)
-        said = None if extras == NO_EXTRAS else extras
-        result = Output(self.key, ids, logprobs, finish, number, tops=tops, extras=said)
-        if context is None or not self.options.prompt_logprobs:
-            return result
-        scored, prompt_tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)
-        return result._replace(
-            prompt_logprobs=[None, *scored], prompt_tops=[(), *prompt_tops] if self.options.prompt_tops else None
+        extras = Extras(
+            context.tolist() if context is not None and self.options.context_logits else None,
+            _rows(output.generation_logits)[: len(ids)].tolist() if self.options.generation_logits else None,
+            num_cached_tokens=None if self._sent or number else self._num_cached,
+        )
+        result = Output(
+            self.key, ids, logprobs, finish, number, tops=tops, extras=None if extras == NO_EXTRAS else extras
+        )
+        return self._with_prompt_scores(result, context) if with_prompt and self.options.prompt_logprobs else result
+
+    def _with_prompt_scores(self, output: Output, context: Any) -> Output:
+        scored, tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)
+        return output._replace(
+            prompt_logprobs=[None, *scored], prompt_tops=[(), *tops] if self.options.prompt_tops else None
         )
 
     def _context(self) -> Any:
@@ -550,10 +621,6 @@ def _rows(tensor: Any) -> Any:
         raise ValueError("the engine returned no logits")
     array = tensor.float().cpu().numpy()
     return array.reshape(-1, array.shape[-1])
-
-
-def _to_lists(rows: Any) -> Any:
-    return None if rows is None else rows.tolist()
 
 
 # -- an event loop that runs only during calls by its owner; other threads may schedule callbacks at any time ----------

@@ -502,8 +502,8 @@ def test_an_abort_whose_last_item_cannot_be_read_concerns_nobody(model: Path) ->
         assert found.heard_of <= set(gone)
         left = found.add(max_new_tokens=400, ignore_eos=True)
         found.engine.step()
-        assert left in found.engine._running
-    assert not found.engine._tasks
+        assert left in found.engine._requests.running
+    assert not found.engine._requests._tasks
 
 
 def test_a_failure_in_reading_ends_its_request_and_aborts_it(model: Path) -> None:

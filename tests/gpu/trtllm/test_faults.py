@@ -16,7 +16,7 @@ from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.trtllm.arguments import environment
-from handler.engines.trtllm.engine import RequestOptions, TrtLlm, TrtRequest
+from handler.engines.trtllm.engine import RequestOptions, TrtRequest, _Activity, _Requests
 from tests.gpu.trtllm.cases import served
 from tests.process_tree import in_session
 
@@ -106,14 +106,16 @@ def test_a_stall_beside_a_whole_answer_is_noticed(model: Path) -> None:
 
 
 def test_what_has_not_begun_may_wait_behind_a_whole_answer() -> None:
-    engine = TrtLlm.__new__(TrtLlm)
+    requests = _Requests(RuntimeError)
+    activity = _Activity(None, requests, timeout=1.0)
     plain, whole = TrtRequest(1, None, RequestOptions([5])), TrtRequest(2, None, RequestOptions([5], width=2))
     begun = TrtRequest(3, None, RequestOptions([5]))
     begun._sent = 1
     for running, expects in (([], False), ([plain], True), ([whole], False), ([plain, whole], False),
                              ([begun, whole], True)):  # fmt: skip
-        engine._running = {one.key: one for one in running}
-        assert engine._expects_results() == expects, running
+        requests.running = {one.key: one for one in running}
+        assert activity._expects_results() == expects, running
+    requests.close()
 
 
 def test_a_first_load_that_fails_is_said(model: Path) -> None:

@@ -71,7 +71,7 @@ def test_ids_are_those_that_were_counted(now: Loaded) -> None:
     tokens = now.tokenizer.media_tokens["image"]
     assert tokens is not None
     key = now.look(QUESTION, RED, BLUE)
-    ids = now.engine._running[key].result.prompt_token_ids
+    ids = now.engine._requests.running[key].result.prompt_token_ids
     seen(now, key)
     beyond = now.double.model.vocabulary + 1
     assert ids.count(beyond) == tokens.count((280, 140)) + tokens.count((140, 280)) == 2 * 50

@@ -55,7 +55,7 @@ def test_a_forgotten_abort_shows(model: Path) -> None:
     with loaded(model) as found:
         gone = found.add(max_new_tokens=400, ignore_eos=True)
         found.engine.step()
-        found.engine._running.pop(gone)  # cancelled, and the engine not told
+        found.engine._requests.running.pop(gone)  # cancelled, and the engine not told
         assert found.one(max_new_tokens=3, ignore_eos=True).finish is Finish.LENGTH
         assert found.double.num_active == 1
         assert found.double.aborted == []
@@ -71,11 +71,11 @@ def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
                 for _ in range(3):
                     try:
                         async for _ in running.result:
-                            found.engine._notify(running)
+                            found.engine._requests._notify(running)
                     except AssertionError:
                         continue
 
-            found.engine._follow = stubborn  # type: ignore[method-assign]
+            found.engine._requests._follow = stubborn  # type: ignore[method-assign]
             found.add(ignore_eos=True)
             added.set()
             with pytest.raises(SystemExit, match="iterated again after it had raised"):
