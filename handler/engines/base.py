@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from handler.config.config import Config
 from handler.config.environment import secrets
@@ -302,6 +302,18 @@ class Reporting(Protocol):
         """Return current statistics. Called about once per second, and whenever the engine runs out of requests."""
 
 
+class NoAdapters:
+    """The methods with which an engine refuses LoRA adapters."""
+
+    no_adapters: ClassVar[str]
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError(self.no_adapters)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        pass
+
+
 class Tokenizer(Protocol):
     """Converts text to token ids in the host's process, but not on the event loop. Must be thread-safe.
 
@@ -475,6 +487,16 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
     return rule
 
 
+def override(arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an engine's arguments with those in `more` in their place. JSON objects are merged by their keys."""
+    nested = {
+        name: {**arguments[name], **value}
+        for name, value in more.items()
+        if isinstance(value, dict) and isinstance(arguments.get(name), dict)
+    }
+    return {**arguments, **more, **nested}
+
+
 COMMON_RULES: Mapping[str, Rule] = {
     "repetition_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
@@ -483,6 +505,11 @@ COMMON_RULES: Mapping[str, Rule] = {
     "stop_token_ids": unless_neutral("stop_token_ids", make=list),
 }
 """Rules for fields that vLLM, SGLang and servers with OpenAI's API accept under these names."""
+
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
+PENALTIES: Mapping[str, Rule] = {name: unless_neutral(name) for name in _PENALTIES}
+"""Rules for TensorRT-LLM's fields, which have no neutral value."""
 
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")

@@ -163,10 +163,7 @@ def run_converter(
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
     try:
         process = child_processes.run(
-            command,
-            doing=f"converting {source} to {form}",
-            env=os.environ | QUIET,
-            pass_fds=(lock,),
+            command, doing=f"converting {source} to {form}", env=os.environ | QUIET, pass_fds=(lock,)
         )
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {source} was being converted") from None

@@ -273,18 +273,17 @@ class ContractEngine(RemoteEngine[C]):
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
         check_task(config, kind)
         contract = CONTRACTS[kind]
-        more = flags(contract)
+        task_flags = flags(contract)
         self._own: OwnServer | None = None
         self._lost: Failed | None = None  # why the own server has to be restarted
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
             assert config.model is not None
-            words = command(contract, config.model, config.options, more)
-            self._own = OwnServer(contract.command[0], words)
+            self._own = OwnServer(contract.command[0], command(contract, config.model, config.options, task_flags))
             urls = (self._own.url,)
-        tls = any(url.startswith("grpcs:") for url in urls)
-        super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
+        close_seconds = TLS_CLOSE if any(url.startswith("grpcs:") for url in urls) else 0.0
+        super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds)
         self._contract = contract
         self._clients: dict[str, GrpcClient] = {}
         self._statistics = EngineStatistics()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import Rule, arguments, regex_of, unless_neutral
+from handler.engines.base import PENALTIES, Rule, arguments, regex_of, unless_neutral
 from handler.engines.grpc.contract import Chunk, Contract, Model, ranked
 from handler.engines.remote.servers import Failed
 
@@ -29,10 +29,7 @@ _DRAWN: Mapping[str, Rule] = {
 _TABLE: Mapping[str, Rule] = {
     "do_sample": _choice,
     "min_new_tokens": unless_neutral("min_new_tokens", "min_tokens"),
-    "repetition_penalty": unless_neutral("repetition_penalty"),
-    "presence_penalty": unless_neutral("presence_penalty"),
-    "frequency_penalty": unless_neutral("frequency_penalty"),
-    "no_repeat_ngram_size": unless_neutral("no_repeat_ngram_size"),
+    **PENALTIES,
 }
 
 _OF_THE_REQUEST = frozenset(

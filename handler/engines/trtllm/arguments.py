@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import Any
 from handler.config.environment import spread
 from handler.config.model_files import read_text_config
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, override
 from handler.engines.huggingface.files import TORCH_DTYPES
 from handler.engines.huggingface.media import QwenTokens, no_media, read_image_tokens
 from handler.engines.trtllm.sampling import SUPPORTS
@@ -35,30 +35,22 @@ _SAME_NAME = (
 )  # fmt: skip
 """Options with the same name as an argument of LLM."""
 
-_KV_CACHE = {
-    "kv_cache_max_tokens": "max_tokens",
-    "kv_cache_dtype": "dtype",
-    **{
-        name: name
-        for name in (
-            "free_gpu_memory_fraction",
-            "tokens_per_block",
-            "host_cache_size",
-            "max_attention_window",
-            "sink_token_length",
-            "onboard_blocks",
-            "cross_kv_cache_fraction",
-            "secondary_offload_min_priority",
-            "event_buffer_max_size",
-            "enable_partial_reuse",
-        )
+_KV_CACHE = (
+    "free_gpu_memory_fraction", "tokens_per_block", "host_cache_size", "max_attention_window", "sink_token_length",
+    "onboard_blocks", "cross_kv_cache_fraction", "secondary_offload_min_priority", "event_buffer_max_size",
+    "enable_partial_reuse",
+)  # fmt: skip
+_NESTED: Mapping[str, Mapping[str, str]] = {
+    "kv_cache_config": {"kv_cache_max_tokens": "max_tokens", "kv_cache_dtype": "dtype", **{n: n for n in _KV_CACHE}},
+    "scheduler_config": {"batch_scheduler_policy": "capacity_scheduler_policy"},
+    "moe_config": {"moe_backend": "backend"},
+    "cuda_graph_config": {
+        "cuda_graph_batch_sizes": "batch_sizes",
+        "cuda_graph_max_batch_size": "max_batch_size",
+        "cuda_graph_padding": "enable_padding",
     },
 }
-_CUDA_GRAPH = {
-    "cuda_graph_batch_sizes": "batch_sizes",
-    "cuda_graph_max_batch_size": "max_batch_size",
-    "cuda_graph_padding": "enable_padding",
-}
+"""Argument of LLM that is an object -> the options that it contains, with their names in it."""
 _RELEASES: Mapping[str, tuple[Release, Release]] = {
     "moe_cluster_parallel_size": ((1, 0), (1, 2)),
     "onboard_blocks": ((1, 0), (1, 2)),
@@ -105,18 +97,18 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
             problems.
     """
     options, problems = config.options.engine_options, Problems()
-    for name, (first, last) in _RELEASES.items():
-        if options.get(name) is not None and not first <= release <= last:
-            message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
-            problems.append(Problem("", f"option.{name}", message))
+    for name in _unsupported(options, release):
+        message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
+        problems.append(Problem("", f"option.{name}", message))
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.options.dtype],
         "max_batch_size": config.options.max_rolling_batch_size,
         **_parallelism(config, gpus, problems),
         **_lengths(config, problems),
-        **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
-        **_scheduling(options),
+        **_present(options, _SAME_NAME),
+        **_objects(config),
+        **_communication(options),
     }
     if options.get("trust_remote_code"):
         arguments["trust_remote_code"] = True
@@ -125,12 +117,10 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
             key = "option.guided_decoding_backend"
             problems.append(Problem("", key, f"{key}={backend}: the engine trtllm supports xgrammar and llguidance"))
         arguments["guided_decoding_backend"] = backend
-    if cache := _kv_cache(config):
-        arguments["kv_cache_config"] = cache
     if options.get("enable_lora"):
         arguments["enable_lora"] = True
     with problems:
-        _merge(arguments, options.get("engine_args") or {})
+        arguments = _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
         arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
     if release >= (1, 3):  # its default would limit prompts to 1,024 tokens
@@ -142,14 +132,20 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     return arguments
 
 
+def _unsupported(options: Mapping[str, Any], release: Release) -> list[str]:
+    return [name for name in _present(options, _RELEASES) if not _RELEASES[name][0] <= release <= _RELEASES[name][1]]
+
+
+def _present(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
 def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[str, Any]:
     options = config.options.engine_options
     stages = _either(
         problems,
-        options.get("pipeline_parallel_size"),
-        "option.pipeline_parallel_degree",
-        options.get("trtllm_pipeline_parallel_size"),
-        "option.pipeline_parallel_size",
+        pipeline_parallel_degree=options.get("pipeline_parallel_size"),
+        pipeline_parallel_size=options.get("trtllm_pipeline_parallel_size"),
     )
     model = spread(config.options.tensor_parallel_degree, options)
     degree = max(gpus // model.least, 1) if model.tensor is None else model.tensor
@@ -160,83 +156,63 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     """Return the token limits. `max_seq_len` is always set, so that the engine and the handler have the same limit."""
     options = config.options.engine_options
     arguments: dict[str, Any] = {}
-    limit = _either(
-        problems,
-        config.options.max_model_len,
-        "option.max_model_len",
-        options.get("max_seq_len"),
-        "option.max_seq_len",
-    )
+    limit = _either(problems, max_model_len=config.options.max_model_len, max_seq_len=options.get("max_seq_len"))
     if config.options.max_input_len is not None:
         arguments["max_input_len"] = config.options.max_input_len
     if options.get("max_output_len") is not None:
         arguments.setdefault("max_input_len", _MAX_INPUT_LEN)
         limit = limit or arguments["max_input_len"] + options["max_output_len"]
     arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
-    step = _either(
-        problems,
-        config.options.max_num_batched_tokens,
-        "option.max_num_batched_tokens",
-        options.get("max_num_tokens"),
-        "option.max_num_tokens",
-    )
+    step = config.options.max_num_batched_tokens
+    step = _either(problems, max_num_batched_tokens=step, max_num_tokens=options.get("max_num_tokens"))
     if step is not None:
         arguments["max_num_tokens"] = step
     return arguments
 
 
-def _either(problems: Problems, first: int | None, key: str, second: int | None, other: str) -> int | None:
+def _either(problems: Problems, **values: int | None) -> int | None:
     """Return the value of an option that has two names."""
-    if first is not None and second is not None and first != second:
-        problems.append(Problem("", key, f"{key}={first} contradicts {other}={second}: set only one of them"))
-    return first if first is not None else second
+    (first, value), (second, other) = values.items()
+    if value is not None and other is not None and value != other:
+        message = f"option.{first}={value} contradicts option.{second}={other}: set only one of them"
+        problems.append(Problem("", f"option.{first}", message))
+    return value if value is not None else other
 
 
-def _kv_cache(config: EngineConfig) -> dict[str, Any]:
+def _objects(config: EngineConfig) -> dict[str, Any]:
+    """Return the arguments that are objects, if they contain anything. None turns CUDA graphs off."""
     options = config.options.engine_options
-    cache = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
+    arguments: dict[str, Any] = {
+        argument: {name: options[option] for option, name in names.items() if options.get(option) is not None}
+        for argument, names in _NESTED.items()
+    }
     if config.options.enable_prefix_caching is not None:
-        cache["enable_block_reuse"] = config.options.enable_prefix_caching
+        arguments["kv_cache_config"]["enable_block_reuse"] = config.options.enable_prefix_caching
     if config.options.kv_cache_gib:
-        cache["max_gpu_total_bytes"] = config.options.kv_cache_gib << 30
-    return cache
+        arguments["kv_cache_config"]["max_gpu_total_bytes"] = config.options.kv_cache_gib << 30
+    off = {"cuda_graph_config": None} if options.get("use_cuda_graph") is False else {}
+    return {name: value for name, value in arguments.items() if value} | off
 
 
-def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    if (policy := options.get("batch_scheduler_policy")) is not None:
-        arguments["scheduler_config"] = {"capacity_scheduler_policy": policy}
+def _communication(options: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = _present(options, ["allreduce_strategy"])
+    if options.get("use_custom_all_reduce") is False:
+        arguments.setdefault("allreduce_strategy", "NCCL")
     if (overlap := options.get("enable_overlap_scheduler")) is not None:
         arguments["disable_overlap_scheduler"] = not overlap
-    if (strategy := options.get("allreduce_strategy")) is not None:
-        arguments["allreduce_strategy"] = strategy
-    elif options.get("use_custom_all_reduce") is False:
-        arguments["allreduce_strategy"] = "NCCL"
-    if (backend := options.get("moe_backend")) is not None:
-        arguments["moe_config"] = {"backend": backend}
-    graphs = {name: options[option] for option, name in _CUDA_GRAPH.items() if options.get(option) is not None}
-    if options.get("use_cuda_graph") is False:
-        arguments["cuda_graph_config"] = None
-    elif graphs:
-        arguments["cuda_graph_config"] = graphs
     return arguments
 
 
 def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
     # The modules must be named, because no adapter is known at startup from which the engine could infer them.
-    config: dict[str, Any] = {"lora_target_modules": list(options.get("lora_target_modules") or _LORA_MODULES)}
-    for name in ("max_lora_rank", "max_loras", "max_cpu_loras"):
-        if options.get(name) is not None:
-            config[name] = options[name]
-    return config
+    modules = list(options.get("lora_target_modules") or _LORA_MODULES)
+    return {"lora_target_modules": modules, **_present(options, ["max_lora_rank", "max_loras", "max_cpu_loras"])}
 
 
-def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for name, value in more.items():
-        if name in _OURS:
-            raise ConfigError(f"option.engine_args: {name!r} cannot be changed there")
-        current = arguments.get(name)
-        arguments[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
+def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    if name := next((name for name in more if name in _OURS), ""):
+        raise ConfigError(f"option.engine_args: {name!r} cannot be changed there")
+    return override(arguments, more)
 
 
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:

@@ -11,7 +11,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import EngineConfig, Rule, StructuredOutputCheck, arguments, regex_of, unless_neutral
+from handler.engines.base import (
+    PENALTIES,
+    EngineConfig,
+    Rule,
+    StructuredOutputCheck,
+    arguments,
+    regex_of,
+    unless_neutral,
+)
 from handler.engines.structured_output.ebnf import acyclic
 
 _MAX_SEED = (1 << 64) - 1
@@ -183,10 +191,7 @@ _TABLE: Mapping[str, Rule] = {
     "num_beams": _choice,
     "length_penalty": _choice,
     "early_stopping": _choice,
-    "repetition_penalty": unless_neutral("repetition_penalty"),
-    "presence_penalty": unless_neutral("presence_penalty"),
-    "frequency_penalty": unless_neutral("frequency_penalty"),
-    "no_repeat_ngram_size": unless_neutral("no_repeat_ngram_size"),
+    **PENALTIES,
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
     "prompt_logprobs": _context_logits,

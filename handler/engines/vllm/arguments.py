@@ -13,7 +13,7 @@ from handler.config import model_files
 from handler.config.environment import spread
 from handler.config.options.tables import BITSANDBYTES
 from handler.core.errors import ConfigError, Problems
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, override
 from handler.engines.huggingface.files import TORCH_DTYPES
 
 _FILE, _AUTO = "option.lmcache_config_file", "option.lmcache_auto_config"
@@ -221,16 +221,6 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
         if name in more:
             raise ConfigError(f"option.engine_args: {name!r} has no effect there; use option.{name}")
     return override(arguments, more)
-
-
-def override(arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with those in `more` in their place. JSON objects are merged by their keys."""
-    nested = {
-        name: {**arguments[name], **value}
-        for name, value in more.items()
-        if isinstance(value, dict) and isinstance(arguments.get(name), dict)
-    }
-    return {**arguments, **more, **nested}
 
 
 def construct(arguments: Mapping[str, Any], engine_args: type) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from handler.core.values import Extras, Finish
-from handler.engines.base import Alternatives, EngineConfig, EngineInfo, EngineStatistics, Output, Step
+from handler.engines.base import Alternatives, EngineConfig, EngineInfo, EngineStatistics, Output, Step, override
 from handler.engines.process.supervisor import end_with_children, end_with_this_process
-from handler.engines.vllm.arguments import construct, engine_arguments, environment, lmcache_environment, override
+from handler.engines.vllm.arguments import construct, engine_arguments, environment, lmcache_environment
 from handler.engines.vllm.inline_client import patch_sync_client
 
 

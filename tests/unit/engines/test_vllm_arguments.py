@@ -15,9 +15,9 @@ from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, override
 from handler.engines.vllm import arguments as lmcache
-from handler.engines.vllm.arguments import engine_arguments, environment, override
+from handler.engines.vllm.arguments import engine_arguments, environment
 from handler.engines.vllm.engine import capabilities
 from tests.one_test import in_one_test
 
