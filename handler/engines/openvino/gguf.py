@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,6 +39,10 @@ _CHECKED = 1024  # maximum number of rows that are compared to find a matrix in 
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
 _READ, _MATCHED = 0.5, 0.4  # shares of the work: saving GenAI's graph, and matching its matrices
 _ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
+
+
+_Rows = tuple[Any, Any, Any]
+"""Values of some rows of a matrix, with their largest errors; see `_matrices`."""
 
 
 class _Matrix(NamedTuple):
@@ -74,43 +78,96 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
         ConfigError: the layout of the file or the graph is unknown.
         FloatingPointError: a weight is infinite or not a number.
     """
-    import numpy as np
     from gguf import GGUFReader
-    from gguf.quants import dequantize
 
     reader, nodes = GGUFReader(path), model.get_ordered_ops()
-    heads = _interleaved(reader)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    vectors = {n: dequantize(t.data, t.tensor_type) for n, t in tensors.items() if len(t.shape) == 1}
-    first = {n: dequantize(t.data[:1], t.tensor_type) for n, t in tensors.items() if len(t.shape) == 2}
-    for name, vector in vectors.items():
-        _check_finite(name, vector)
-    computed, scaled = _rotary(reader, vectors)
-    odd = _replace_vectors(nodes, {**vectors, _ROTARY: computed}, {**vectors, _ROTARY: scaled})
-    odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
-    odd += [n for n, t in tensors.items() if len(t.shape) not in (1, 2)]  # for example experts
-    sources, done = list[_Source](), 0.0
-    total = sum(int(tensors[name].n_elements) for name in first)
+    unused = [*_replace_vectors(reader, nodes), *_unreadable(reader)]
+    matcher, sources = _Matcher(reader), list[_Source]()
     for root, values_of in _matrices(nodes):
+        source = matcher.match(root, values_of)
+        if source is None:
+            raise ConfigError(f"no matrix of {path} matches {root.get_friendly_name()} in OpenVINO GenAI's graph")
+        tell(_READ + _MATCHED * matcher.done)
+        if weights == "exact" or source.tensor.tensor_type.name not in FULL:
+            sources.append(source)
+        else:
+            _check_finite(source.tensor.name, source.tensor.data)
+    if unused := [*unused, *matcher.unused]:
+        raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join(unused)}")
+    _replace_matrices(sources, weights)
+
+
+class _Matcher:
+    """Finds the file's matrix for each of the graph's matrices."""
+
+    def __init__(self, reader: Any) -> None:
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors if len(tensor.shape) == 2}
+        # The first row of each matrix that is not matched yet.
+        self._first = {name: _values(tensor, slice(1)) for name, tensor in self._tensors.items()}
+        self._heads = _interleaved(reader)
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the matrices that are not matched yet."""
+        return list(self._first)
+
+    @property
+    def done(self) -> float:
+        """Share of the weights that are matched."""
+        left = sum(int(self._tensors[name].n_elements) for name in self._first)
+        return 1 - left / sum(int(tensor.n_elements) for tensor in self._tensors.values())
+
+    def match(self, root: Any, values_of: Callable[[Any], _Rows]) -> _Source | None:
+        """Return the file's matrix for a matrix of the graph, or None if there is none.
+
+        Args:
+            root: the matrix's node.
+            values_of: function that computes some of its rows; see `_matrices`.
+        """
+        import numpy as np
+
         rows, columns = root.get_output_shape(0)
         begin = values_of(np.zeros(1, np.int64))  # the first row, which is the same in either order
-        fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
-        near = {n: _order(rows, heads.get(n.split(".")[-2])) for n in fitting if _apart(first[n], *begin) < np.inf}
-        name = _nearest(tensors, near, values_of, rows)
+        fitting = [name for name in self._first if list(self._tensors[name].shape) == [columns, rows]]
+        near = [name for name in fitting if _apart(self._first[name], *begin) < np.inf]
+        orders = {name: _order(rows, self._heads.get(name.split(".")[-2])) for name in near}
+        name = self._nearest(orders, values_of, rows)
         if name is None:
             for name in fitting:
-                _check_finite(name, dequantize(tensors[name].data, tensors[name].tensor_type))
-            raise ConfigError(f"no matrix of {path} matches {root.get_friendly_name()} in OpenVINO GenAI's graph")
-        del first[name]
-        done += int(tensors[name].n_elements) / total
-        tell(_READ + _MATCHED * done)
-        if weights == "exact" or tensors[name].tensor_type.name not in FULL:
-            sources.append(_Source(root, tensors[name], near[name]))
-        else:
-            _check_finite(name, tensors[name].data)
-    if odd or first:
-        raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join([*odd, *first])}")
-    _replace_matrices(sources, weights)
+                _check_finite(name, _values(self._tensors[name]))
+            return None
+        del self._first[name]
+        return _Source(root, self._tensors[name], orders[name])
+
+    def _nearest(self, orders: dict[str, Any], values_of: Callable[[Any], _Rows], rows: int) -> str | None:
+        """Return the name of the file's matrix that is closest to the graph's matrix, or None if none matches.
+
+        Only some rows are compared, or all rows if several matrices match.
+        """
+        import numpy as np
+
+        some = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int))
+        apart = self._compare(orders, values_of, some)
+        if len(apart) > 1:  # for example embeddings and an output matrix that differ in a few rows
+            apart = self._compare({name: orders[name] for name in apart}, values_of, np.arange(rows))
+        return min(apart, key=lambda name: apart[name], default=None)
+
+    def _compare(self, orders: dict[str, Any], values_of: Callable[[Any], _Rows], rows: Any) -> dict[str, float]:
+        """Return the names and distances of the file's matrices that match the graph's matrix in all given rows."""
+        apart = dict.fromkeys(orders, 0.0)
+        for begin in range(0, len(rows), _CHUNK):
+            some = rows[begin : begin + _CHUNK]
+            graph = values_of(some)
+            for name, order in orders.items():
+                apart[name] += _apart(_values(self._tensors[name], order[some]), *graph)
+        return {name: distance for name, distance in apart.items() if distance < float("inf")}
+
+
+def _values(tensor: Any, rows: Any = slice(None)) -> Any:
+    """Return rows of a tensor as f32."""
+    from gguf.quants import dequantize
+
+    return dequantize(tensor.data[rows], tensor.tensor_type)
 
 
 def _check_finite(name: str, *arrays: Any) -> None:
@@ -129,38 +186,6 @@ def _order(rows: int, heads: int | None) -> Any:
     return order.reshape(heads, -1, 2).swapaxes(1, 2).ravel() if heads else order
 
 
-def _nearest(
-    tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: int
-) -> str | None:
-    """Return the name of the file's matrix that is closest to the graph's matrix, or None if none matches.
-
-    Only some rows are compared, or all rows if several matrices match.
-    """
-    import numpy as np
-
-    some = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int))
-    apart = _compare(tensors, orders, values_of, some)
-    if len(apart) > 1:  # for example embeddings and an output matrix that differ in a few rows
-        apart = _compare(tensors, {n: orders[n] for n in apart}, values_of, np.arange(rows))
-    return min(apart, key=lambda n: apart[n], default=None)
-
-
-def _compare(
-    tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: Any
-) -> dict[str, float]:
-    """Return the names and distances of the file's matrices that match the graph's matrix in all given rows."""
-    import numpy as np
-    from gguf.quants import dequantize
-
-    apart = dict.fromkeys(orders, 0.0)
-    for begin in range(0, len(rows), _CHUNK):
-        some = rows[begin : begin + _CHUNK]
-        graph = values_of(some)
-        for name, order in orders.items():
-            apart[name] += _apart(dequantize(tensors[name].data[order[some]], tensors[name].tensor_type), *graph)
-    return {name: distance for name, distance in apart.items() if distance < np.inf}
-
-
 def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
     """Return the sum of the absolute differences, or infinity if any of them cannot be explained by rounding."""
     import numpy as np
@@ -171,10 +196,40 @@ def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
     return float(moved.sum()) if np.all(moved <= slack) else float("inf")
 
 
-def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[str, Any]) -> list[str]:
-    """Replace the graph's vectors with exact ones, and return the names of vectors that the graph does not use.
+def _replace_vectors(reader: Any, nodes: Iterable[Any]) -> list[str]:
+    """Replace the graph's vectors with the file's, and return the names of vectors that the graph does not use.
 
     Vectors match if they are equal in f16, because the graph of an F16 file is saved in f16.
+
+    Raises:
+        ConfigError: the file's rotary position embedding is not supported by OpenVINO GenAI.
+        FloatingPointError: a weight is infinite or not a number.
+    """
+    exact = {tensor.name: _values(tensor) for tensor in reader.tensors if len(tensor.shape) == 1}
+    for name, vector in exact.items():
+        _check_finite(name, vector)
+    computed, exact[_ROTARY] = _rotary(reader, exact)
+    vectors = {**exact, _ROTARY: computed}  # as GenAI's reader computes them
+    unused = {name for name, vector in vectors.items() if not (vector == 1).all()}
+    for node in nodes:
+        if node.get_type_name() == "Constant" and _type(node) in ("f16", "f32"):
+            unused -= _replace_vector(node, vectors, exact)
+    return sorted(unused)
+
+
+def _unreadable(reader: Any) -> list[str]:
+    """Return the names of tensors that GenAI ignores, or whose order differs between the file and the graph."""
+    heads = _interleaved(reader)
+    biases = [
+        tensor.name
+        for tensor in reader.tensors
+        if tensor.name.endswith(".bias") and tensor.name.split(".")[-2] in heads
+    ]
+    return biases + [tensor.name for tensor in reader.tensors if len(tensor.shape) not in (1, 2)]  # for example experts
+
+
+def _replace_vector(constant: Any, vectors: dict[str, Any], exact: dict[str, Any]) -> Set[str]:
+    """Replace a constant of the graph if it is one of the file's vectors, and return the names of equal vectors.
 
     Args:
         vectors: the vectors that GenAI's reader computes, by name.
@@ -183,20 +238,16 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[
     import numpy as np
     from openvino import opset13
 
-    unused = {name for name, vector in vectors.items() if not (vector == 1).all()}
-    for node in nodes:
-        if node.get_type_name() == "Constant" and _type(node) in ("f16", "f32"):
-            data = node.data.ravel()
-            same = [n for n, v in vectors.items() if v.size == data.size and np.allclose(v, data, 1e-3, 1e-7)]
-            if same:
-                nearest = min(same, key=lambda n: float(np.abs(vectors[n] - data).max()))
-                value = exact[nearest].reshape(node.data.shape)
-                node.output(0).replace(opset13.constant(value, np.float32).output(0))
-                unused -= set(same)
-    return sorted(unused)
+    data = constant.data.ravel()
+    same = [name for name, v in vectors.items() if v.size == data.size and np.allclose(v, data, 1e-3, 1e-7)]
+    if same:
+        nearest = min(same, key=lambda name: float(np.abs(vectors[name] - data).max()))
+        value = exact[nearest].reshape(constant.data.shape)
+        constant.output(0).replace(opset13.constant(value, np.float32).output(0))
+    return set(same)
 
 
-def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]]:
+def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], _Rows]]]:
     """Yield the node of each matrix in the graph, with a function that computes some of its rows.
 
     The function accepts the indices of rows. It returns three arrays [rows, columns]: the values, the largest rounding
@@ -212,14 +263,14 @@ def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple
         yield root, functools.partial(_plain if is_plain else _grouped, node)
 
 
-def _plain(constant: Any, rows: Any) -> tuple[Any, Any, Any]:
+def _plain(constant: Any, rows: Any) -> _Rows:
     import numpy as np
 
     values = constant.data[rows].astype(np.float32)
     return values, np.abs(values) * 2**-10 + 2**-24, 1e30
 
 
-def _grouped(node: Any, rows: Any) -> tuple[Any, Any, Any]:
+def _grouped(node: Any, rows: Any) -> _Rows:
     """Compute `(whole - zero) * scale` from the nodes Multiply(Subtract(Convert(whole), Convert(zero)), scale)."""
     import numpy as np
 
@@ -265,23 +316,27 @@ def _form(tensor: Any, weights: Weights) -> str:
 
 
 def _matrix(source: _Source, weights: Weights) -> _Matrix:
-    import numpy as np
-    from gguf.quants import dequantize
-
     tensor, order = source.tensor, source.order
     if weights != "rows" and (blocks := exact_blocks(tensor)):
         _check_finite(tensor.name, *blocks[1][1:])
         return _Matrix(blocks[0], tuple(array[order] for array in blocks[1]))
     if weights == "exact":
-        values = dequantize(tensor.data, tensor.tensor_type)[order]
+        values = _values(tensor)[order]
         _check_finite(tensor.name, values)
         return _Matrix("f32", (values,))
     group = int(tensor.shape[0]) if weights == "rows" else 32
     parts = [
-        _eight_bits(tensor.name, dequantize(tensor.data[order[begin : begin + _CHUNK]], tensor.tensor_type), group)
+        _eight_bits(tensor.name, _values(tensor, order[begin : begin + _CHUNK]), group)
         for begin in range(0, len(order), _CHUNK)
     ]
-    return _Matrix("i8", tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return _joined("i8", parts)
+
+
+def _joined(form: str, parts: Iterable[tuple[Any, ...]]) -> _Matrix:
+    """Return the matrix with the rows of several matrices of one format."""
+    import numpy as np
+
+    return _Matrix(form, tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
@@ -302,26 +357,15 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     """
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
-    from gguf.quants import Q4_K
 
     kind, data = tensor.tensor_type, tensor.data
     if kind is Kind.Q8_0:  # scale, 32 weights
         blocks = data.reshape(data.shape[0], -1, 34)
-        scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
-        return "i8", (np.ascontiguousarray(blocks[..., 2:]).view(np.int8), scale)
-    if kind in (Kind.Q4_0, Kind.Q4_1):  # scale, minimum (Q4_1), 32 weights
-        blocks = data.reshape(data.shape[0], -1, 18 if kind is Kind.Q4_0 else 20)
-        numbers = np.ascontiguousarray(blocks[..., :-16]).view(np.float16).astype(np.float32)
-        scale = numbers[..., :1]
-        minimum = -8 * scale if kind is Kind.Q4_0 else numbers[..., 1:]
-        packed = blocks[..., -16:]
-    elif kind is Kind.Q4_K:  # two factors, scales and minimums of 6 bits, 8 groups of 32 weights
-        blocks = data.reshape(-1, 144)
-        scale, minimum = Q4_K.get_scale_min(blocks[:, 4:16])
-        factors = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)
-        scale = (factors[:, :1] * scale).reshape(data.shape[0], -1, 1)
-        minimum = -(factors[:, 1:] * minimum).reshape(data.shape[0], -1, 1)
-        packed = blocks[:, 16:].reshape(data.shape[0], -1, 32)  # the two halves of 32 bytes are two groups
+        return "i8", (np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _from_f16(blocks[..., :2]))
+    if kind in (Kind.Q4_0, Kind.Q4_1):
+        scale, minimum, packed = _small_blocks(data, has_minimum=kind is Kind.Q4_1)
+    elif kind is Kind.Q4_K:
+        scale, minimum, packed = _large_blocks(data)
     else:
         return None
     whole = np.concatenate([packed & 15, packed >> 4], -1).reshape(data.shape[0], -1, 32)
@@ -330,34 +374,70 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     return "u4", (np.where(flat, np.uint8(0), whole), -minimum / scale, scale)
 
 
+def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
+    """Return the scales, minimums and packed weights of Q4_0 or Q4_1: scale, minimum (Q4_1), 32 weights."""
+    blocks = data.reshape(data.shape[0], -1, 20 if has_minimum else 18)
+    numbers = _from_f16(blocks[..., :-16])
+    scale = numbers[..., :1]
+    return scale, numbers[..., 1:] if has_minimum else -8 * scale, blocks[..., -16:]
+
+
+def _large_blocks(data: Any) -> _Rows:
+    """Return the same for Q4_K: two factors, scales and minimums of 6 bits, 8 groups of 32 weights."""
+    from gguf.quants import Q4_K
+
+    blocks = data.reshape(-1, 144)
+    scale, minimum = Q4_K.get_scale_min(blocks[:, 4:16])
+    factors = _from_f16(blocks[:, :4])
+    scale = (factors[:, :1] * scale).reshape(data.shape[0], -1, 1)
+    minimum = -(factors[:, 1:] * minimum).reshape(data.shape[0], -1, 1)
+    return scale, minimum, blocks[:, 16:].reshape(data.shape[0], -1, 32)  # the halves of 32 bytes are two groups
+
+
+def _from_f16(data: Any) -> Any:
+    import numpy as np
+
+    return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
+
+
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
 
     Joining matrices, e.g. those for queries, keys and values, saves some microseconds per multiplication. Only the
     matrices for one input are in memory at a time.
     """
-    import numpy as np
-    from openvino import opset13
-
     joined: dict[tuple[str, int, str], list[tuple[Any, _Source]]] = {}
     for source in sources:
-        users = source.root.output(0).get_target_inputs()
-        product = next(iter(users)).get_node() if len(users) == 1 else source.root
-        if product.get_type_name() == "MatMul" and product.get_attributes()["transpose_b"]:
+        product = _product(source.root)
+        if product is None:
+            source.root.output(0).replace(_nodes(_matrix(source, weights)).output(0))
+        else:
             other = product.input_value(0)
             key = (other.get_node().get_name(), other.get_index(), _form(source.tensor, weights))
             joined.setdefault(key, []).append((product, source))
-        else:
-            source.root.output(0).replace(_nodes(_matrix(source, weights)).output(0))
-    for (_, _, form), siblings in joined.items():
-        matrices = [_matrix(source, weights) for _, source in siblings]
-        arrays = tuple(np.concatenate(arrays) for arrays in zip(*(matrix.arrays for matrix in matrices), strict=True))
-        product = opset13.matmul(siblings[0][0].input_value(0), _nodes(_Matrix(form, arrays)), False, True)
-        if len(siblings) > 1:
-            rows = np.array([matrix.arrays[0].shape[0] for matrix in matrices])
-            product = opset13.variadic_split(product, np.int64(-1), rows)
-        for port, (old, _) in enumerate(siblings):
-            old.output(0).replace(product.output(port))
+    for siblings in joined.values():
+        _join([product for product, _ in siblings], [_matrix(source, weights) for _, source in siblings])
+
+
+def _product(root: Any) -> Any:
+    """Return the multiplication by a matrix, or None if the matrix is used otherwise or several times."""
+    users = root.output(0).get_target_inputs()
+    user = next(iter(users)).get_node() if len(users) == 1 else root
+    return user if user.get_type_name() == "MatMul" and user.get_attributes()["transpose_b"] else None
+
+
+def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
+    """Replace multiplications of one input by a single multiplication, whose output is split."""
+    import numpy as np
+    from openvino import opset13
+
+    matrix = _joined(matrices[0].form, [matrix.arrays for matrix in matrices])
+    product = opset13.matmul(products[0].input_value(0), _nodes(matrix), False, True)
+    if len(products) > 1:
+        rows = np.array([matrix.arrays[0].shape[0] for matrix in matrices])
+        product = opset13.variadic_split(product, np.int64(-1), rows)
+    for port, old in enumerate(products):
+        old.output(0).replace(product.output(port))
 
 
 def _nodes(matrix: _Matrix) -> Any:
@@ -384,9 +464,16 @@ def _interleaved(reader: Any) -> dict[str, int]:
     """Return the names of matrices whose rows llama.cpp orders differently from the graph, with their head counts."""
     if reader.get_field("general.architecture").contents() != "llama":
         return {}
-    heads = reader.get_field("llama.attention.head_count")
-    shared = reader.get_field("llama.attention.head_count_kv") or heads
-    return {"attn_q": heads.contents(), "attn_k": shared.contents()}
+    heads, shared = (reader.get_field(f"llama.attention.{name}") for name in ("head_count", "head_count_kv"))
+    return {"attn_q": heads.contents(), "attn_k": (shared or heads).contents()}
+
+
+def _architecture(reader: Any) -> dict[str, Any]:
+    """Return the values of the architecture's keys, such as `.embedding_length` for `llama.embedding_length`."""
+    prefix = reader.get_field("general.architecture").contents()
+    return {
+        key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if key.startswith(prefix)
+    }
 
 
 def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
@@ -400,8 +487,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     """
     import numpy as np
 
-    prefix = reader.get_field("general.architecture").contents()
-    number = {k.removeprefix(prefix): f.contents() for k, f in reader.fields.items() if k.startswith(prefix)}
+    number = _architecture(reader)
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
     if number.get(".rope.dimension_count", size) != size:
         raise ConfigError(f"OpenVINO GenAI only rotates all {size} dimensions, not {number['.rope.dimension_count']}")
@@ -539,21 +625,10 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
         FloatingPointError: a weight is infinite or not a number.
     """
     import openvino
-    import openvino_genai
 
     scratch = target / "scratch"  # GenAI writes beside the file that it reads
     scratch.mkdir(parents=True)
-    link = scratch / "model.gguf"
-    if os.access(source, os.W_OK):
-        link.symlink_to(source)
-    else:
-        shutil.copyfile(source, link)
-    tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
-    tell(_READ / 3)
-    # Nothing is computed. With bf16, OpenVINO 2026.4 divides by zero while it compiles some f32 weights for AMX.
-    scheduler = openvino_genai.SchedulerConfig()
-    save = {"enable_save_ov_model": True, "INFERENCE_PRECISION_HINT": "f32"}
-    openvino_genai.ContinuousBatchingPipeline(str(link), scheduler, "CPU", save)
+    ids = _save_graphs(source, scratch / "model.gguf")
     tell(_READ)
     for path in scratch.glob("openvino_*tokenizer.*"):  # these contain the chat template
         path.rename(target / path.name)
@@ -566,11 +641,27 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)
-    special = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
-    ids: dict[str, Any] = {key: id for key, id in special.items() if id >= 0}
-    ids |= {"eos_token_id": ends} if (ends := sorted(gguf.end_ids(source))) else {}
+    if ends := sorted(gguf.end_ids(source)):
+        ids["eos_token_id"] = ends
     (target / "generation_config.json").write_text(json.dumps(ids))
     config = ids | {"max_position_embeddings": gguf.context_length(source)}
     if weights == "rows":
         config[PRECISION] = "f32"  # only then does the CPU plugin quantize activations, which is faster for few clients
     (target / "config.json").write_text(json.dumps(config))
+
+
+def _save_graphs(source: Path, link: Path) -> dict[str, Any]:
+    """Have GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
+    import openvino_genai
+
+    if os.access(source, os.W_OK):
+        link.symlink_to(source)
+    else:
+        shutil.copyfile(source, link)
+    tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
+    tell(_READ / 3)
+    # Nothing is computed. With bf16, OpenVINO 2026.4 divides by zero while it compiles some f32 weights for AMX.
+    save = {"enable_save_ov_model": True, "INFERENCE_PRECISION_HINT": "f32"}
+    openvino_genai.ContinuousBatchingPipeline(str(link), openvino_genai.SchedulerConfig(), "CPU", save)
+    special = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
+    return {name: id for name, id in special.items() if id >= 0}

@@ -44,6 +44,7 @@ _NO_GENERATION = "cannot be quantized: only models that generate text can; leave
 _GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 
 _LONG = 1 << 18  # tokens; longer than the context of any supported model
+_SAMPLE = "Hello world, 12 times\n  indented"
 _PART = 1 << 15  # characters encoded at a time, because the tokenizer keeps the GIL while it runs
 
 
@@ -233,16 +234,12 @@ def _reason(error: Exception) -> str:
 def _vocabulary(tokenizer: Any) -> Vocabulary:
     """Return the bytes of every token, because OpenVINO's `decode` loses characters that span several tokens."""
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
-    pieces = [by_id.get(id, b"") for id in range(max(by_id) + 1)]
-    ids_alone = [[id] for id in range(len(pieces))]
-    hidden = tokenizer.decode(ids_alone, skip_special_tokens=True)
-    visible = tokenizer.decode(ids_alone, skip_special_tokens=False)
-    special = [id for id, (short, long) in enumerate(zip(hidden, visible, strict=True)) if short != long]
-    sample = "Hello world, 12 times\n  indented"
-    ids = ids_of(tokenizer, sample)
-    if b"".join(pieces[id] for id in ids) != sample.encode():
+    ids = range(max(by_id) + 1)
+    hidden, visible = (tokenizer.decode([[id] for id in ids], skip_special_tokens=skip) for skip in (True, False))
+    vocabulary = Vocabulary([by_id.get(id, b"") for id in ids], [id for id in ids if hidden[id] != visible[id]])
+    if b"".join(vocabulary.pieces[id] for id in ids_of(tokenizer, _SAMPLE)) != _SAMPLE.encode():
         raise ConfigError("OpenVINO GenAI cannot export the vocabulary of this model's tokenizer as bytes")
-    return Vocabulary(pieces, special)
+    return vocabulary
 
 
 def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:

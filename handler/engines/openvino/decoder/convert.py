@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +40,24 @@ class Matrices:
     Args:
         tensors: the checkpoint's tensors.
         scratch: a directory for files with quantized matrices.
+        how: the quantization, or None to keep the weights unchanged.
+        weights: number of the model's weights, for the progress.
     """
 
-    def __init__(self, tensors: Tensors, scratch: Path) -> None:
-        self._tensors, self._scratch = tensors, scratch
+    def __init__(self, tensors: Tensors, scratch: Path, how: Quantization | None, weights: int) -> None:
+        self._tensors, self._scratch, self._how = tensors, scratch, how
+        self._weights, self._done = weights, 0
         self._held: list[Any] = []
+
+    def __call__(self, name: str) -> Any:
+        """Return the node for a matrix, and report the progress if it is quantized."""
+        if self._how is None:
+            return self.stored(name)
+        shape = self._tensors.place(name).shape
+        node = self.quantized(name, _rounding(name, shape[1], self._how))
+        self._done += math.prod(shape)
+        tell(_QUANTIZED * self._done / self._weights)
+        return node
 
     def stored(self, name: str) -> Any:
         """Return a node for a matrix with unchanged weights."""
@@ -65,24 +78,41 @@ class Matrices:
         import numpy as np
         from openvino import Type, opset13
 
-        rows, columns = self._tensors.place(name).shape
-        size = how.group or columns
-        count = columns // size
-        whole = np.memmap(self._scratch / name, np.uint8, "w+", shape=(rows, count, size * how.bits // 8))
-        zero, scale = np.empty((rows, count, 1), np.uint8), np.empty((rows, count, 1), np.float16)
-        source, kind = self._tensors.raw(name), self._tensors.place(name).kind
-        step = max(_CHUNK // columns, 1)
-        for first in range(0, rows, step):
+        shape = self._tensors.place(name).shape
+        size = how.group or shape[1]
+        groups = (shape[0], shape[1] // size, size)
+        whole, zero, scale = self._quantize(name, groups, how.bits)
+        whole, zero = self._integers(whole, groups, how.bits), self._integers(zero, scale.shape, how.bits)
+        values = opset13.subtract(whole, zero)
+        values = opset13.multiply(values, self._constant(scale, scale.shape, Type.f16))
+        return opset13.convert(opset13.reshape(values, np.array(shape), False), np.float32)
+
+    def _quantize(self, name: str, shape: tuple[int, int, int], bits: int) -> tuple[Any, Any, Any]:
+        """Return a matrix's quantized weights in a file, zero points and scales. 4-bit integers are packed."""
+        import numpy as np
+
+        count, size = shape[1:]
+        whole = np.memmap(self._scratch / name, np.uint8, "w+", shape=(*shape[:2], size * bits // 8))
+        zero, scale = np.empty((*shape[:2], 1), np.uint8), np.empty((*shape[:2], 1), np.float16)
+        for part, rows in self._parts(name):
+            numbers, zero[part], scale[part] = quantize(rows.reshape(-1, count, size), bits)
+            whole[part] = numbers if bits == 8 else _packed(numbers)
+        return whole, zero if bits == 8 else _packed(np.pad(zero.ravel(), (0, zero.size % 2))), scale
+
+    def _parts(self, name: str) -> Iterator[tuple[slice, Any]]:
+        """Yield the rows of a matrix as float32, some at a time, each time with their indices."""
+        place, source = self._tensors.place(name), self._tensors.raw(name)
+        step = max(_CHUNK // place.shape[1], 1)
+        for first in range(0, place.shape[0], step):
             part = slice(first, first + step)
-            groups = as_float32(source[part], kind).reshape(-1, count, size)
-            numbers, zero[part], scale[part] = quantize(groups, how.bits)
-            whole[part] = numbers if how.bits == 8 else _packed(numbers)
-        bits = Type.u8 if how.bits == 8 else Type.u4
-        zeros = zero if how.bits == 8 else _packed(np.pad(zero.ravel(), (0, zero.size % 2)))
-        values = opset13.convert(self._constant(whole, (rows, count, size), bits), np.float16)
-        shift = opset13.convert(self._constant(zeros, zero.shape, bits), np.float16)
-        product = opset13.multiply(opset13.subtract(values, shift), self._constant(scale, scale.shape, Type.f16))
-        return opset13.convert(opset13.reshape(product, np.array([rows, columns]), False), np.float32)
+            yield part, as_float32(source[part], place.kind)
+
+    def _integers(self, values: Any, shape: Sequence[int], bits: int) -> Any:
+        """Return a node that converts integers to f16."""
+        import numpy as np
+        from openvino import Type, opset13
+
+        return opset13.convert(self._constant(values, shape, Type.u8 if bits == 8 else Type.u4), np.float16)
 
     def _constant(self, values: Any, shape: Sequence[int], kind: Any) -> Any:
         from openvino import Tensor, op
@@ -136,12 +166,8 @@ def _error(groups: Any, quantized: tuple[Any, Any, Any]) -> Any:
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _WINDOW = 10  # index of paged attention's input for the window size (0 for no window)
 _COPIED = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+    "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 
 
 def check_weights(model: Path, decoder: DecoderConfig) -> None:
@@ -175,22 +201,18 @@ def _equal(tensors: Tensors, first: str, second: str) -> bool:
 
 def shapes(decoder: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and shape of each of a model's tensors. A matrix has one row per output."""
-    size, inner, biases = decoder.size, decoder.inner_size, decoder.attention_biases
+    size, inner = decoder.size, decoder.inner_size
     queries, keys = decoder.heads * decoder.head_size, decoder.key_heads * decoder.head_size
+    attention = {"q": (queries, size), "k": (keys, size), "v": (keys, size), "o": (size, queries)}
+    feed_forward = {"gate": (inner, size), "up": (inner, size), "down": (size, inner)}
     yield _EMBEDDINGS, (decoder.vocabulary, size)
     for index in range(len(decoder.layers)):
         layer = f"model.layers.{index}."
-        for part, rows, columns in (("q", queries, size), ("k", keys, size), ("v", keys, size), ("o", size, queries)):
-            yield f"{layer}self_attn.{part}_proj.weight", (rows, columns)
-            if part in biases:
-                yield f"{layer}self_attn.{part}_proj.bias", (rows,)
+        yield from _projections(f"{layer}self_attn.", attention, decoder.attention_biases)
         if decoder.head_norms:
             yield f"{layer}self_attn.q_norm.weight", (decoder.head_size,)
             yield f"{layer}self_attn.k_norm.weight", (decoder.head_size,)
-        for part, rows, columns in (("gate", inner, size), ("up", inner, size), ("down", size, inner)):
-            yield f"{layer}mlp.{part}_proj.weight", (rows, columns)
-            if decoder.mlp_bias:
-                yield f"{layer}mlp.{part}_proj.bias", (rows,)
+        yield from _projections(f"{layer}mlp.", feed_forward, feed_forward if decoder.mlp_bias else ())
         yield f"{layer}input_layernorm.weight", (size,)
         yield f"{layer}post_attention_layernorm.weight", (size,)
         if decoder.four_norms:
@@ -199,6 +221,15 @@ def shapes(decoder: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.norm.weight", (size,)
     if not decoder.tied:
         yield _HEAD, (decoder.vocabulary, size)
+
+
+def _projections(
+    prefix: str, matrices: Mapping[str, tuple[int, int]], biases: Collection[str]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for part, shape in matrices.items():
+        yield f"{prefix}{part}_proj.weight", shape
+        if part in biases:
+            yield f"{prefix}{part}_proj.bias", shape[:1]
 
 
 def main(source: str, target: str, bits: int, group: int) -> None:
@@ -226,20 +257,8 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
     scratch.mkdir()
     if decoder.tied and _HEAD in tensors and not _equal(tensors, _EMBEDDINGS, _HEAD):
         raise ConfigError(f"{source}: config.json sets tie_word_embeddings, but {_HEAD} differs from {_EMBEDDINGS}")
-    matrices = Matrices(tensors, scratch)
-    weights, done = sum(math.prod(shape) for _, shape in shapes(decoder)), 0
-
-    def matrix(name: str) -> Any:
-        nonlocal done
-        if how is None:
-            return matrices.stored(name)
-        shape = tensors.place(name).shape
-        node = matrices.quantized(name, _rounding(name, shape[1], how))
-        done += math.prod(shape)
-        tell(_QUANTIZED * done / weights)
-        return node
-
-    model = decoder_graph(decoder, matrix, tensors.__getitem__)
+    matrices = Matrices(tensors, scratch, how, sum(math.prod(shape) for _, shape in shapes(decoder)))
+    model = decoder_graph(decoder, matrices, tensors.__getitem__)
     check_windows(model, decoder)
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)

@@ -8,13 +8,12 @@ rms_fusion, fuse_rotary_positional_embeddings).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from handler.engines.openvino.decoder.config import DecoderConfig, Layer
+from handler.engines.openvino.graph_builder import GraphBuilder, Load
 
-Load = Callable[[str], Any]
-"""A function that returns the tensor with a given name: a matrix as a node, or a vector as a float32 numpy array."""
+_END = (1 << 63) - 1  # the end of a slice up to the last element
 
 
 def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
@@ -31,14 +30,13 @@ def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
     return _Builder(decoder, matrix, vector).build()
 
 
-class _Builder:
+class _Builder(GraphBuilder):
     def __init__(self, decoder: DecoderConfig, matrix: Load, vector: Load) -> None:
-        import numpy
-        from openvino import opset13
-
-        self._np: Any = numpy
-        self._ops: Any = opset13
-        self._decoder, self._matrix, self._vector = decoder, matrix, vector
+        super().__init__(decoder.heads, decoder.head_size, matrix, vector)
+        self._decoder = decoder
+        self._inputs = self._parameters(["input_ids", "attention_mask", "position_ids"])
+        self._inputs["beam_idx"] = self._parameter("beam_idx", [-1], self._np.int32)
+        self._batch = self._size("input_ids", [0])
         self._sinks: list[Any] = []
         self._masks: dict[int | None, Any] = {}
         self._rotations: dict[int, tuple[Any, Any]] = {}
@@ -46,31 +44,23 @@ class _Builder:
     def build(self) -> Any:
         import openvino
 
-        ops, decoder = self._ops, self._decoder
-        inputs = {
-            name: ops.parameter([-1, -1], self._np.int64) for name in ("input_ids", "attention_mask", "position_ids")
-        }
-        inputs["beam_idx"] = ops.parameter([-1], self._np.int32)
-        for name, node in inputs.items():
-            node.set_friendly_name(name)  # GenAI finds inputs by this name
-            node.output(0).get_tensor().set_names({name})
-        self._inputs = inputs
-        self._batch = ops.gather(ops.shape_of(inputs["input_ids"]), self._whole([0]), self._whole(0))
+        decoder = self._decoder
         embeddings = self._matrix("model.embed_tokens.weight")
-        hidden = ops.gather(embeddings, ops.convert(inputs["input_ids"], "i32"), self._whole(0))
+        hidden = self._ops.gather(embeddings, self._ops.convert(self._inputs["input_ids"], "i32"), self._whole(0))
         if decoder.is_gemma:
-            hidden = ops.multiply(hidden, self._real(math.sqrt(decoder.size)))
+            hidden = self._ops.multiply(hidden, self._real(math.sqrt(decoder.size)))
         for index, layer in enumerate(decoder.layers):
             hidden = self._layer(index, layer, hidden)
         hidden = self._norm("model.norm", hidden)
         head = embeddings if decoder.tied else self._matrix("lm_head.weight")
-        logits = ops.matmul(hidden, head, False, True)
-        if decoder.logit_cap is not None:
-            cap = self._real(decoder.logit_cap)
-            logits = ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
-        result = ops.result(logits)
-        result.output(0).get_tensor().set_names({"logits"})
-        return openvino.Model([result], self._sinks, list(inputs.values()), decoder.model_type)
+        result = self._result("logits", self._capped(self._ops.matmul(hidden, head, False, True)))
+        return openvino.Model([result], self._sinks, list(self._inputs.values()), decoder.model_type)
+
+    def _capped(self, logits: Any) -> Any:
+        if self._decoder.logit_cap is None:
+            return logits
+        cap = self._real(self._decoder.logit_cap)
+        return self._ops.multiply(self._ops.tanh(self._ops.divide(logits, cap)), cap)
 
     def _layer(self, index: int, layer: Layer, hidden: Any) -> Any:
         ops, name = self._ops, f"model.layers.{index}."
@@ -102,59 +92,58 @@ class _Builder:
     # -- attention ---------------------------------------------------------------------------------------------------
 
     def _attention(self, index: int, layer: Layer, hidden: Any) -> Any:
-        ops, decoder = self._ops, self._decoder
-        name = f"model.layers.{index}.self_attn."
+        name, keys = f"model.layers.{index}.self_attn.", self._decoder.key_heads
         query, key, value = (
-            self._heads(self._linear(f"{name}{part}_proj", hidden, part in decoder.attention_biases), count)
-            for part, count in (("q", decoder.heads), ("k", decoder.key_heads), ("v", decoder.key_heads))
+            self._projected(name, part, hidden, count)
+            for part, count in (("q", self._num_heads), ("k", keys), ("v", keys))
         )
-        if decoder.head_norms:
-            query, key = self._norm(f"{name}q_norm", query), self._norm(f"{name}k_norm", key)
-        query, key = (self._rotate(layer, ops.transpose(part, self._whole([0, 2, 1, 3]))) for part in (query, key))
-        value = ops.transpose(value, self._whole([0, 2, 1, 3]))
-        key, value = (
-            self._repeat(self._cached(f"past_key_values.{index}.{kind}present.{index}.{kind}", new))
-            for kind, new in (("key", key), ("value", value))
-        )
-        scale = self._real(decoder.scale)
-        mixed = ops.scaled_dot_product_attention(query, key, value, self._mask(layer.window), scale)
-        mixed = ops.transpose(mixed, self._whole([0, 2, 1, 3]))
-        mixed = ops.reshape(mixed, self._whole([0, 0, decoder.heads * decoder.head_size]), True)
-        return self._linear(f"{name}o_proj", mixed, "o" in decoder.attention_biases)
+        query, key = self._rotate(layer, query), self._rotate(layer, key)
+        key = self._repeat(self._cached(index, "key", key))
+        value = self._repeat(self._cached(index, "value", value))
+        mixed = self._attend(query, key, value, self._mask(layer.window), self._real(self._decoder.scale))
+        return self._linear(f"{name}o_proj", mixed, "o" in self._decoder.attention_biases)
 
-    def _heads(self, hidden: Any, count: int) -> Any:
-        """Split vectors into heads: [texts, tokens, heads, head size]."""
-        return self._ops.reshape(hidden, self._whole([0, 0, count, self._decoder.head_size]), True)
+    def _projected(self, name: str, part: str, hidden: Any, count: int) -> Any:
+        """Compute queries (`q`), keys (`k`) or values (`v`): [texts, heads, tokens, head size]."""
+        bias = part in self._decoder.attention_biases
+        heads = self._split(self._linear(f"{name}{part}_proj", hidden, bias), count)
+        if self._decoder.head_norms and part != "v":
+            heads = self._norm(f"{name}{part}_norm", heads)
+        return self._swap(heads)
 
     def _rotate(self, layer: Layer, heads: Any) -> Any:
-        ops = self._ops
         cosine, sine = self._angles(layer)
-        half, end = self._decoder.head_size // 2, (1 << 63) - 1
-        last, step = self._whole([3]), self._whole([1])
-        second = ops.slice(heads, self._whole([half]), self._whole([end]), step, last)
-        first = ops.slice(heads, self._whole([0]), self._whole([half]), step, last)
-        turned = ops.concat([ops.multiply(second, self._real([[[[-1.0]]]])), first], -1)
-        return ops.add(ops.multiply(heads, cosine), ops.multiply(turned, sine))
+        half = self._whole([self._head_size // 2])
+        first, second = self._slice(heads, self._whole([0]), half, 3), self._slice(heads, half, self._whole([_END]), 3)
+        turned = self._ops.concat([self._ops.multiply(second, self._real([[[[-1.0]]]])), first], -1)
+        return self._ops.add(self._ops.multiply(heads, cosine), self._ops.multiply(turned, sine))
 
     def _angles(self, layer: Layer) -> tuple[Any, Any]:
         """Return the cosine and sine of each position's angles: [texts, 1, tokens, head size]."""
-        ops, key = self._ops, id(layer.rotary)
+        key = id(layer.rotary)
         if key not in self._rotations:
             frequencies, factor = layer.rotary.frequencies()
-            table = ops.constant(frequencies.reshape(1, -1, 1))
-            table = ops.broadcast(
-                table, ops.concat([self._batch, self._whole([1, 1])], 0), broadcast_spec="BIDIRECTIONAL"
+            angles = self._multiplied_positions(frequencies)
+            self._rotations[key] = (
+                self._wave(self._ops.cos(angles), factor),
+                self._wave(self._ops.sin(angles), factor),
             )
-            positions = ops.convert(ops.unsqueeze(self._inputs["position_ids"], self._whole(1)), "f32")
-            angles = ops.transpose(ops.matmul(table, positions, False, False), self._whole([0, 2, 1]))
-            angles = ops.concat([angles, angles], -1)
-            both = [ops.unsqueeze(values, self._whole(1)) for values in (ops.cos(angles), ops.sin(angles))]
-            if factor != 1:
-                both = [ops.multiply(values, self._real(factor)) for values in both]
-            self._rotations[key] = (both[0], both[1])
         return self._rotations[key]
 
-    def _cached(self, name: str, new: Any) -> Any:
+    def _multiplied_positions(self, frequencies: Any) -> Any:
+        """Return the product of each position with all frequencies, twice: [texts, tokens, head size]."""
+        ops = self._ops
+        shape = ops.concat([self._batch, self._whole([1, 1])], 0)
+        table = ops.broadcast(ops.constant(frequencies.reshape(1, -1, 1)), shape, broadcast_spec="BIDIRECTIONAL")
+        positions = ops.convert(ops.unsqueeze(self._inputs["position_ids"], self._whole(1)), "f32")
+        angles = ops.transpose(ops.matmul(table, positions, False, False), self._whole([0, 2, 1]))
+        return ops.concat([angles, angles], -1)
+
+    def _wave(self, values: Any, factor: float) -> Any:
+        values = self._ops.unsqueeze(values, self._whole(1))
+        return values if factor == 1 else self._ops.multiply(values, self._real(factor))
+
+    def _cached(self, index: int, kind: str, new: Any) -> Any:
         """Append new keys or values to the earlier ones, which the graph keeps in a variable."""
         from openvino import PartialShape, Type
         from openvino.op.util import Variable, VariableInfo
@@ -163,7 +152,7 @@ class _Builder:
         info = VariableInfo()
         info.data_shape = PartialShape([-1, decoder.key_heads, -1, decoder.head_size])
         info.data_type = Type.f32
-        info.variable_id = name
+        info.variable_id = f"past_key_values.{index}.{kind}present.{index}.{kind}"
         variable = Variable(info)
         shape = ops.concat([self._batch, self._whole([decoder.key_heads, 0, decoder.head_size])], 0)
         empty = ops.broadcast(self._real(0.0), shape)
@@ -193,33 +182,32 @@ class _Builder:
         return self._masks[window]
 
     def _make_mask(self, window: int | None) -> Any:
-        ops, yes = self._ops, self._ops.constant(self._np.ones((1, 1, 1, 1), bool))
-        attention_mask = self._inputs["attention_mask"]
-        total = ops.gather(ops.shape_of(attention_mask), self._whole(1), self._whole(0))
-        new = ops.gather(ops.shape_of(self._inputs["input_ids"]), self._whole(1), self._whole(0))
-        step = self._whole(1)
-        keys = ops.range(self._whole(0), total, step, "i64")
-        keys = ops.unsqueeze(keys, self._whole([0, 1, 2]))
-        queries = ops.range(ops.subtract(total, new), total, step, "i64")
-        queries = ops.unsqueeze(queries, self._whole([0, 1, 3]))
-        earlier = ops.less_equal(keys, queries)
-        real = ops.unsqueeze(ops.not_equal(attention_mask, self._whole(0)), self._whole([1, 2]))
+        ops, total, new = self._ops, self._size("attention_mask", 1), self._size("input_ids", 1)
+        keys = self._range(self._whole(0), total, [0, 1, 2])
+        queries = self._range(ops.subtract(total, new), total, [0, 1, 3])
+        allowed = ops.less_equal(keys, queries)
         if window is not None:
-            near = ops.greater(keys, ops.add(queries, self._whole(-window)))
-            allowed = ops.bitwise_and(ops.bitwise_and(earlier, near), real)
-        else:
-            allowed = ops.bitwise_and(earlier, real)
+            allowed = ops.bitwise_and(allowed, ops.greater(keys, ops.add(queries, self._whole(-window))))
+        is_token = ops.not_equal(self._inputs["attention_mask"], self._whole(0))
+        allowed = ops.bitwise_and(allowed, ops.unsqueeze(is_token, self._whole([1, 2])))
+        yes = ops.constant(self._np.ones((1, 1, 1, 1), bool))
         allowed = ops.bitwise_and(ops.bitwise_and(yes, allowed), yes)
-        sizes = [ops.unsqueeze(number, self._whole(0)) for number in (new, total)]
-        allowed = ops.broadcast(allowed, ops.concat([self._batch, self._whole([1]), *sizes], 0))
-        mask = ops.select(allowed, self._real(0.0), self._real(-math.inf))
-        return ops.slice(mask, self._whole([0]), sizes[1], self._whole([1]), self._whole([3]))
+        new, total = ops.unsqueeze(new, self._whole(0)), ops.unsqueeze(total, self._whole(0))
+        allowed = ops.broadcast(allowed, ops.concat([self._batch, self._whole([1]), new, total], 0))
+        return self._slice(ops.select(allowed, self._real(0.0), self._real(-math.inf)), self._whole([0]), total, 3)
+
+    def _range(self, start: Any, end: Any, axes: list[int]) -> Any:
+        """Return consecutive integers in a tensor of four dimensions, of which `axes` have the size 1."""
+        return self._ops.unsqueeze(self._ops.range(start, end, self._whole(1), "i64"), self._whole(axes))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _linear(self, name: str, hidden: Any, bias: bool) -> Any:
-        product = self._ops.matmul(hidden, self._matrix(f"{name}.weight"), False, True)
-        return self._ops.add(product, self._real(self._vector(f"{name}.bias"))) if bias else product
+    def _size(self, name: str, axis: Any) -> Any:
+        """Return the size of an input along an axis."""
+        return self._ops.gather(self._ops.shape_of(self._inputs[name]), self._whole(axis), self._whole(0))
+
+    def _slice(self, values: Any, start: Any, end: Any, axis: int) -> Any:
+        return self._ops.slice(values, start, end, self._whole([1]), self._whole([axis]))
 
     def _norm(self, name: str, hidden: Any) -> Any:
         ops, weight = self._ops, self._vector(f"{name}.weight")
@@ -228,9 +216,3 @@ class _Builder:
         root = ops.sqrt(ops.add(mean, self._real(self._decoder.epsilon)))
         normed = ops.multiply(hidden, ops.divide(self._real(1.0), root))
         return ops.multiply(normed, self._real(weight + 1 if self._decoder.is_gemma else weight))
-
-    def _real(self, values: Any) -> Any:
-        return self._ops.constant(self._np.array(values, dtype=self._np.float32))
-
-    def _whole(self, values: Any) -> Any:
-        return self._ops.constant(self._np.array(values, dtype=self._np.int64))

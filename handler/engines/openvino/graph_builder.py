@@ -1,0 +1,67 @@
+"""Nodes of OpenVINO's graphs that the builders of several architectures share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Load = Callable[[str], Any]
+"""A function that returns the tensor with a given name: a matrix as a node, or a vector as a float32 numpy array."""
+
+
+class GraphBuilder:
+    """Base class of builders.
+
+    Args:
+        heads: number of attention heads.
+        head_size: number of dimensions of a head.
+        matrix: function that returns the node for a matrix.
+        vector: function that returns a vector as a numpy array.
+    """
+
+    def __init__(self, heads: int, head_size: int, matrix: Load, vector: Load) -> None:
+        import numpy
+        from openvino import opset13
+
+        self._np: Any = numpy
+        self._ops: Any = opset13
+        self._num_heads, self._head_size = heads, head_size
+        self._matrix, self._vector = matrix, vector
+
+    def _parameters(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the graph's inputs by name, each int64 [texts, tokens]."""
+        return {name: self._parameter(name, [-1, -1], self._np.int64) for name in names}
+
+    def _parameter(self, name: str, shape: list[int], kind: Any) -> Any:
+        node = self._ops.parameter(shape, kind)
+        node.set_friendly_name(name)  # GenAI finds inputs by this name
+        node.output(0).get_tensor().set_names({name})
+        return node
+
+    def _result(self, name: str, values: Any) -> Any:
+        result = self._ops.result(values)
+        result.output(0).get_tensor().set_names({name})
+        return result
+
+    def _linear(self, name: str, hidden: Any, bias: bool = True) -> Any:
+        product = self._ops.matmul(hidden, self._matrix(f"{name}.weight"), False, True)
+        return self._ops.add(product, self._real(self._vector(f"{name}.bias"))) if bias else product
+
+    def _split(self, hidden: Any, count: int) -> Any:
+        """Split vectors into heads: [texts, tokens, heads, head size]."""
+        return self._ops.reshape(hidden, self._whole([0, 0, count, self._head_size]), True)
+
+    def _swap(self, values: Any) -> Any:
+        """Swap heads and tokens."""
+        return self._ops.transpose(values, self._whole([0, 2, 1, 3]))
+
+    def _attend(self, query: Any, key: Any, value: Any, *mask_and_scale: Any) -> Any:
+        """Compute the attention of heads [texts, heads, tokens, head size], and join its output to vectors."""
+        mixed = self._swap(self._ops.scaled_dot_product_attention(query, key, value, *mask_and_scale))
+        return self._ops.reshape(mixed, self._whole([0, 0, self._num_heads * self._head_size]), True)
+
+    def _real(self, values: Any) -> Any:
+        return self._ops.constant(self._np.asarray(values, dtype=self._np.float32))
+
+    def _whole(self, values: Any) -> Any:
+        return self._ops.constant(self._np.array(values, dtype=self._np.int64))
