@@ -44,7 +44,17 @@ from handler.core.values import (
     Task,
     TemplateOptions,
 )
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, EngineRequest, Output, Step, Tokenizer
+from handler.engines.base import (
+    NO_LORA,
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    NoAdapters,
+    Output,
+    Step,
+    Tokenizer,
+)
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
 
 CUES = ("<raise>", "<hang>", "<die>", "<refuse>")
@@ -159,8 +169,10 @@ _DIMENSIONS = 8
 _LABELS = 2
 
 
-class EchoPooling:
+class EchoPooling(NoAdapters):
     """Computes vectors from a text's words. Equal texts have equal vectors, and word order matters."""
+
+    no_adapters = NO_POOLED_LORA
 
     def __init__(self, config: EngineConfig) -> None:
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
@@ -181,15 +193,7 @@ class EchoPooling:
         for key, (ids, pooling) in self._waiting.items():
             if self._cues and (cue := min(ids)) < len(CUES):
                 act(CUES[cue])
-            outputs.append(
-                Output(
-                    key,
-                    (),
-                    (),
-                    Finish.EOS,
-                    extras=Extras(vector=self._files.finish(self._numbers(ids, pooling), pooling)),
-                )
-            )
+            outputs.append(self._files.output(key, self._numbers(ids, pooling), pooling))
         self._waiting.clear()
         return Step([], [], [], outputs)
 
@@ -199,11 +203,6 @@ class EchoPooling:
         size = {"embed": _DIMENSIONS, "score": 1, "classify": _LABELS}[pooling.kind]
         digest = hashlib.shake_128(repr((*ids, pooling.second)).encode()).digest(2 * size)
         return numpy.frombuffer(digest, dtype="<i2").astype(numpy.float32) / (1 << 13)  # from -4 to 4
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError(NO_POOLED_LORA)
-
-    drop_adapter = load_adapter
 
     def close(self) -> None:
         self._waiting.clear()

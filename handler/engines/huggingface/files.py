@@ -26,21 +26,11 @@ from handler.engines.huggingface.tokenizer import HfTokenizer, mistral_eos_id
 log = logging.getLogger("handler.engine")
 
 _JSON_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-)
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json",
+)  # fmt: skip
 _TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-    "*.tiktoken",
-)
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken",
+)  # fmt: skip
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself

@@ -16,8 +16,8 @@ from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
-from handler.core.values import PLAIN_TEMPLATE, Objects, Pooling, Request, TemplateOptions
-from handler.engines.base import EngineInfo, Tokenizer
+from handler.core.values import PLAIN_TEMPLATE, Extras, Finish, Objects, Pooling, Request, TemplateOptions
+from handler.engines.base import EngineInfo, Output, Tokenizer
 from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART
 
 NO_POOLED_LORA = "adapters are supported only for text generation (option.task)"
@@ -72,6 +72,10 @@ class PoolingFiles(NamedTuple):
                 numbers = numbers / max(float(numpy.linalg.norm(numbers)), _LEAST)
         finished: list[float] = numbers.tolist()
         return finished
+
+    def output(self, key: int, values: Any, pooling: Pooling) -> Output:
+        """Return the output that ends a request; see `finish`."""
+        return Output(key, (), (), Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
 
 
 def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:
@@ -245,9 +249,9 @@ class HfPoolingTokenizer:
             check_tokens(text, "inputs", MOST_TOKENS, PART, lambda part: len(self._parts([part])[0].ids))
         parts = self._parts(texts)
         lengths, num_special = [len(part.ids) for part in parts], self._num_special[len(texts) > 1]
-        if most is not None and (total := sum(lengths) + num_special) > most:
+        if most is not None and sum(lengths) + num_special > most:
             if side is None or most <= num_special:
-                raise PromptTooLong("inputs", total, most)
+                raise PromptTooLong("inputs", sum(lengths) + num_special, most)
             for part, length in zip(parts, fit(lengths, most - num_special), strict=True):
                 part.truncate(length, direction=side)
         whole = self._fast.post_process(*parts, add_special_tokens=True)

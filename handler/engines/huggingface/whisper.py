@@ -10,7 +10,7 @@ from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.media import SAMPLE_RATE, MediaTokens, Medium
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import PLAIN_TEMPLATE, Adapter, Objects, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Objects, TemplateOptions
 from handler.engines.base import Capabilities, EngineRequest
 
 TRANSCRIBING = Capabilities(
@@ -18,6 +18,8 @@ TRANSCRIBING = Capabilities(
     no_adapters="adapters are not supported for transcription",
     no_media={"audio": ""},
 )
+
+NO_ADAPTERS = "LoRA adapters are not supported with Whisper models"
 
 WINDOW = 30  # seconds of audio that Whisper processes at once
 _SEARCHED = SAMPLE_RATE  # samples at the end of a window in which a clip may be cut
@@ -80,26 +82,26 @@ def whisper_ids(model: Path) -> WhisperIds:
         ConfigError: a required id is missing.
     """
     config = model_files.read_json(model / _GENERATION)
-    numbers = [config.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
-    start, no_timestamps = numbers
+    start, no_timestamps = config.get("decoder_start_token_id"), config.get("no_timestamps_token_id")
     if not isinstance(start, int) or not isinstance(no_timestamps, int):
         raise ConfigError(
             f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: not a Whisper model"
         )
-    tables: dict[str, Mapping[str, int]] = {}
-    for name in ("lang_to_id", "task_to_id"):
-        value = config.get(name)
-        tables[name] = value if config.get("is_multilingual") and isinstance(value, dict) else {}
-    languages = {name.strip("<|>"): id for name, id in tables["lang_to_id"].items()}
+    multilingual = config if config.get("is_multilingual") else {}
+    languages, tasks = (_ids_by_name(multilingual.get(name)) for name in ("lang_to_id", "task_to_id"))
     return WhisperIds(
         start,
         config.get("prev_sot_token_id"),
         no_timestamps,
         languages,
-        tables["task_to_id"],
+        tasks,
         tuple(id for id in config.get("suppress_tokens") or () if isinstance(id, int) and id >= 0),
         model_files.read_json(model / "config.json").get("max_target_positions", 448),
     )
+
+
+def _ids_by_name(ids: Any) -> dict[str, int]:
+    return {name.strip("<|>"): id for name, id in ids.items()} if isinstance(ids, dict) else {}
 
 
 def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
@@ -141,16 +143,6 @@ def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
     pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
     pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]
     return Vocabulary(pieces, {*vocabulary.special, *range(first, last + 1)})
-
-
-class NoAdapters:
-    """The methods with which a Whisper engine refuses LoRA adapters."""
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("LoRA adapters are not supported with Whisper models")
-
-    def drop_adapter(self, adapter: Adapter) -> None:
-        pass
 
 
 class WhisperTokenizer:

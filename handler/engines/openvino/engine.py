@@ -7,19 +7,20 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.core.media import MediaPrompt, MediaTokens, Medium
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
+from handler.core.values import Finish, Sampling, Task
 from handler.engines.base import (
     Capabilities,
     EngineConfig,
     EngineInfo,
     EngineRequest,
     EngineStatistics,
+    NoAdapters,
     Output,
     Rule,
     Step,
@@ -82,24 +83,21 @@ class _Running:
     least: int = 0
 
 
-class OpenVino:
+class OpenVino(NoAdapters):
     """An engine with one pipeline, and one handle per request. See `engines.base.Engine`."""
+
+    no_adapters = _NO_ADAPTERS
 
     def __init__(self, config: EngineConfig) -> None:
         import openvino_genai
 
         assert config.model is not None
-        self._genai = openvino_genai
-        self._in_progress = openvino_genai.GenerationStatus.RUNNING
-        self._ignored = openvino_genai.GenerationStatus.IGNORED
+        self._statuses = openvino_genai.GenerationStatus
+        self._reasons = openvino_genai.GenerationFinishReason
         self._max_beams = config.options.max_num_batched_tokens or TOKENS_PER_STEP
         self._pipeline = make_pipeline(config)
         self._cache_is_fixed = config.options.kv_cache_gib > 0
-        self._compiler = GrammarCompiler(partial(self._compile, config))
-        self._check: OpenVinoCheck | None = None
-        self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
-        self._scorer = make_scorer(config, config.model)
-        self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
+        self._preparation = Preparation(config, self._pipeline.get_tokenizer())
         self._eos = eos_ids(config, self._pipeline.get_tokenizer())
         tokens = media_tokens(config.model) if is_vision(config.model) else {}
         self._vision: VisionPrompts | None = None
@@ -118,14 +116,13 @@ class OpenVino:
         # A vision model's prompt is passed as text, and only a single token is certain to be encoded as the same id.
         length = 1 if tokens else max(1, min(_WARM_UP, self.info.max_total_tokens - 2))
         seconds = warm_up(self, [min(self._eos, default=0)] * length)
-        most = config.options.max_num_batched_tokens or TOKENS_PER_STEP
-        self.info = replace(self.info, longest_step=round(seconds * most, 1))
+        self.info = replace(self.info, longest_step=round(seconds * self._max_beams, 1))
 
     def add(self, request: EngineRequest) -> None:
         import numpy
         import openvino
 
-        key, ids, sampling = request.key, request.ids, request.sampling
+        ids, sampling = request.ids, request.sampling
         if sampling.num_beams > self._max_beams:
             raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         prompt: tuple[Any, ...]
@@ -134,27 +131,8 @@ class OpenVino:
         else:
             prompt = self._vision.arguments(ids, request.read_media())
         # The configuration is made here, where an exception affects only this request.
-        if sampling.prompt_logprobs:
-            self._scorer.check(sampling.prompt_top_logprobs)
-        start = partial(self._start, key, prompt, generation_config(sampling, self._eos), sampling)
-        if sampling.structured_output is not None:
-            self._uncompiled[key] = partial(self._score, key, ids, sampling, start)
-            self._compiler.add(key, sampling.structured_output)
-        else:
-            self._score(key, ids, sampling, start)
-
-    def _score(self, key: int, ids: Sequence[int], sampling: Sampling, start: Callable[[Scores | None], None]) -> None:
-        if sampling.prompt_logprobs:
-            self._scorer.add(key, ids, sampling.prompt_top_logprobs)
-            self._unscored[key] = start
-        else:
-            start(None)
-
-    def _compile(self, config: EngineConfig, structured_output: StructuredOutput) -> None:
-        """Compile a schema or grammar. The first call creates an `OpenVinoCheck`, which takes a quarter of a second."""
-        if self._check is None:
-            self._check = OpenVinoCheck(config, self._pipeline.get_tokenizer())
-        self._check.compile(structured_output)
+        start = partial(self._start, request.key, prompt, generation_config(sampling, self._eos), sampling)
+        self._preparation.add(request, start)
 
     def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:
         self._running[key] = _Running(
@@ -168,20 +146,14 @@ class OpenVino:
         )
 
     def cancel(self, key: int) -> None:
-        if self._uncompiled.pop(key, None) is not None:
-            self._compiler.cancel(key)
-        if self._unscored.pop(key, None) is not None:
-            self._scorer.cancel(key)
+        self._preparation.cancel(key)
         running = self._running.pop(key, None)
         if running is not None:
             running.handle.cancel()
 
     def step(self) -> Step:
         step = Step([], [], [], [])
-        if self._uncompiled:
-            self._start_compiled(step)
-        if self._unscored and (scored := self._scorer.step()) is not None:
-            self._unscored.pop(scored.key)(scored)
+        self._preparation.step(step, idle=not self._running)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         ended: list[int] = []
@@ -190,24 +162,16 @@ class OpenVino:
             if handle.can_read():
                 if self._read(key, running, step):
                     ended.append(key)
-            elif (status := handle.get_status()) != self._in_progress:  # no more output will come
-                too_large, other = "the request does not fit in the KV cache", f"the request ended with status {status}"
-                error = too_large if status == self._ignored else other
-                step.others.append(Output(key, (), (), Finish.ERROR, error=error))
+            elif (status := handle.get_status()) != self._statuses.RUNNING:  # no more output will come
+                step.others.append(Output(key, (), (), Finish.ERROR, error=self._error_of(status)))
                 ended.append(key)
         for key in ended:
             del self._running[key]
         return step
 
-    def _start_compiled(self, step: Step) -> None:
-        for key, error in self._compiler.step(idle=not self._running and not self._unscored):
-            begin = self._uncompiled.pop(key, None)
-            if begin is None:  # cancelled
-                continue
-            if error:
-                step.others.append(failed(key, f"the engine cannot compile the schema or grammar: {error}"))
-            else:
-                begin()
+    def _error_of(self, status: Any) -> str:
+        too_large = status == self._statuses.IGNORED
+        return "the request does not fit in the KV cache" if too_large else f"the request ended with status {status}"
 
     def statistics(self) -> EngineStatistics:
         """Report the KV cache usage if the cache has a fixed size; a cache that grows as needed is always nearly full.
@@ -217,11 +181,6 @@ class OpenVino:
         if not self._cache_is_fixed:
             return EngineStatistics()
         return EngineStatistics(kv_cache_usage=self._pipeline.get_metrics().cache_usage / 100 if self._running else 0.0)
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError(_NO_ADAPTERS)
-
-    drop_adapter = load_adapter
 
     def close(self) -> None:
         self._running.clear()
@@ -263,10 +222,9 @@ class OpenVino:
         return output if scores is None else output._replace(prompt_logprobs=scores.logprobs, prompt_tops=scores.tops)
 
     def _finish(self, running: _Running, ids: Sequence[int], reason: Any) -> Finish | None:
-        reasons = self._genai.GenerationFinishReason
-        if reason == reasons.NONE:
+        if reason == self._reasons.NONE:
             return None
-        if reason == reasons.LENGTH:
+        if reason == self._reasons.LENGTH:
             return Finish.LENGTH
         return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
 
@@ -277,6 +235,67 @@ class OpenVino:
                 if id in running.stops and running.num_tokens + index >= running.least:
                     return index
         return None
+
+
+class Preparation:
+    """Starts requests once their schemas or grammars have been compiled and their prompts have been scored."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
+        assert config.model is not None
+        self._config, self._tokenizer = config, tokenizer
+        self._compiler = GrammarCompiler(lambda structured_output: self._check.compile(structured_output))
+        self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
+        self._scorer = make_scorer(config, config.model)
+        self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
+
+    @cached_property
+    def _check(self) -> OpenVinoCheck:
+        """Made for the first schema or grammar, as it takes a quarter of a second."""
+        return OpenVinoCheck(self._config, self._tokenizer)
+
+    def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
+        """Start a request at once or later.
+
+        Raises:
+            ValueError: the prompt cannot be scored.
+        """
+        sampling = request.sampling
+        if sampling.prompt_logprobs:
+            self._scorer.check(sampling.prompt_top_logprobs)
+        if sampling.structured_output is not None:
+            self._uncompiled[request.key] = partial(self._score, request, start)
+            self._compiler.add(request.key, sampling.structured_output)
+        else:
+            self._score(request, start)
+
+    def _score(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
+        if request.sampling.prompt_logprobs:
+            self._scorer.add(request.key, request.ids, request.sampling.prompt_top_logprobs)
+            self._unscored[request.key] = start
+        else:
+            start(None)
+
+    def cancel(self, key: int) -> None:
+        if self._uncompiled.pop(key, None) is not None:
+            self._compiler.cancel(key)
+        if self._unscored.pop(key, None) is not None:
+            self._scorer.cancel(key)
+
+    def step(self, step: Step, *, idle: bool) -> None:
+        """Start the requests that are ready, and add the errors of the others to `step`.
+
+        Args:
+            idle: whether no request is running.
+        """
+        if self._uncompiled:
+            for key, error in self._compiler.step(idle=idle and not self._unscored):
+                begin = self._uncompiled.pop(key, None)  # None if the request was cancelled
+                if begin is not None and error:
+                    step.others.append(failed(key, f"the engine cannot compile the schema or grammar: {error}"))
+                elif begin is not None:
+                    begin()
+        if self._unscored and (scored := self._scorer.step()) is not None:
+            self._unscored.pop(scored.key)(scored)
 
 
 def _is_one_token(output: Output) -> bool:
@@ -521,11 +540,7 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
     if dtype.upper() not in precisions:
         raise ConfigError(f"option.dtype={dtype}: this CPU supports only {', '.join(precisions)}")
     if dtype == "fp32":
-        return {
-            "EXECUTION_MODE_HINT": "ACCURACY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
-        }
+        return {"EXECUTION_MODE_HINT": "ACCURACY", "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
 
 

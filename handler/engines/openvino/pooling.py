@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Extras, Finish, Pooling, Task
-from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
+from handler.core.values import Pooling, Task
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, NoAdapters, Step
 from handler.engines.huggingface.files import Tensors
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
+from handler.engines.openvino.graph_builder import GraphBuilder
 
 # -- build OpenVINO's graph of a BERT, RoBERTa or XLM-R checkpoint from its safetensors, without torch -----------------
 # The graph computes the same as transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
@@ -70,36 +71,26 @@ def _newer(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-class _Builder:
+class _Builder(GraphBuilder):
     def __init__(self, config: Mapping[str, Any], tensors: _Tensors) -> None:
-        from openvino import opset13
-
-        self._ops: Any = opset13
+        size, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        super().__init__(heads, size // heads, lambda name: self._real(tensors[name]), tensors.__getitem__)
         self._config, self._tensors = config, tensors
         prefix = _FAMILIES[config["model_type"]]
         self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in tensors else ""
-        self._size, self._heads = int(config["hidden_size"]), int(config["num_attention_heads"])
 
     def build(self) -> Any:
-        import numpy
         import openvino
 
-        names = ["input_ids", "attention_mask", "position_ids"]
-        if self._config.get("type_vocab_size", 2) > 1:
-            names.append("token_type_ids")
-        inputs = {name: self._ops.parameter([-1, -1], numpy.int64, name) for name in names}
-        for name, node in inputs.items():
-            node.output(0).get_tensor().set_names({name})
+        types = ["token_type_ids"] if self._config.get("type_vocab_size", 2) > 1 else []
+        inputs = self._parameters(["input_ids", "attention_mask", "position_ids", *types])
         allowed = self._ops.not_equal(inputs["attention_mask"], self._whole(0))
         allowed = self._ops.unsqueeze(allowed, self._whole([1, 2]))  # [texts, heads, from, to]
         hidden = self._embed(inputs)
         for index in range(int(self._config["num_hidden_layers"])):
-            hidden = self._layer(f"encoder.layer.{index}.", hidden, allowed)
-        name = "last_hidden_state"
-        if (head := self._head(hidden)) is not None:
-            hidden, name = head, "logits"
-        result = self._ops.result(hidden)
-        result.output(0).get_tensor().set_names({name})
+            hidden = self._layer(f"{self._prefix}encoder.layer.{index}.", hidden, allowed)
+        logits = self._head(hidden)
+        result = self._result("last_hidden_state", hidden) if logits is None else self._result("logits", logits)
         return openvino.Model([result], list(inputs.values()), self._config["model_type"])
 
     def _embed(self, inputs: Mapping[str, Any]) -> Any:
@@ -108,21 +99,19 @@ class _Builder:
         if "token_type_ids" in inputs:
             types = self._rows("token_type", inputs["token_type_ids"])
         else:
-            types = self._real(self._tensors[f"{self._prefix}embeddings.token_type_embeddings.weight"][0])
-        return self._norm("embeddings.LayerNorm", self._ops.add(total, types))
+            types = self._real(self._vector(f"{self._prefix}embeddings.token_type_embeddings.weight")[0])
+        return self._norm(f"{self._prefix}embeddings.LayerNorm", self._ops.add(total, types))
 
     def _rows(self, table: str, ids: Any) -> Any:
-        weights = self._real(self._tensors[f"{self._prefix}embeddings.{table}_embeddings.weight"])
+        weights = self._matrix(f"{self._prefix}embeddings.{table}_embeddings.weight")
         return self._ops.gather(weights, ids, self._whole(0))
 
     def _layer(self, name: str, hidden: Any, allowed: Any) -> Any:
         query, key, value = (
-            self._split(self._linear(f"{name}attention.self.{part}", hidden)) for part in ("query", "key", "value")
+            self._swap(self._split(self._linear(f"{name}attention.self.{part}", hidden), self._num_heads))
+            for part in ("query", "key", "value")
         )
-        mixed = self._ops.scaled_dot_product_attention(query, key, value, allowed)
-        mixed = self._ops.transpose(mixed, self._whole([0, 2, 1, 3]))
-        mixed = self._ops.reshape(mixed, self._whole([0, 0, self._size]), True)
-        mixed = self._linear(f"{name}attention.output.dense", mixed)
+        mixed = self._linear(f"{name}attention.output.dense", self._attend(query, key, value, allowed))
         hidden = self._norm(f"{name}attention.output.LayerNorm", self._ops.add(mixed, hidden))
         wide = self._linear(f"{name}intermediate.dense", hidden)
         relu = self._config.get("hidden_act") == "relu"
@@ -130,39 +119,20 @@ class _Builder:
         wide = self._linear(f"{name}output.dense", wide)
         return self._norm(f"{name}output.LayerNorm", self._ops.add(wide, hidden))
 
-    def _split(self, hidden: Any) -> Any:
-        """Split vectors into attention heads: [texts, heads, tokens, head size]."""
-        shape = self._whole([0, 0, self._heads, self._size // self._heads])
-        return self._ops.transpose(self._ops.reshape(hidden, shape, True), self._whole([0, 2, 1, 3]))
-
     def _head(self, hidden: Any) -> Any:
         """Compute the classifier's logits from the first token, or return None if the model has no classifier."""
         if not any(name in self._tensors for name in ("classifier.weight", "classifier.out_proj.weight")):
             return None
         first = self._ops.gather(hidden, self._whole(0), self._whole(1))
         if "classifier.weight" in self._tensors:
-            return self._linear("classifier", self._ops.tanh(self._linear("pooler.dense", first)), prefix="")
-        first = self._ops.tanh(self._linear("classifier.dense", first, prefix=""))
-        return self._linear("classifier.out_proj", first, prefix="")
-
-    def _linear(self, name: str, hidden: Any, prefix: str | None = None) -> Any:
-        name = f"{self._prefix if prefix is None else prefix}{name}"
-        product = self._ops.matmul(hidden, self._real(self._tensors[f"{name}.weight"]), False, True)
-        return self._ops.add(product, self._real(self._tensors[f"{name}.bias"]))
+            return self._linear("classifier", self._ops.tanh(self._linear(f"{self._prefix}pooler.dense", first)))
+        return self._linear("classifier.out_proj", self._ops.tanh(self._linear("classifier.dense", first)))
 
     def _norm(self, name: str, hidden: Any) -> Any:
         epsilon = float(self._config.get("layer_norm_eps", 1e-12))
         scaled = self._ops.mvn(hidden, self._whole([-1]), True, epsilon, "inside_sqrt")
-        scaled = self._ops.multiply(scaled, self._real(self._tensors[f"{self._prefix}{name}.weight"]))
-        return self._ops.add(scaled, self._real(self._tensors[f"{self._prefix}{name}.bias"]))
-
-    def _real(self, values: Any) -> Any:
-        return self._ops.constant(values)
-
-    def _whole(self, values: Any) -> Any:
-        import numpy
-
-        return self._ops.constant(numpy.array(values, dtype=numpy.int64))
+        scaled = self._ops.multiply(scaled, self._real(self._vector(f"{name}.weight")))
+        return self._ops.add(scaled, self._real(self._vector(f"{name}.bias")))
 
 
 MODEL = "openvino_model.xml"
@@ -179,12 +149,14 @@ class _Text(NamedTuple):
     pooling: Pooling
 
 
-class OpenVinoPooling:
+class OpenVinoPooling(NoAdapters):
     """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
     Args:
         properties: properties of OpenVINO's CPU plugin.
     """
+
+    no_adapters = NO_POOLED_LORA
 
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
         import openvino
@@ -202,22 +174,26 @@ class OpenVinoPooling:
         # RoBERTa numbers positions from the padding id + 1.
         self._shifted = "roberta" in str(own.get("model_type"))
         self._padding = int(own.get("pad_token_id") or self._shifted)
-        limits = (self._files.most_tokens, config.options.max_model_len)
-        first = [_Text(0, [self._padding + 1], Pooling("embed"))]
-        numbers = self._compute(first)  # also compiles the kernels
-        began = time.monotonic()
-        self._compute(first)
-        seconds = time.monotonic() - began
-        most = min((limit for limit in limits if limit), default=_NO_LIMIT)
+        most = self._files.most_tokens or _NO_LIMIT
+        most = min(most, config.options.max_model_len or most)
+        dimensions, seconds = self._warm_up()
         self.info = EngineInfo(
             name="openvino",
             version=importlib.metadata.version("openvino"),
             device="CPU",
             dtype=config.options.dtype,
             max_total_tokens=most,
-            dimensions=numbers.shape[1],
+            dimensions=dimensions,
             longest_step=round(seconds * max(most, self._most_tokens), 1),
         )
+
+    def _warm_up(self) -> tuple[int, float]:
+        """Compile the kernels. Return the dimensions of the output, and the duration of a step of one token."""
+        first = [_Text(0, [self._padding + 1], Pooling("embed"))]
+        self._compute(first)
+        began = time.monotonic()
+        output = self._compute(first)
+        return output.shape[1], time.monotonic() - began
 
     def add(self, request: EngineRequest) -> None:
         self._waiting[request.key] = _Text(request.key, request.ids, request.pooling)
@@ -230,15 +206,8 @@ class OpenVinoPooling:
         rows = self._compute(texts) if texts else ()
         for text in texts:
             del self._waiting[text.key]
-        return Step(
-            [],
-            [],
-            [],
-            [
-                Output(text.key, (), (), Finish.EOS, extras=Extras(vector=self._files.finish(row, text.pooling)))
-                for text, row in zip(texts, rows, strict=True)
-            ],
-        )
+        pairs = zip(texts, rows, strict=True)
+        return Step([], [], [], [self._files.output(text.key, row, text.pooling) for text, row in pairs])
 
     def _next(self) -> list[_Text]:
         """Choose the oldest text and the texts closest to it in length, up to the token limit of a step."""
@@ -262,15 +231,13 @@ class OpenVinoPooling:
         ids = numpy.full(shape, self._padding, dtype=numpy.int64)
         mask, types = numpy.zeros(shape, dtype=numpy.int64), numpy.zeros(shape, dtype=numpy.int64)
         for row, text in enumerate(texts):
-            end = len(text.ids)
-            ids[row, :end], mask[row, :end] = text.ids, 1
+            ids[row, : len(text.ids)], mask[row, : len(text.ids)] = text.ids, 1
             if text.pooling.second is not None:
-                types[row, text.pooling.second : end] = 1
+                types[row, text.pooling.second : len(text.ids)] = 1
         values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         if "position_ids" in self._inputs:
             values["position_ids"] = self._positions(ids)
-        result = self._request.infer({name: values[name] for name in self._inputs})
-        return result[0]
+        return self._request.infer({name: values[name] for name in self._inputs})[0]
 
     def _positions(self, ids: Any) -> Any:
         import numpy
@@ -279,11 +246,6 @@ class OpenVinoPooling:
             return numpy.broadcast_to(numpy.arange(ids.shape[1], dtype=numpy.int64), ids.shape)
         real = (ids != self._padding).astype(numpy.int64)
         return numpy.cumsum(real, axis=1) * real + self._padding
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError(NO_POOLED_LORA)
-
-    drop_adapter = load_adapter
 
     def close(self) -> None:
         self._waiting.clear()
@@ -307,12 +269,13 @@ def read_graph(model: Path, mode: str, task: Task) -> Any:
     accepted = _HIDDEN if task is Task.EMBEDDING else ("logits",)
     output = next((outputs[name] for name in accepted if name in outputs), None)
     if output is None:
-        names = ", ".join(sorted(outputs)) or "no named output"
-        raise ConfigError(f"{model}: for option.task={task.value} the graph must return {accepted[0]}; it has {names}")
+        raise ConfigError(
+            f"{model}: for option.task={task.value} the graph must return {accepted[0]}; "
+            f"it has {', '.join(sorted(outputs)) or 'no named output'}"
+        )
     node = output.get_node().input_value(0)
     if task is Task.EMBEDDING:
-        mask = next(port for port in graph.inputs if port.any_name == "attention_mask")
-        node = _pooled(node, mask, mode)
+        node = _pooled(node, graph.input("attention_mask"), mode)
     return openvino.Model([node], [port.get_node() for port in graph.inputs], "pooled")
 
 

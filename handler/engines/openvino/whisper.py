@@ -15,8 +15,8 @@ from typing import Any
 
 from handler.core.media import SAMPLE_RATE
 from handler.core.values import Extras, Finish, Heard, Sampling
-from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step, failed
-from handler.engines.huggingface.whisper import WINDOW, NoAdapters, WhisperIds, clip_of, cut, whisper_ids
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, NoAdapters, Output, Step, failed
+from handler.engines.huggingface.whisper import NO_ADAPTERS, WINDOW, WhisperIds, clip_of, cut, whisper_ids
 from handler.engines.openvino.ir_files import ids_of
 
 _WAIT = 0.5  # seconds that a step waits for the first token
@@ -39,6 +39,8 @@ class OpenVinoWhisper(NoAdapters):
     Args:
         properties: properties of OpenVINO's CPU plugin.
     """
+
+    no_adapters = NO_ADAPTERS
 
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
         import openvino_genai
@@ -109,15 +111,16 @@ class OpenVinoWhisper(NoAdapters):
 
     def _next_piece(self, clip: _Clip) -> None:
         start, end = clip.pieces.popleft()
-        config, timed = self._generation(clip.ids, clip.sampling), self._ids.no_timestamps not in clip.ids
-        config.return_timestamps = timed
+        config = self._generation(clip.ids, clip.sampling)
+        config.return_timestamps = timed = self._ids.no_timestamps not in clip.ids
         streamer = _streamer(self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, shown=not timed))
         result = self._pipeline.generate(clip.samples[start:end], config, streamer)
         requested = self._ids.language_of(clip.ids)
         language = requested or str(result.language or "")
         if timed:
-            heard = Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language)
-            self._done.put(self._timed(clip.key, result.chunks or (), heard))
+            self._done.put(
+                self._timed(clip.key, result.chunks or (), Heard(start / SAMPLE_RATE, end / SAMPLE_RATE, language))
+            )
         if not requested and language in self._ids.languages:  # the first piece determines the language of all pieces
             clip.ids = self._ids.in_language(clip.ids, language)
 

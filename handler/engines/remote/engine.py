@@ -8,15 +8,15 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Silence, Step
+from handler.core.values import Finish, Sampling, StructuredOutput
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, NoAdapters, Output, Silence, Step
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, choose
 
 _IDLE = 0.05  # seconds after which a step returns an empty result, as the supervisor considers silence a hang
@@ -84,7 +84,7 @@ class Question:
     num_waiting: int = 0
 
 
-class RemoteEngine(ABC, Generic[C]):
+class RemoteEngine(NoAdapters, ABC, Generic[C]):
     """See `engines.base.Engine`. Subclasses implement the protocol of the servers.
 
     Args:
@@ -92,6 +92,8 @@ class RemoteEngine(ABC, Generic[C]):
         max_silence: number of seconds without a token after which a request fails.
         close_seconds: number of seconds to wait for connections to close.
     """
+
+    no_adapters = "adapters are loaded by the server at option.base_url"
 
     def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
         self._loop = _new_loop()
@@ -229,15 +231,8 @@ class RemoteEngine(ABC, Generic[C]):
             timer = self._loop.call_later(_IDLE, self._loop.stop)
             self._loop.run_forever()
             timer.cancel()
-        now = self._loop.time()
-        if now >= self._listen_at:
-            self._listen_at = now + min(1.0, self._max_silence / 4)
-            for running in self._running.values():
-                has_end = running.ended or running.held is not None
-                most = min(_LINGER, self._max_silence) if has_end else self._max_silence
-                if running.silence.look() > most and not running.silent:
-                    running.silent = True
-                    running.task.cancel()
+        if self._loop.time() >= self._listen_at:
+            self._end_silent()
         if self._interrupted:
             self._interrupted = False
             raise Interrupted
@@ -252,18 +247,18 @@ class RemoteEngine(ABC, Generic[C]):
                 ids.append(part.ids[0])
                 logprobs.append(part.logprobs[0])
                 continue
-            finish = None if part.error is not None else part.finish
-            if part.ids or finish is not None:
-                others.append(_output(key, part, finish))
-            if part.error is not None:
-                others.append(_error(key, part))
+            others += _outputs(key, part)
         return Step(keys, ids, logprobs, others)
 
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("adapters are loaded by the server at option.base_url")
-
-    def drop_adapter(self, adapter: Adapter) -> None:
-        pass
+    def _end_silent(self) -> None:
+        """Give up the requests whose servers are silent."""
+        self._listen_at = self._loop.time() + min(1.0, self._max_silence / 4)
+        for running in self._running.values():
+            has_end = running.ended or running.held is not None
+            most = min(_LINGER, self._max_silence) if has_end else self._max_silence
+            if running.silence.look() > most and not running.silent:
+                running.silent = True
+                running.task.cancel()
 
     def close(self) -> None:
         for key in list(self._running):
@@ -294,9 +289,7 @@ class RemoteEngine(ABC, Generic[C]):
                 if await self._enforces(server, running, request):
                     await self.stream(server, running)
                 else:
-                    words = f"the {self._kind} server does not enforce structured output on this prompt"
-                    detail = log_words(f"{server.url} does not enforce it", secrets())
-                    self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
+                    self._refuse_rule(running, server)
             except Refused as error:
                 self._refuse(running, server, error)
             except Failed as error:
@@ -321,9 +314,9 @@ class RemoteEngine(ABC, Generic[C]):
                     self.release(server, running)
                 if not running.silent or running.ended:
                     raise
-                silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)", silent=True)
-                self.leave_out(server, silent)
-                self._fail(running, server, silent)
+                failure = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)", silent=True)
+                self.leave_out(server, failure)
+                self._fail(running, server, failure)
             except Exception as error:  # a bug here ends this request only
                 self._fail(running, server, Failed("sent a response that cannot be processed", repr(error)))
             else:
@@ -446,6 +439,11 @@ class RemoteEngine(ABC, Generic[C]):
         words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
+    def _refuse_rule(self, running: Running[C], server: RemoteServer) -> None:
+        words = f"the {self._kind} server does not enforce structured output on this prompt"
+        detail = log_words(f"{server.url} does not enforce it", secrets())
+        self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
+
     def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
         """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
         server, error = next(reversed(busy.items()))
@@ -499,31 +497,23 @@ def _is_plain(part: Part) -> bool:
     return len(part.ids) == 1 and not any((part.tops, part.finish, part.error, part.prompt_logprobs, part.extras))
 
 
-def _output(key: int, part: Part, finish: Finish | None) -> Output:
-    return Output(
-        key,
-        part.ids,
-        part.logprobs,
-        finish,
-        prompt_logprobs=part.prompt_logprobs,
-        tops=part.tops or None,
-        prompt_tops=part.prompt_tops,
-        extras=part.extras,
-    )
-
-
-def _error(key: int, part: Part) -> Output:
-    """Return the output that ends a request because of an error."""
-    return Output(
-        key,
-        (),
-        (),
-        Finish.ERROR,
-        error=part.error,
-        refused=part.refused,
-        detail=part.detail,
-        retry_after=part.retry_after,
-    )
+def _outputs(key: int, part: Part) -> Iterator[Output]:
+    """Yield the tokens or the finish reason that have arrived, and the error that ended the request."""
+    finish = None if part.error is not None else part.finish
+    if part.ids or finish is not None:
+        output = Output(key, part.ids, part.logprobs, finish, tops=part.tops or None, extras=part.extras)
+        yield output._replace(prompt_logprobs=part.prompt_logprobs, prompt_tops=part.prompt_tops)
+    if part.error is not None:
+        yield Output(
+            key,
+            (),
+            (),
+            Finish.ERROR,
+            error=part.error,
+            refused=part.refused,
+            detail=part.detail,
+            retry_after=part.retry_after,
+        )
 
 
 def _names(urls: Sequence[str]) -> list[str]:

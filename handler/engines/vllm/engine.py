@@ -20,13 +20,14 @@ from typing import Any
 
 from handler.core.errors import ConfigError, Problems
 from handler.core.media import SAMPLE_RATE, MediaPrompt, MediaTokens, Medium
-from handler.core.values import Adapter, Extras, Finish, Pooling, Sampling, StructuredOutput, Task
+from handler.core.values import Adapter, Finish, Pooling, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
     Alternatives,
     Capabilities,
     EngineConfig,
     EngineRequest,
+    NoAdapters,
     Output,
     Step,
     Tokenizer,
@@ -98,9 +99,14 @@ class Vllm(CoreEngine):
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
             start = partial(self._search, Beams(request, media, search))
         else:
-            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # the first has none
-            stops, num_tops = frozenset(sampling.stop_token_ids), sampling.prompt_top_logprobs
-            pending = Pending(key, stops, sampling.top_logprobs, scores, num_tops, begun=request.goes_on)
+            pending = Pending(
+                key,
+                frozenset(sampling.stop_token_ids),
+                sampling.top_logprobs,
+                [None] if sampling.prompt_logprobs else None,  # the first token has no log-probability
+                sampling.prompt_top_logprobs,
+                begun=request.goes_on,
+            )
             start = partial(
                 self._run, pending, self._prompt(request.ids, media, sampling), self._params(sampling), request.adapter
             )
@@ -244,11 +250,13 @@ def pooling_type(mode: str, where: str) -> str:
     return _MODES[mode]
 
 
-class VllmPooling(CoreEngine):
+class VllmPooling(NoAdapters, CoreEngine):
     """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
     vLLM returns the pooled vector or the logits. All further computation is done here, as in other engines.
     """
+
+    no_adapters = NO_POOLED_LORA
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
@@ -307,14 +315,9 @@ class VllmPooling(CoreEngine):
                 error = f"vLLM ended the request as {output.finish_reason!s}"
                 outputs.append(Output(pending.key, (), (), Finish.ERROR, error=error))
                 continue
-            vector = self._files.finish(output.pooling_output.float().numpy().reshape(-1), pooling)
-            outputs.append(Output(pending.key, (), (), Finish.EOS, extras=Extras(vector=vector)))
+            values = output.pooling_output.float().numpy().reshape(-1)
+            outputs.append(self._files.output(pending.key, values, pooling))
         return Step([], [], [], outputs)
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError(NO_POOLED_LORA)
-
-    drop_adapter = load_adapter
 
 
 # -- functions that `engines/README.md` requires of an engine's module -------------------------------------------------

@@ -13,9 +13,9 @@ from typing import Any
 
 from handler.core.media import SAMPLE_RATE
 from handler.core.values import Extras, Finish, Heard, Sampling
-from handler.engines.base import EngineConfig, EngineRequest, Output, Step, failed
+from handler.engines.base import EngineConfig, EngineRequest, NoAdapters, Output, Step, failed
 from handler.engines.huggingface.files import eos_ids
-from handler.engines.huggingface.whisper import WINDOW, NoAdapters, clip_of, cut, whisper_ids
+from handler.engines.huggingface.whisper import NO_ADAPTERS, WINDOW, clip_of, cut, whisper_ids
 from handler.engines.vllm.core import CoreEngine, Pending, engine_info
 from handler.engines.vllm.sampling import FORBIDDEN
 
@@ -56,6 +56,8 @@ class _Clip:
 
 class VllmWhisper(NoAdapters, CoreEngine):
     """An engine that transcribes clips, and detects the language if none is given. See `engines.base.Engine`."""
+
+    no_adapters = NO_ADAPTERS
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
