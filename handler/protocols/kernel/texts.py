@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter, FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, ParsedParameters, unsupported
-from handler.protocols.kernel.readers import boolean, integer, show
+from handler.protocols.kernel.readers import boolean, integer
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
 
 MAX_TEXTS = 2048
@@ -61,13 +61,16 @@ def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts"
     return [_read_text(text, name) for text in read_list(value, name, _WANTED, most, noun)]
 
 
-def read_strings(value: Any, name: str) -> list[str]:
+def read_strings(value: Any, name: str, expected: str = "must be a list of strings") -> list[str]:
     """Read a list of non-empty strings.
+
+    Args:
+        expected: a description of valid values, for messages.
 
     Raises:
         InvalidPayload: the value is invalid. The message names the field.
     """
-    texts = read_list(value, name, "must be a list of strings")
+    texts = read_list(value, name, expected)
     return [read_string(text, f"{name}[{index}]") for index, text in enumerate(texts)]
 
 
@@ -161,10 +164,12 @@ def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling
     if len(query) * len(texts) > MAX_QUERIES:
         each = f"'query' has {len(query)} characters for each of {len(texts)} texts"
         raise TooManyTexts(f"{each}; the maximum is {MAX_QUERIES} in total")
-    return [
-        Request(query, pooling=pooling, pair=text, names=FieldNames(prompt=f"{name}[{index}]"), **fields)
-        for index, text in enumerate(texts)
-    ]
+    return [score_request((query, text), f"{name}[{index}]", pooling, **fields) for index, text in enumerate(texts)]
+
+
+def score_request(pair: tuple[str, str], name: str, pooling: Pooling, **fields: Any) -> Request:
+    """Return a request for the score of a pair of texts."""
+    return Request(pair[0], pair=pair[1], pooling=pooling, names=FieldNames(prompt=name), **fields)
 
 
 @accepts(enum=["left", "right", "Left", "Right"])
@@ -212,18 +217,3 @@ def vllm_fields(
         truncation = Truncation(None if most == -1 else most, others.get("side", "right"))
     beside = {"adapter": adapter, "priority": others.get("priority", 0)}
     return {"sampling": parameters.sampling, "truncation": truncation, **beside}
-
-
-def check_prompt_name(name: str, context: ServerContext) -> str:
-    """Return the model's own prompt with the given name, which is prepended to each text.
-
-    Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
-
-    Raises:
-        InvalidParameter: the model has no prompt with this name.
-    """
-    if name not in context.prompts:
-        known = ", ".join(sorted(context.prompts))
-        why = f"no such prompt; its prompts are {known}" if known else "no prompts"
-        raise InvalidParameter(f"prompt_name={show(name)}: the model has {why}")
-    return context.prompts[name]

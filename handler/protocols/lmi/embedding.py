@@ -20,7 +20,7 @@ from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors, LmiPayloadError
 from handler.protocols.lmi.request import read_parameters_field
-from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request
+from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request, unknown_parameters
 
 _TEI = TeiEmbed()
 _ASYNC_ERRORS = AsyncErrors()
@@ -51,8 +51,8 @@ class LmiEmbedding(TeiEmbed):
             raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
         params = read_parameters_field(body)
         parsed = super().parse({**body, "parameters": params}, context)
-        unknown = [f"parameters.{name}" for name in params if name not in self.table.parameters]
-        return parsed._replace(ignored=[*parsed.ignored, *report_unknown(unknown, body, context)])
+        unknown = report_unknown(unknown_parameters(params, self.table), body, context)
+        return parsed._replace(ignored=[*parsed.ignored, *unknown])
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         inputs = body.get("inputs")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, SSE_DONE, Framing
-from handler.core.values import Delta, Finish, Pooling, Request, Sampling, Token, keep_last
+from handler.core.values import Delta, Finish, Pooling, Request, Sampling, Task, Token, Truncation, keep_last
 from handler.protocols.kernel.dialect import Description, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, read_sampled, request_shape, unsupported
@@ -19,6 +20,7 @@ from handler.protocols.kernel.reply import PromptOnly, SequenceOutput, VectorRep
 from handler.protocols.kernel.schema import Shape, accepts
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,
+    Text,
     embedding_requests,
     read_texts,
     text_of,
@@ -340,11 +342,72 @@ def _encoding_format(value: Any) -> str:
     return str(value)
 
 
-class OpenAiEmbeddings(OpenAiDialect):
-    """The dialect of OpenAI's embeddings. It answers with a vector of length 1 for each text of `input`."""
+class PoolingOptions(NamedTuple):
+    """The options of a body whose texts are pooled.
+
+    Attributes:
+        model: the model's name for the response.
+        others: the values of the parameters that are not fields of a request.
+        fields: the fields of all requests.
+    """
+
+    model: str
+    others: Mapping[str, Any]
+    fields: Mapping[str, Any]
+
+
+class PooledDialect(OpenAiDialect):
+    """Base class of the dialects that compute numbers for texts, with vLLM's parameters for pooling.
+
+    Attributes:
+        truncation: the truncation of texts if the body has none, or None to refuse texts that are too long.
+    """
+
+    truncation: Truncation | None = None
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
+        texts = self.read_texts(body)
+        parameters = read_all(body, context, defaults={}, table=self.table)
+        ignored = self.ignored(body, context)
+        fields = vllm_fields(parameters, adapter, self.truncation)
+        requests, reply = self.pool(texts, PoolingOptions(model, parameters.others, fields), context)
+        return ParsedRequest(requests, reply, self.errors, ignored)
+
+    @abstractmethod
+    def read_texts(self, body: Mapping[str, Any]) -> Any:
+        """Read the texts of a body, for `pool`."""
+
+    @abstractmethod
+    def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
+        """Return the requests for the texts, and the reply."""
+
+
+class InputDialect(PooledDialect):
+    """Base class of the dialects that compute an embedding or probabilities for each text of `input`."""
+
+    needed = "a JSON object with 'input'"
+    fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
+
+    def read_texts(self, body: Mapping[str, Any]) -> list[Text]:
+        return read_texts(body.get("input"), "input")
+
+    def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
+        classifies, others = context.task is Task.CLASSIFICATION, options.others
+        normalize = others.get("normalize", classifies or context.config.normalize)
+        pooling = Pooling("classify" if classifies else "embed", others.get("dimensions"), normalize)
+        requests = embedding_requests(texts, "input", pooling, context, **options.fields)
+        return requests, self.reply(len(requests), options, context)
+
+    @abstractmethod
+    def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
+        """Return the reply that writes the numbers."""
+
+
+class OpenAiEmbeddings(InputDialect):
+    """The dialect of OpenAI's embeddings. It answers with an embedding of length 1 for each text of `input`."""
 
     name = "openai_embeddings"
-    needed = "a JSON object with 'input'"
     table = Table(
         {
             "dimensions": Parameter("dimensions", integer(1)),
@@ -357,44 +420,34 @@ class OpenAiEmbeddings(OpenAiDialect):
             "normalize": unsupported("send use_activation"),
         }
     )
-    fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
     description = Description(
         title="OpenAI embeddings",
         request="OpenAiEmbeddingRequest",
-        request_shape=request_shape(fields, table, "input"),
+        request_shape=request_shape(InputDialect.fields, table, "input"),
         error=OpenAiError,
         example={"model": "", "input": ["What is deep learning?"]},
         answer=EmbeddingAnswer,
     )
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        model, adapter = self.read_model(body, context)
-        texts = read_texts(body.get("input"), "input")
-        parameters = read_all(body, context, defaults={}, table=self.table)
-        others = parameters.others
-        ignored = self.ignored(body, context)
-        requests = embedding_requests(
-            texts,
-            "input",
-            Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize)),
-            context,
-            **vllm_fields(parameters, adapter),
-        )
-        keep = base64_of if others.get("encoding_format") == "base64" else json_of
-
+    def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
         def render(vectors: Vectors, num_tokens: int) -> EmbeddingAnswer:
             return {
                 "object": "list",
                 "data": [
                     {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
                 ],
-                "model": model,
+                "model": options.model,
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             }
 
-        return ParsedRequest(requests, VectorReply(len(requests), render, keep), self.errors, ignored)
+        return VectorReply(num_texts, render, encoder_of(options.others))
 
 
-def base64_of(vector: Sequence[float]) -> str:
+def encoder_of(others: Mapping[str, Any]) -> Callable[[Sequence[float]], Any]:
+    """Return the encoder of an embedding for the parameter `encoding_format`."""
+    return _base64_of if others.get("encoding_format") == "base64" else json_of
+
+
+def _base64_of(vector: Sequence[float]) -> str:
     """Encode a vector in base64 as OpenAI does, with little-endian 32-bit floats."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -6,15 +6,15 @@ Sources: docs.cohere.com, "Rerank API" v1 and v2; vllm/entrypoints/pooling/scori
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
-from handler.core.values import Pooling, Task, Truncation
-from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.core.values import Pooling, Request, Task, Truncation
+from handler.protocols.kernel.dialect import Description, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Count, NotRequired, Shape, accepts, record
@@ -27,10 +27,10 @@ from handler.protocols.kernel.texts import (
     read_string,
     score_requests,
     text_list,
-    vllm_fields,
 )
 from handler.protocols.openai.api import OpenAiErrors
-from handler.protocols.openai.request import MODEL, OpenAiDialect
+from handler.protocols.openai.completions import PooledDialect, PoolingOptions
+from handler.protocols.openai.request import MODEL
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,37 @@ _DESCRIPTION = Description(
 )
 
 
-class Rerank(OpenAiDialect):
+class _Ranking(NamedTuple):
+    """Renders the documents in the order of their scores.
+
+    Attributes:
+        embeds: whether there are embeddings, of the query and of each document, instead of scores.
+        maximum: the maximum number of documents.
+        shown: the encoded documents, or None if the response has only their indices.
+    """
+
+    model: str
+    embeds: bool
+    maximum: int
+    shown: Sequence[Any] | None
+
+    def render(self, vectors: Vectors, num_tokens: int) -> RerankAnswer:
+        query, *others = vectors
+        scores = [cosine(query, other) for other in others] if self.embeds else [item[0] for item in vectors]
+        best_first = sorted(enumerate(scores), key=lambda item: -item[1])
+        return {
+            "id": f"rerank-{new_uuid()}",
+            "model": self.model,
+            "results": [self._ranked(index, score) for index, score in best_first[: self.maximum]],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+    def _ranked(self, index: int, score: float) -> RankedDocument:
+        value: RankedDocument = {"index": index, "relevance_score": score}
+        return value if self.shown is None else {**value, "document": self.shown[index]}
+
+
+class Rerank(PooledDialect):
     """The dialect that ranks documents by their relevance to a query, or with an embedding model by the cosine.
 
     Args:
@@ -137,42 +167,26 @@ class Rerank(OpenAiDialect):
         self.name = name
         self.description = _DESCRIPTION._replace(title=title)
         self._return_documents = return_documents
-        self._truncation = truncation
+        self.truncation = truncation
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        model, adapter = self.read_model(body, context)
-        query = read_string(body.get("query"), "query")
-        documents = _read_documents(body.get("documents"))
-        parameters = read_all(body, context, defaults={}, table=TABLE)
-        others = parameters.others
-        ignored = self.ignored(body, context)
-        texts = [document["text"] for document in documents]
-        shared = vllm_fields(parameters, adapter, self._truncation)
+    def read_texts(self, body: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        return read_string(body.get("query"), "query"), _read_documents(body.get("documents"))
+
+    def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
+        query, documents = texts
+        sent, others = [document["text"] for document in documents], options.others
         embeds = context.task is Task.EMBEDDING
         if embeds:
-            of_query = embedding_requests([query], "query", Pooling("embed"), context, **shared)
-            requests = of_query + embedding_requests(texts, "documents", Pooling("embed"), context, **shared)
+            requests = [
+                *embedding_requests([query], "query", Pooling("embed"), context, **options.fields),
+                *embedding_requests(sent, "documents", Pooling("embed"), context, **options.fields),
+            ]
         else:
             pooling = Pooling("score", normalize=others.get("normalize", True))
-            requests = score_requests(query, texts, "documents", pooling, **shared)
-        most = others.get("top_n") or len(documents)
+            requests = score_requests(query, sent, "documents", pooling, **options.fields)
         shown = _encode(documents) if others.get("return_documents", self._return_documents) else None
-
-        def ranked(index: int, score: float) -> RankedDocument:
-            value: RankedDocument = {"index": index, "relevance_score": score}
-            return value if shown is None else {**value, "document": shown[index]}
-
-        def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
-            scores = [cosine(vectors[0], other) for other in vectors[1:]] if embeds else [item[0] for item in vectors]
-            best_first = sorted(enumerate(scores), key=lambda item: -item[1])
-            return {
-                "id": f"rerank-{new_uuid()}",
-                "model": model,
-                "results": [ranked(index, score) for index, score in best_first[:most]],
-                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-            }
-
-        return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)
+        ranking = _Ranking(options.model, embeds, others.get("top_n") or len(documents), shown)
+        return requests, VectorReply(len(requests), ranking.render)
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:

@@ -13,14 +13,14 @@ from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, RequestShape, ServerContext, Timing
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.parameters import Parameter, Table, parameters, read_all, request_shape, unsupported
-from handler.protocols.kernel.readers import boolean, integer, string
+from handler.protocols.kernel.readers import boolean, integer, show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Count, NotRequired, Shape, listing, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     NoTexts,
+    Text,
     TooManyTexts,
-    check_prompt_name,
     cosine,
     embedding_requests,
     read_list,
@@ -202,20 +202,43 @@ class TeiSimilarity(Tei):
         inputs, parameters = body.get("inputs"), body.get("parameters")
         if not isinstance(inputs, dict) or not isinstance(parameters, dict | None):
             raise InvalidPayload("'inputs' must be an object with 'source_sentence' and 'sentences'")
-        unknown = [f"parameters.{name}" for name in parameters or {} if name not in self.table.parameters]
-        ignored = report_unknown(unknown, body, context)
-        others, truncation = self.parameters(parameters or {}, context)
-        source = read_string(inputs.get("source_sentence"), "inputs.source_sentence")
-        texts = [source, *read_strings(inputs.get("sentences"), "inputs.sentences")]
-        if (name := others.get("prompt_name")) is not None:
-            start = check_prompt_name(name, context)
-            texts = [start + text for text in texts]
-        requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
+        params = parameters or {}
+        ignored = report_unknown(unknown_parameters(params, self.table), body, context)
+        others, truncation = self.parameters(params, context)
+        texts = [
+            read_string(inputs.get("source_sentence"), "inputs.source_sentence"),
+            *read_strings(inputs.get("sentences"), "inputs.sentences"),
+        ]
+        prompted = _prompted(texts, others, context)
+        requests = embedding_requests(prompted, "inputs", Pooling("embed"), context, truncation=truncation)
+        return self.parsed(requests, _similarities)._replace(ignored=ignored)
 
-        def render(vectors: Vectors, num_tokens: int) -> list[float]:
-            return [cosine(vectors[0], vector) for vector in vectors[1:]]
 
-        return self.parsed(requests, render)._replace(ignored=ignored)
+def unknown_parameters(params: Mapping[str, Any], table: Table) -> list[str]:
+    """List the paths of the names under `parameters` that are not in the table."""
+    return [f"parameters.{name}" for name in params if name not in table.parameters]
+
+
+def _similarities(vectors: Vectors, num_tokens: int) -> list[float]:
+    return [cosine(vectors[0], vector) for vector in vectors[1:]]
+
+
+def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:
+    """Prepend the model's own prompt that `prompt_name` names to the texts. Token ids stay unchanged.
+
+    Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
+
+    Raises:
+        InvalidParameter: the model has no prompt with this name.
+    """
+    name = others.get("prompt_name")
+    if name is None:
+        return texts
+    if name not in context.prompts:
+        known = ", ".join(sorted(context.prompts))
+        why = f"no such prompt; its prompts are {known}" if known else "no prompts"
+        raise InvalidParameter(f"prompt_name={show(name)}: the model has {why}")
+    return [context.prompts[name] + text if isinstance(text, str) else text for text in texts]
 
 
 _SIMILARITY = TeiSimilarity()
@@ -250,10 +273,7 @@ class TeiEmbed(Tei):
     def requests(self, inputs: Any, params: Mapping[str, Any], context: ServerContext) -> list[Request]:
         """Return one request per text of `inputs`, with the parameters `params`."""
         others, truncation = self.parameters(params, context)
-        texts = read_texts(inputs, "inputs")
-        if (name := others.get("prompt_name")) is not None:
-            start = check_prompt_name(name, context)
-            texts = [start + text if isinstance(text, str) else text for text in texts]
+        texts = _prompted(read_texts(inputs, "inputs"), others, context)
         pooling = Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize))
         return embedding_requests(texts, "inputs", pooling, context, truncation=truncation)
 
@@ -278,16 +298,21 @@ class TeiRerank(Tei):
         query = read_string(body.get("query"), "query")
         texts = read_strings(body.get("texts"), "texts")
         pooling = Pooling("score", normalize=not others.get("raw_scores"))
+        shown: Sequence[str] = texts if others.get("return_text") else ()
         requests = score_requests(query, texts, "texts", pooling, truncation=truncation)
-        shown = others.get("return_text")
+        return self.parsed(requests, functools.partial(_ranks, shown))
 
-        def render(vectors: Vectors, num_tokens: int) -> list[TeiRank]:
-            return [
-                {"index": index, "text": texts[index], "score": score} if shown else {"index": index, "score": score}
-                for index, (score,) in sorted(enumerate(vectors), key=lambda item: -item[1][0])
-            ]
 
-        return self.parsed(requests, render)
+def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiRank]:
+    """Render the scores with the best first.
+
+    Args:
+        texts: the texts to show, or an empty sequence to show none.
+    """
+    return [
+        {"index": index, "text": texts[index], "score": score} if texts else {"index": index, "score": score}
+        for index, (score,) in sorted(enumerate(vectors), key=lambda item: -item[1][0])
+    ]
 
 
 class TeiPredict(Tei):
@@ -308,25 +333,21 @@ class TeiPredict(Tei):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         others, truncation = self.parameters(body, context)
         pooling = Pooling("classify", normalize=not others.get("raw_scores"))
-        inputs, several = _read_inputs(body.get("inputs"))
-        requests = [
-            Request(text, pooling=pooling, pair=pair, truncation=truncation, names=FieldNames(prompt="inputs"))
-            for text, pair in inputs
-        ]
+        request = Request("", pooling=pooling, truncation=truncation, names=FieldNames(prompt="inputs"))
+        inputs = body.get("inputs")
+        several = isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], list)
+        pairs = _read_pairs(inputs) if several else [_pair(inputs, "inputs")]
 
         def render(vectors: Vectors, num_tokens: int) -> list[TeiPrediction] | list[list[TeiPrediction]]:
-            answers = [_predictions(vector, context.labels) for vector in vectors]
-            return answers if several else answers[0]
+            predictions = [_predictions(vector, context.labels) for vector in vectors]
+            return predictions if several else predictions[0]
 
-        return self.parsed(requests, render)
+        return self.parsed([request._replace(prompt=pair[0], pair=pair[1]) for pair in pairs], render)
 
 
-def _read_inputs(value: Any) -> tuple[list[tuple[str, str | None]], bool]:
-    """Return the texts and pairs of `inputs`, and whether `inputs` is a list of them."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], list):
-        return [_pair(value, "inputs")], False
+def _read_pairs(value: Any) -> list[tuple[str, str | None]]:
     items = read_list(value, "inputs", _INPUTS)
-    return [_pair(item, f"inputs[{index}]") for index, item in enumerate(items)], True
+    return [_pair(item, f"inputs[{index}]") for index, item in enumerate(items)]
 
 
 def _pair(item: Any, name: str) -> tuple[str, str | None]:
