@@ -45,6 +45,7 @@ from handler.protocols.lmi.chat import noting_foreign, without_foreign
 from handler.protocols.lmi.request import (
     EXAMPLE,
     ignored,
+    openai_reply,
     read_field,
     read_parameters_field,
     read_stream,
@@ -52,15 +53,13 @@ from handler.protocols.lmi.request import (
 )
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat
-from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions, completion_of
+from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions
 from handler.protocols.openai.request import (
     CHAT,
     COMPLETIONS,
     MODEL,
     REASONS,
     OpenAiDialect,
-    OpenAiHead,
-    identity,
     read_model,
 )
 
@@ -229,8 +228,9 @@ class AsyncPrompt(Dialect):
         body = _relax(body)
         params, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _WINNERS)
         model, adapter = read_served(body, context)
-        stream = read_stream(body)
-        streams = bool(read_field(params, "stream") if stream is None else stream)
+        streams = read_stream(body)
+        if streams is None:
+            streams = bool(read_field(params, "stream"))
         parameters = read_sampled(
             params, context, generation=context.generation, max_new_tokens=_MAX_NEW_TOKENS, table=TABLE
         )
@@ -243,11 +243,8 @@ class AsyncPrompt(Dialect):
             reply = AsyncStream(self.format, request, JSONLINES, self.errors)
         else:
             reply = DocumentReply(self.format, request, framing=JSON_LINE)
-
-        def as_openai() -> Reply:
-            return completion_of(request, OpenAiHead(*identity("cmpl"), model, context.fingerprint), streams=streams)
-
         names = [*_ignored(body, params, context), *overridden, *ignored(parameters)]
+        as_openai = openai_reply(request, context, streams=streams, model=model)
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
 
 

@@ -63,27 +63,19 @@ class LmiDynamicBatch(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
         parameters = read_parameters_field(body)
-        inputs = body.get("inputs")
-        prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
-        if inputs is not None and not _are_prompts(prompts):
-            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")
-        most = context.config.max_rolling_batch_size
-        if len(prompts) > most:
-            limit = f"the maximum is {most} (max_rolling_batch_size)"
-            raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; {limit}")
+        prompts = _read_prompts(body.get("inputs"), context.config.max_rolling_batch_size)
         for name in ("details", "decoder_input_details"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
         ignored = unknown_names(body, parameters, context)
         if read_field(parameters, "output_formatter") is not None:  # an unknown formatter is already in the list
             ignored.append("parameters.output_formatter")
-        adapters = read_adapters(body, len(prompts), context)
         parsed = [
             _LMI.parse_prompt(prompt, parameters, context, adapter)
-            for prompt, adapter in zip(prompts, adapters, strict=True)
+            for prompt, adapter in zip(prompts, read_adapters(body, len(prompts), context), strict=True)
         ]
-        full = _has_prompts(parameters, context)
-        requests = [item.request._replace(full_text=full) for item in parsed]
+        full_text = _has_prompts(parameters, context)
+        requests = [prompt.request._replace(full_text=full_text) for prompt in parsed]
         ignored += [*parsed[0].overridden, *parsed[0].ignored]
         if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
             ignored += _asking_for_stream(body, parameters)
@@ -117,5 +109,11 @@ def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -
     return ["stream", *inner] if body.get("stream") else inner
 
 
-def _are_prompts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
+def _read_prompts(value: Any, maximum: int) -> list[str | None]:
+    """Return the prompts. The only one is None if the body has no `inputs`."""
+    prompts = value if isinstance(value, list) else [value]
+    if value is not None and not (prompts and all(isinstance(prompt, str) and prompt for prompt in prompts)):
+        raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")
+    if len(prompts) > maximum:
+        raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; the maximum is {maximum} (max_rolling_batch_size)")
+    return prompts

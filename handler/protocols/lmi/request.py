@@ -5,11 +5,12 @@ Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md docum
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, SSE, Framing
 from handler.core.values import (
     LMI_NAMES,
@@ -273,24 +274,13 @@ class Lmi(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
         parameters = read_parameters_field(body)
-        prompt = body.get("inputs")
-        if context.config.lmi_version < _NO_LISTS_SINCE and _is_one_text(prompt):
-            (prompt,) = prompt
-        if isinstance(prompt, list):
-            raise InvalidPayload(
-                "'inputs' must be one string under rolling batch; send one request per prompt, "
-                "or use dynamic batching (option.rolling_batch=disable)"
-            )
-        if prompt is not None and (not isinstance(prompt, str) or not prompt):
-            raise InvalidPayload("'inputs' must be a non-empty string")
+        prompt = _read_prompt(body.get("inputs"), context)
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming, greedy, overridden = self.parse_prompt(
-            prompt, parameters, context, adapter, defaults=inferred(parameters, context)
-        )
-        stream = wants_stream(body, streaming)
-        framing = self._framing(parameters, context, stream)
-        give_notice(greedy, parameters, context)
-        names = [*unknown_names(body, parameters, context), *overridden, *greedy]
+        parsed = self.parse_prompt(prompt, parameters, context, adapter, defaults=inferred(parameters, context))
+        request = parsed.request
+        framing = self._framing(parameters, context, wants_stream(body, parsed.streaming))
+        give_notice(parsed.ignored, parameters, context)
+        names = [*unknown_names(body, parameters, context), *parsed.overridden, *parsed.ignored]
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
@@ -300,35 +290,31 @@ class Lmi(Dialect):
 
         reply: Reply
         if streams:
-            reply = StreamReply(self.format, request, framing, errors, outputs)
+            reply = StreamReply(self.format, request, framing, errors, parsed.outputs)
         else:
-            reply = DocumentReply(self.format, request, outputs)
-
-        def as_openai() -> Reply:
-            name = context.model_names[0] if request.adapter is None else request.adapter.name
-            return completion_of(request, OpenAiHead(*identity("cmpl"), name, context.fingerprint), streams=streams)
-
-        if parameters.get("output_formatter") is not None:  # the client's own choice
-            return ParsedRequest((request,), reply, errors, names, streams)
-        return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
+            reply = DocumentReply(self.format, request, parsed.outputs)
+        answered = ParsedRequest((request,), reply, errors, names, streams)
+        if parameters.get(_FORMATTER) is not None:  # the client's own choice
+            return answered
+        return answered._replace(of_tokens=True, as_openai=openai_reply(request, context, streams=streams))
 
     def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
-        framing: Framing | None = read_field(parameters, "output_formatter")
-        if parameters.get("output_formatter") is None:
+        framing: Framing | None = read_field(parameters, _FORMATTER)
+        if parameters.get(_FORMATTER) is None:
             framing = FRAMINGS.get(context.config.output_formatter or "")
         return framing or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
-        body = relaxed(body) if isinstance(body, dict) else {}
-        content = body.get("parameters")
-        parameters = content if isinstance(content, dict) else {}
-
-        def stream() -> bool:
-            streaming = parameters.get("streaming")
-            return wants_stream(body, None if streaming is None else TABLE.parameters["streaming"].read(streaming))
-
-        streams = _readable(stream)
-        framing = _readable(lambda: self._framing(parameters, context, streams))
+        """Return the error format for a body, of which only the fields that choose the framing are read."""
+        stream, content = (body.get("stream"), body.get("parameters")) if isinstance(body, dict) else (None, None)
+        content = content if isinstance(content, dict) else {}
+        parameters = _relax_parameters({name: content[name] for name in ("streaming", _FORMATTER) if name in content})
+        framing = streams = None
+        with contextlib.suppress(InvalidPayload, InvalidParameter):
+            streaming = NamedValue("streaming", parameters.get("streaming"))
+            streams = wants_stream(_relax({"stream": stream}), streaming.optional(TABLE.parameters["streaming"].read))
+        with contextlib.suppress(InvalidParameter):
+            framing = self._framing(parameters, context, streams)
         return self.errors.framed(framing or self._framing({}, context, streams))
 
     def parse_prompt(
@@ -350,24 +336,24 @@ class Lmi(Dialect):
         Raises:
             InvalidParameter, InvalidPayload: the prompt or a parameter is wrong. The message names it.
         """
-        winners = _WINNERS_OF_TRTLLM if context.engine == "trtllm" else _WINNERS
-        parameters, overridden = without_overridden(parameters, winners)
+        parameters, overridden = without_overridden(
+            parameters, _WINNERS_OF_TRTLLM if context.engine == "trtllm" else _WINNERS
+        )
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
-        engines = context.sampling_defaults if parameters.get("do_sample") else {}
-        parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
+        defaults = {**(context.sampling_defaults if parameters.get("do_sample") else {}), **self.defaults, **defaults}
+        parsed = read_all(parameters, context, defaults=defaults, table=TABLE)
         others = parsed.others
         sampling, end_id = _use_end_id(parsed.sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
         # Several sequences, alternatives and prompt tokens are only shown in the details, so they imply details.
         details = details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0
-        ids = others.get("prompt_ids")
         request = Request(
-            prompt=_prompt(prompt, ids, context),
+            prompt=_prompt(prompt, others.get("prompt_ids"), context),
             sampling=context.with_seed(sampling) if details and self.reports_seed else sampling,
             truncation=keep_last(flags["truncate"]),
             details=details,
             full_text=bool(flags["return_full_text"]),
-            prompt_ids=ids,
+            prompt_ids=others.get("prompt_ids"),
             adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),
             priority=others.get("priority", 0),
             eos_token_id=end_id,
@@ -376,19 +362,28 @@ class Lmi(Dialect):
         return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed), overridden)
 
 
-T = TypeVar("T")
+def openai_reply(request: Request, context: ServerContext, *, streams: bool, model: str = "") -> Callable[[], Reply]:
+    """Return a function that makes the reply in OpenAI's form.
+
+    Args:
+        model: the model's name in the response, or "" for the adapter's or the server's.
+    """
+    name = model or (context.model_names[0] if request.adapter is None else request.adapter.name)
+    return lambda: completion_of(request, OpenAiHead(*identity("cmpl"), name, context.fingerprint), streams=streams)
 
 
-def _readable(read: Callable[[], T]) -> T | None:
-    """Return the result of `read`, or None if it refuses the request."""
-    try:
-        return read()
-    except (ServingError, ValueError):
-        return None
-
-
-def _is_one_text(prompt: Any) -> bool:
-    return isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str)
+def _read_prompt(value: Any, context: ServerContext) -> str | None:
+    """Return the prompt, or None if the body has none."""
+    if isinstance(value, list):
+        if context.config.lmi_version < _NO_LISTS_SINCE and len(value) == 1 and isinstance(value[0], str):
+            return _read_prompt(value[0], context)
+        raise InvalidPayload(
+            "'inputs' must be one string under rolling batch; send one request per prompt, "
+            "or use dynamic batching (option.rolling_batch=disable)"
+        )
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidPayload("'inputs' must be a non-empty string")
+    return value
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:

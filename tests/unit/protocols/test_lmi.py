@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSONLINES
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import ParsedRequest
@@ -485,3 +487,19 @@ def test_each_text_of_a_dynamic_stream_begins_with_its_prompt_where_asked() -> N
     body = {"inputs": ["a", "b"], "parameters": {"return_full_text": True}}
     found = answer("dynamic_batch", body, None, context)
     assert found.body.startswith(b'{"outputs":["aDeep","bDeep"]}\n')
+
+
+class OnlyByName(dict[str, Any]):
+    """Parameters that may be read by name, but not all of them."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all parameters are read")
+
+    items = keys = values = __iter__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("formatter", [{"output_formatter": "jsonlines"}, {"streaming": True}])
+def test_a_refusal_reads_only_the_fields_that_choose_its_framing(formatter: dict[str, Any]) -> None:
+    body = {"inputs": "a", "parameters": OnlyByName(formatter, bad_words=["a"] * 1000)}
+    response = INVOCATIONS["lmi"].errors_of(body, CONTEXT).whole(InvalidParameter("top_k=0: wrong"))
+    assert response.content_type == JSONLINES.content_type
