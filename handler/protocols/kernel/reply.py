@@ -11,7 +11,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, Framing, encoded, fill
 from handler.core.text import Prompt
 from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sampling, Token
-from handler.protocols.kernel.dialect import Reply, TokenEncoder
+from handler.protocols.kernel.dialect import ParsedRequest, Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
 
 _LONG = 1 << 11  # tokens and alternatives
@@ -265,6 +265,14 @@ class PromptDocument(PreparedDocument):
     def take(self, prompt: Prompt) -> None:
         """Render the document. This is thread-safe, because the document is sent only afterwards."""
         self._body = b"".join(self._render(prompt))
+
+
+def prompt_request(
+    request: Request, render: Callable[[Prompt], Iterable[bytes]], errors: ErrorFormat, ignored: Sequence[str]
+) -> ParsedRequest:
+    """Return a parsed request whose response is made from its prompt, without the engine."""
+    reply = PromptDocument(render)
+    return ParsedRequest((request,), reply, errors, ignored, take_prompt=reply.take)
 
 
 # -- streams: the parts of a response and their order, which is the same for all dialects ------------------------------

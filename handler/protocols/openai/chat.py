@@ -18,7 +18,7 @@ from handler.protocols.kernel.dialect import Description, GenerationDefaults, Pa
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, Conversation, check_number, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
-from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
+from handler.protocols.kernel.reply import SequenceOutput, prompt_request
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
     ERRORS,
@@ -321,7 +321,7 @@ class ChatDocument(WholeAnswer):
     def _read(self, sequence: SequenceOutput) -> ReadAnswer:
         reader, tokens = self._format.form.reader(), sequence.tokens
         if reader is None:
-            events: list[Event] = ["".join([token.text for token in tokens])]
+            events: list[Event] = [sequence.text]
         else:
             events, others = reader.read(tokens, sequence.finish)
             tokens = tokens if self._format.thoughts else others
@@ -330,9 +330,14 @@ class ChatDocument(WholeAnswer):
         shown = [event for event in events if self._format.selects(event)]
         content, parts = _gather(shown)
         broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
-        reason = self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken)
-        stopped = self._format.stopped(sequence.finish, sequence.extras.stop, sequence.last_id)
-        return ReadAnswer(sequence.index, content, parts, self._format.logprobs.of(tokens), reason, stopped)
+        return ReadAnswer(
+            sequence.index,
+            content,
+            parts,
+            self._format.logprobs.of(tokens),
+            self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken),
+            self._format.stopped(sequence.finish, sequence.extras.stop, sequence.last_id),
+        )
 
 
 def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
@@ -386,8 +391,7 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     def render(prompt: Prompt) -> list[bytes]:
         return [JSON.encode(document(len(prompt.ids)))]
 
-    reply = PromptDocument(render)
-    return ParsedRequest((chat.request,), reply, errors, chat.ignored, take_prompt=reply.take)
+    return prompt_request(chat.request, render, errors, chat.ignored)
 
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
@@ -531,13 +535,11 @@ class OpenAiChat(OpenAiDialect):
         """Read the parameters. Combine the requested structured output with the grammar for tool calls."""
         rule, table = tools.structured_output, self.table
         if rule is not None and not rule.allows_text:  # answers are tool calls, so a format for texts has no effect
-            others = {
-                name: Parameter("", parameter.read)
-                for name, parameter in table.parameters.items()
-                if name in _ANSWER_RULES
+            checked = {
+                name: entry._replace(field="") for name, entry in table.parameters.items() if name in _ANSWER_RULES
             }
-            ruled = Parameter("structured_output", lambda value: rule)
-            table = Table({**table.parameters, **others, "tool_choice": ruled})
+            checked["tool_choice"] = Parameter("structured_output", lambda value: rule)
+            table = Table({**table.parameters, **checked})
         parameters = read_sampled(
             body,
             context,
@@ -546,11 +548,11 @@ class OpenAiChat(OpenAiDialect):
             defaults={"logprobs": bool(body.get("logprobs")), "structured_output": rule},
             table=table,
         )
-        if (count := body.get("top_logprobs")) and not body.get("logprobs"):
-            raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-        rule_name, own = parameters.names.get("structured_output"), parameters.sampling.structured_output
-        if tools.choice == "auto" and rule_name is not None and own is not None:
-            tools = tools.with_answer(own, rule_name)
-            sampling = parameters.sampling._replace(structured_output=tools.structured_output or own)
-            parameters = parameters._replace(sampling=sampling)
+        if body.get("top_logprobs") and not body.get("logprobs"):
+            raise InvalidParameter(f"top_logprobs={body['top_logprobs']}: needs logprobs=true")
+        field, sampling = parameters.names.get("structured_output"), parameters.sampling
+        if tools.choice == "auto" and field is not None and sampling.structured_output is not None:
+            tools = tools.with_answer(sampling.structured_output, field)
+            rule = tools.structured_output or sampling.structured_output
+            parameters = parameters._replace(sampling=sampling._replace(structured_output=rule))
         return parameters, tools

@@ -17,18 +17,18 @@ from handler.protocols.kernel.parameters import Parameter, Table, dialect_parame
 from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
-from handler.protocols.lmi.response import StreamEnd, StreamReply, WholeOutput, line_template
+from handler.protocols.lmi.response import StreamEnd, WholeOutput, line_template
 from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieError, MindieErrors, MindieEvent, MindieToken
 from handler.protocols.tgi.native import (
     PARAMETERS,
     TGI_DEFAULTS,
     TOP_LEVEL,
     Body,
-    Document,
     SerdeType,
     body_shape,
     check_sampling,
     check_truncate,
+    parsed_request,
     read_body,
     require,
     unknown,
@@ -92,18 +92,9 @@ class Mindie(Dialect):
         read = read_body(body, MINDIE_TOP_LEVEL, KINDS)
         _check_limits(read, context)
         request = _request(read, context)
-        idle = [
-            f"parameters.{name}"
-            for name, neutral in _WITHOUT_EFFECT.items()
-            if read.parameters.get(name, neutral) != neutral
-        ]
-        ignored = unknown(body, context, KINDS) + idle
-        if read.stream:
-            errors = MindieErrors(request=request)
-            return ParsedRequest((request,), StreamReply(self, request, SSE, errors), errors, ignored, streams=True)
-        document = Document(self, request)
-        errors = MindieErrors(request=request, has_begun=document.has_begun)
-        return ParsedRequest((request,), document, errors, ignored)
+        names = [name for name, neutral in _WITHOUT_EFFECT.items() if read.parameters.get(name, neutral) != neutral]
+        ignored = [*unknown(body, context, KINDS), *(f"parameters.{name}" for name in names)]
+        return parsed_request(self, MindieErrors, request, ignored, streams=read.stream)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

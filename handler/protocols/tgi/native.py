@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, dialect_parameters, read_all
 from handler.protocols.kernel.readers import integer, show, tgi_grammar
-from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
+from handler.protocols.kernel.reply import SequenceOutput, list_parts, prompt_request
 from handler.protocols.kernel.schema import Shape, nullable, record
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
-from handler.protocols.lmi.response import DocumentReply, StreamReply, WholeOutput
+from handler.protocols.lmi.response import DocumentReply, ResponseFormat, StreamReply, WholeOutput
 from handler.protocols.openai.request import CHAT, HARMLESS
 from handler.protocols.tgi.api import (
     SLICE,
@@ -357,14 +357,8 @@ class Tgi(TgiFormat, Dialect):
         ignored = [*unknown(body, context), *lacking]
         if read.stream and not stream:
             ignored.append("stream")  # this route does not read it
-        own_headers = headers(request, context)
-        if stream:
-            errors = TgiErrors(streams=True, request=request)
-            reply = StreamReply(self, request, SSE, errors)
-            return ParsedRequest((request,), reply, errors, ignored, True, headers=own_headers, keep_alive=KEEP_ALIVE)
-        document = Document(self, request)
-        errors = TgiErrors(request=request, has_begun=document.has_begun)
-        return ParsedRequest((request,), document, errors, ignored, headers=own_headers)
+        parsed = parsed_request(self, partial(TgiErrors, streams=stream), request, ignored, streams=stream)
+        return parsed._replace(headers=headers(request, context), keep_alive=KEEP_ALIVE if stream else b"")
 
     def errors_of(self, body: Any, context: ServerContext) -> TgiErrors:
         if self._streams is None and isinstance(body, dict) and body.get("stream") is True:
@@ -418,6 +412,21 @@ class Tgi(TgiFormat, Dialect):
     def _other(self, request: Request, other: SequenceOutput) -> TgiSequence:
         text = request.text_before + other.text
         return {"generated_text": text, **self._sequence(request, other), **self._tops(request, other)}
+
+
+def parsed_request(
+    format: ResponseFormat, errors: Callable[..., TgiErrors], request: Request, ignored: Sequence[str], *, streams: bool
+) -> ParsedRequest:
+    """Return a parsed request with its reply and its error format.
+
+    Args:
+        errors: makes the error format from the arguments `request` and `has_begun` of `TgiErrors`.
+    """
+    if streams:
+        framed = errors(request=request)
+        return ParsedRequest((request,), StreamReply(format, request, SSE, framed), framed, ignored, streams=True)
+    document = Document(format, request)
+    return ParsedRequest((request,), document, errors(request=request, has_begun=document.has_begun), ignored)
 
 
 def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
@@ -488,8 +497,7 @@ class _TgiTokenize(Dialect):
         inputs = read_body(body).inputs
         if not inputs:
             raise OutOfRange("`inputs` cannot be empty")
-        reply = PromptDocument(_tokens)
-        return ParsedRequest((Request(inputs),), reply, self.errors, unknown(body, context), take_prompt=reply.take)
+        return prompt_request(Request(inputs), _tokens, self.errors, unknown(body, context))
 
 
 class _TgiChatTokenize(_TgiTokenize):
@@ -506,17 +514,15 @@ class _TgiChatTokenize(_TgiTokenize):
         params = {name: item for name, item in body.items() if item is not None and name not in ("messages", "tools")}
         options = {name: _read(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params}
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
-        messages, _, ignored = read_messages(body["messages"], text_only)
+        messages, _, names = read_messages(body["messages"], text_only)
         try:
             template, unread = read_template(options, messages, context)
         except InvalidParameter as error:
             raise OutOfRange(error.message) from None
-        others = [name for name in params if name not in _NO_EFFECT]
-        ignored = report_unknown([*ignored, *unread, *others], body, context, generates=False)
-        laid, _ = lay_out(messages, (), context.chat_template, choose_format(context))
-        reply = PromptDocument(_chat_tokens)
-        request = Request("", messages=tuple(laid), template=template)
-        return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
+        names = [*names, *unread, *(name for name in params if name not in _NO_EFFECT)]
+        ignored = report_unknown(names, body, context, generates=False)
+        messages, _ = lay_out(messages, (), context.chat_template, choose_format(context))
+        return prompt_request(Request("", messages=messages, template=template), _chat_tokens, self.errors, ignored)
 
 
 TOKENIZE, CHAT_TOKENIZE = _TgiTokenize(), _TgiChatTokenize()

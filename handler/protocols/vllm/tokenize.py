@@ -14,7 +14,7 @@ from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers import NamedValue, boolean
-from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
+from handler.protocols.kernel.reply import PreparedDocument, list_parts, prompt_request
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
@@ -54,10 +54,9 @@ class VllmTokenize(Dialect):
             raise InvalidPayload("'prompt' must be a non-empty string")
         if (value := body.get(_SPECIAL)) is not None:
             NamedValue(_SPECIAL, value).read(COMPLETIONS.parameters[_SPECIAL].read)
-        reply = PromptDocument(_tokens_of(body, context))
+        render = _tokens_of(body, context)
         ignored = report_unknown(_unknown(body, self.fields), body, context, generates=False)
-        request = Request(prompt, names=FieldNames(prompt="prompt"))
-        return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
+        return prompt_request(Request(prompt, names=FieldNames(prompt="prompt")), render, self.errors, ignored)
 
 
 class VllmTokenizeChat(OpenAiChat):
@@ -75,9 +74,8 @@ class VllmTokenizeChat(OpenAiChat):
         fields = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
         parsed = super().parse(fields, context)
         render = _tokens_of(body, context)
-        reply = PromptDocument(render)
         others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
-        return parsed._replace(reply=reply, ignored=[*parsed.ignored, *others], take_prompt=reply.take)
+        return prompt_request(parsed.requests[0], render, self.errors, [*parsed.ignored, *others])
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         return JSON, Usage()
