@@ -15,7 +15,7 @@ from typing import Any
 
 from handler.core import values
 from handler.core.values import Sampling
-from handler.protocols.kernel.parameters import ROWS, Row
+from handler.protocols.kernel.parameters import ROWS, TableRow
 from handler.protocols.kernel.schema import schema_of_reader
 from tests.docs import pages
 from tests.servers import LiveServer
@@ -32,7 +32,7 @@ BEAMS = {"num_beams": 2}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-def _example(row: Row) -> tuple[Any, dict[str, Any]]:
+def _example(row: TableRow) -> tuple[Any, dict[str, Any]]:
     """Return a value of a number or boolean that is not neutral, with what it needs beside it."""
     neutral, shape = Sampling._field_defaults[row.field], schema_of_reader(row.read)
     beside = SAMPLED if row.field in values.SAMPLED else {}

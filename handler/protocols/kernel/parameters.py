@@ -7,7 +7,7 @@ effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -149,7 +149,7 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
     return count
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A parameter and its name in each dialect, which is "" if the dialect does not have it or reads it differently.
 
     Attributes:
@@ -172,69 +172,69 @@ class Row(NamedTuple):
 
 ROWS = (
     # common to all of LMI's backends
-    Row("do_sample", boolean, lmi="do_sample", tgi="do_sample", mindie="do_sample"),
-    Row("seed", integer(0, (1 << 64) - 1), lmi="seed", tgi="seed", mindie="seed"),
-    Row("temperature", number(0), lmi="temperature", tgi="temperature", mindie="temperature"),
-    Row(
+    TableRow("do_sample", boolean, lmi="do_sample", tgi="do_sample", mindie="do_sample"),
+    TableRow("seed", integer(0, (1 << 64) - 1), lmi="seed", tgi="seed", mindie="seed"),
+    TableRow("temperature", number(0), lmi="temperature", tgi="temperature", mindie="temperature"),
+    TableRow(
         "repetition_penalty", number(0, above=True), lmi="repetition_penalty", openai="repetition_penalty",
         tgi="repetition_penalty", mindie="repetition_penalty",
     ),
-    Row("top_k", top_k, lmi="top_k", openai="top_k", tgi="top_k", mindie="top_k", anthropic="top_k"),
-    Row(
+    TableRow("top_k", top_k, lmi="top_k", openai="top_k", tgi="top_k", mindie="top_k", anthropic="top_k"),
+    TableRow(
         "top_p", number(0, 1), lmi="top_p", openai="top_p", tgi="top_p", mindie="top_p", anthropic="top_p",
         responses="top_p",
     ),
-    Row("max_new_tokens", integer(1), lmi="max_new_tokens", openai="max_tokens", responses="max_output_tokens"),
-    Row("stop", strings, lmi="stop_sequences", openai="stop", anthropic="stop_sequences"),
+    TableRow("max_new_tokens", integer(1), lmi="max_new_tokens", openai="max_tokens", responses="max_output_tokens"),
+    TableRow("stop", strings, lmi="stop_sequences", openai="stop", anthropic="stop_sequences"),
     # LmiDist and vLLM
-    Row("typical_p", number(0, 1, above=True), lmi="typical_p", tgi="typical_p"),
-    Row("min_p", number(0, 1, below=True), lmi="min_p", openai="min_p"),
-    Row(
+    TableRow("typical_p", number(0, 1, above=True), lmi="typical_p", tgi="typical_p"),
+    TableRow("min_p", number(0, 1, below=True), lmi="min_p", openai="min_p"),
+    TableRow(
         "presence_penalty", number(-2, 2), lmi="presence_penalty", openai="presence_penalty",
         responses="presence_penalty",
     ),
-    Row(
+    TableRow(
         "frequency_penalty", number(-2, 2), lmi="frequency_penalty", openai="frequency_penalty",
         tgi="frequency_penalty", responses="frequency_penalty",
     ),
-    Row("n", integer(1), lmi="n", openai="n"),
-    Row("best_of", integer(1), lmi="best_of", tgi="best_of"),
-    Row("num_beams", integer(1), lmi="num_beams"),
-    Row("length_penalty", number(-20, 20), lmi="length_penalty"),
-    Row("early_stopping", boolean, lmi="early_stopping"),
-    Row("ignore_eos", boolean, lmi="ignore_eos_token", openai="ignore_eos"),
-    Row("stop_token_ids", token_ids, lmi="stop_token_ids", openai="stop_token_ids"),
-    Row("include_stop", boolean, lmi="include_stop_str_in_output", openai="include_stop_str_in_output"),
-    Row("top_logprobs", _alternatives, lmi="logprobs"),
-    Row("prompt_logprobs", _flag_of_count, lmi="prompt_logprobs"),
-    Row(
+    TableRow("n", integer(1), lmi="n", openai="n"),
+    TableRow("best_of", integer(1), lmi="best_of", tgi="best_of"),
+    TableRow("num_beams", integer(1), lmi="num_beams"),
+    TableRow("length_penalty", number(-20, 20), lmi="length_penalty"),
+    TableRow("early_stopping", boolean, lmi="early_stopping"),
+    TableRow("ignore_eos", boolean, lmi="ignore_eos_token", openai="ignore_eos"),
+    TableRow("stop_token_ids", token_ids, lmi="stop_token_ids", openai="stop_token_ids"),
+    TableRow("include_stop", boolean, lmi="include_stop_str_in_output", openai="include_stop_str_in_output"),
+    TableRow("top_logprobs", _alternatives, lmi="logprobs"),
+    TableRow("prompt_logprobs", _flag_of_count, lmi="prompt_logprobs"),
+    TableRow(
         "prompt_logprobs", boolean, lmi="decoder_input_details", tgi="decoder_input_details",
         mindie="decoder_input_details",
     ),
-    Row("skip_special_tokens", boolean, lmi="skip_special_tokens", openai="skip_special_tokens"),
+    TableRow("skip_special_tokens", boolean, lmi="skip_special_tokens", openai="skip_special_tokens"),
     # Tokens are joined as bytes, without anything between them.
-    Row("", boolean, lmi="spaces_between_special_tokens", openai="spaces_between_special_tokens"),
-    Row("logit_bias", logit_bias, lmi="logit_bias", openai="logit_bias"),
-    Row("structured_output", json_schema, lmi="guided_json", openai="guided_json"),
-    Row("structured_output", json_object, lmi="guided_json_object", openai="guided_json_object"),
-    Row("structured_output", regex, lmi="guided_regex", openai="guided_regex"),
-    Row("structured_output", choice, lmi="guided_choice", openai="guided_choice"),
-    Row("structured_output", grammar, lmi="guided_grammar", openai="guided_grammar"),
+    TableRow("", boolean, lmi="spaces_between_special_tokens", openai="spaces_between_special_tokens"),
+    TableRow("logit_bias", logit_bias, lmi="logit_bias", openai="logit_bias"),
+    TableRow("structured_output", json_schema, lmi="guided_json", openai="guided_json"),
+    TableRow("structured_output", json_object, lmi="guided_json_object", openai="guided_json_object"),
+    TableRow("structured_output", regex, lmi="guided_regex", openai="guided_regex"),
+    TableRow("structured_output", choice, lmi="guided_choice", openai="guided_choice"),
+    TableRow("structured_output", grammar, lmi="guided_grammar", openai="guided_grammar"),
     # TensorRT-LLM
-    Row("min_new_tokens", integer(0), lmi="min_length", openai="min_tokens"),
-    Row("bad_sequences", strings, lmi="bad_sequences", openai="bad_words"),
-    Row("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
+    TableRow("min_new_tokens", integer(0), lmi="min_length", openai="min_tokens"),
+    TableRow("bad_sequences", strings, lmi="bad_sequences", openai="bad_words"),
+    TableRow("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
     # parameters of TGI, which its clients also send to LMI
-    Row("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
-    Row("", unsupported("no engine supports watermarks", False).read, lmi="watermark", tgi="watermark"),
-    Row("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
-    Row("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
+    TableRow("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
+    TableRow("", unsupported("no engine supports watermarks", False).read, lmi="watermark", tgi="watermark"),
+    TableRow("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
+    TableRow("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
     # parameters of vLLM's chats and completions
-    Row("allowed_token_ids", allowed_token_ids, lmi="allowed_token_ids", openai="allowed_token_ids"),
-    Row(
+    TableRow("allowed_token_ids", allowed_token_ids, lmi="allowed_token_ids", openai="allowed_token_ids"),
+    TableRow(
         "cache_salt", cache_salt, lmi="cache_salt", openai="cache_salt", anthropic="cache_salt", responses="cache_salt",
     ),
-    Row("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
+    TableRow("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
 )  # fmt: skip
 """LMI's parameters, with the parameters of other dialects that have the same meaning and range."""
 
@@ -254,7 +254,7 @@ def dialect_parameters(dialect: str) -> dict[str, Parameter]:
     """Return a dialect's parameters, by the dialect's names for them.
 
     Args:
-        dialect: the attribute of `Row` that contains these names.
+        dialect: the attribute of `TableRow` that contains these names.
     """
     return {name: Parameter(row.field, row.read, row.informed) for row in ROWS if (name := getattr(row, dialect))}
 
@@ -388,27 +388,31 @@ def _read(
 ) -> ParsedParameters:
     values: dict[str, Any] = dict(defaults)
     names: dict[str, NamedValue] = {}
-    for key, value in params.items():
-        parameter = table.parameters[key]
-        given_as = NamedValue(f"{table.prefix}{key}", value)
-        try:
-            result = parameter.read(value, context) if parameter.informed else parameter.read(value)
-        except ValueError as error:
-            raise given_as.refused(str(error)) from None
-        for field, item in (result if parameter.field == SEVERAL else {parameter.field: result}).items():
-            if not field or item is None:
-                continue
-            if field in names and values[field] != item:
-                raise InvalidParameter(f"{given_as} contradicts {names[field].name}")
-            values[field], names[field] = item, given_as
+    for field, value, sent in _fields(params, context, table):
+        if field in names and values[field] != value:
+            raise InvalidParameter(f"{sent} contradicts {names[field].name}")
+        values[field], names[field] = value, sent
     others = {field: values.pop(field) for field in [*values] if field not in SAMPLING_DEFAULTS}
     sampling = Sampling(**values)
     if most_new_tokens is not None:
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
     _check_agreement(sampling, names, context)
     _check_support(sampling, values, names, context)
-    by_field = {field: given_as.name for field, given_as in names.items()}
+    by_field = {field: sent.name for field, sent in names.items()}
     return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(others))
+
+
+def _fields(params: Mapping[str, Any], context: ServerContext, table: Table) -> Iterator[tuple[str, Any, NamedValue]]:
+    """Yield the fields that the parameters set, each with its value and the parameter."""
+    for name, value in params.items():
+        parameter, sent = table.parameters[name], NamedValue(f"{table.prefix}{name}", value)
+        try:
+            result = parameter.read(value, context) if parameter.informed else parameter.read(value)
+        except ValueError as error:
+            raise sent.refused(str(error)) from None
+        for field, item in (result if parameter.field == SEVERAL else {parameter.field: result}).items():
+            if field and item is not None:
+                yield field, item, sent
 
 
 def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], context: ServerContext) -> None:
