@@ -532,6 +532,13 @@ _REFUSED = _failure(VLLM_ERRORS, VllmError, BadRequest("the adapter sql is not k
 _MISSING = _failure(VLLM_ERRORS, VllmError, NotFound("The adapter sql was not found"))
 _DOWN = _failure(VLLM_ERRORS, VllmError, Unavailable("the engine is not ready"))
 
+
+def _change_of_adapter(verb: str, done: str, body: Shape) -> Operation:
+    success = f"Success: LoRA adapter 'sql' {done} successfully."
+    answers = {200: (_TEXT, str, success), 400: _REFUSED, 404: _MISSING, 503: _DOWN}
+    return Operation("vLLM", f"{verb} a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true", answers, body=body)
+
+
 _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         "vLLM",
@@ -553,31 +560,17 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
         },
     ),
     ("GET", "/load"): Operation("vLLM", "Count the requests in flight", {200: (_JSON, VllmLoad, {"server_load": 0})}),
-    ("POST", "/v1/load_lora_adapter"): Operation(
-        "vLLM",
-        "Register a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
-        {
-            200: (_TEXT, str, "Success: LoRA adapter 'sql' added successfully."),
-            400: _REFUSED,
-            404: _MISSING,
-            503: _DOWN,
-        },
-        body=record(
+    ("POST", "/v1/load_lora_adapter"): _change_of_adapter(
+        "Register",
+        "added",
+        record(
             {"lora_name": TEXT, "lora_path": TEXT},
             {"load_inplace": FLAG, "is_3d_lora_weight": FLAG},
             example={"lora_name": "sql", "lora_path": "adapters/sql"},
         ),
     ),
-    ("POST", "/v1/unload_lora_adapter"): Operation(
-        "vLLM",
-        "Unregister a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
-        {
-            200: (_TEXT, str, "Success: LoRA adapter 'sql' removed successfully."),
-            400: _REFUSED,
-            404: _MISSING,
-            503: _DOWN,
-        },
-        body=record({"lora_name": TEXT}, {"lora_int_id": COUNT}, example={"lora_name": "sql"}),
+    ("POST", "/v1/unload_lora_adapter"): _change_of_adapter(
+        "Unregister", "removed", record({"lora_name": TEXT}, {"lora_int_id": COUNT}, example={"lora_name": "sql"})
     ),
 }
 

@@ -31,6 +31,7 @@ _MOST_ID = 512  # characters of a custom_id
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": DAY}
 _SECONDS = integer(_LEAST_LIFETIME, LIFETIME)
+_FILE_FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
 # -- calls -------------------------------------------------------------------------------------------------------
@@ -56,12 +57,11 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     if purpose != INPUT:
         raise NamedValue("purpose", purpose).refused(f"must be {INPUT}: files are only stored for batches")
     anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-    lifetime = LIFETIME
-    if anchor is not None or seconds is not None:
-        number = int(seconds) if isinstance(seconds, str) and re.fullmatch(r"[0-9]{1,9}", seconds) else seconds
-        lifetime = _read_lifetime("expires_after", {"anchor": anchor, "seconds": number})
-    known = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
-    ignored = report_unknown([name for name in form if name not in known], form, context)
+    if isinstance(seconds, str) and re.fullmatch(r"[0-9]{1,9}", seconds):
+        seconds = int(seconds)
+    expires = None if anchor is None and seconds is None else {"anchor": anchor, "seconds": seconds}
+    lifetime = _read_lifetime("expires_after", expires)
+    ignored = report_unknown([name for name in form if name not in _FILE_FIELDS], form, context)
     return NewFile(file.name[-_MOST_NAME:], lifetime, ignored)
 
 
@@ -103,22 +103,26 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
     input, endpoint, window = (NamedValue(name, body[name]).read(string) for name in _FIELDS[:3])
     if endpoint not in endpoints:
         raise NamedValue("endpoint", endpoint).refused(f"must be one of {', '.join(endpoints)}")
-    match = _WINDOW.fullmatch(window)
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= LIFETIME:
-        raise NamedValue("completion_window", window).refused(
-            "must be a number of minutes (m), hours (h) or days (d), such as 24h, of at most 30d"
-        )
+    seconds = NamedValue("completion_window", window).read(_seconds)
     if (pairs := body.get("metadata")) is not None:
         NamedValue("metadata", pairs).read(metadata)
-    expires = body.get("output_expires_after")
-    lifetime = LIFETIME if expires is None else _read_lifetime("output_expires_after", expires)
+    lifetime = _read_lifetime("output_expires_after", body.get("output_expires_after"))
     ignored = report_unknown([name for name in body if name not in _FIELDS], body, context)
     return NewBatch(input, endpoint, window, seconds, lifetime, pairs, ignored)
 
 
+def _seconds(window: str) -> int:
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= LIFETIME:
+        raise ValueError("must be a number of minutes (m), hours (h) or days (d), such as 24h, of at most 30d")
+    return seconds
+
+
 def _read_lifetime(name: str, value: Any) -> int:
-    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return its seconds."""
+    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return its seconds, or the default for None."""
+    if value is None:
+        return LIFETIME
     if not isinstance(value, dict) or value.get("anchor") != "created_at":
         raise NamedValue(name, value).refused("must be an object with 'anchor': 'created_at' and 'seconds'")
     return NamedValue(f"{name}.seconds", value.get("seconds")).read(_SECONDS)
