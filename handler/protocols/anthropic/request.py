@@ -609,11 +609,11 @@ class AnthropicMessages(OpenAiDialect):
         return make_keeping(body, context)
 
     def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
-        sampling, form = chat.request.sampling, chat.format.form
+        sampling = chat.request.sampling
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
         settings = MessageSettings(
-            id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping
+            id, chat.head.model, chat.format.form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping
         )
         streams = chat.framing is not JSON
         reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
@@ -621,10 +621,8 @@ class AnthropicMessages(OpenAiDialect):
             alone = Sampling(max_new_tokens=1, logprobs=False, cache_salt=sampling.cache_salt)
             request = request._replace(sampling=alone, read_prompt=None)
             reply = PromptOnly(reply)
-        keep_alive, keeps = PING if streams else b"", keeping is not None
-        return ParsedRequest(
-            (request,), reply, self.errors, chat.ignored, streams=streams, keep_alive=keep_alive, keeps=keeps
-        )
+        parsed = ParsedRequest((request,), reply, self.errors, chat.ignored, streams=streams, keeps=keeping is not None)
+        return parsed._replace(keep_alive=PING) if streams else parsed
 
 
 class AnthropicCountTokens(AnthropicMessages):

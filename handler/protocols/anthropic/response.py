@@ -245,10 +245,10 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
         else:
             arguments = "".join(pieces.pop("partial_json", ()))
             content[-1] |= {field: "".join(texts) for field, texts in pieces.items()}
-            if content[-1]["type"] == "tool_use":
-                whole = is_object(arguments)
-                text_block = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
-                content[-1] = {**content[-1], "input": rewritten(arguments)} if whole else text_block
+            if content[-1]["type"] == "tool_use" and is_object(arguments):
+                content[-1]["input"] = rewritten(arguments)
+            elif content[-1]["type"] == "tool_use":
+                content[-1] = {"type": "text", "text": f"{content[-1]['name']} {arguments}"}
     return content
 
 

@@ -435,8 +435,10 @@ class ReasoningForm:
             return _without_reasoning(request)
         if not family.end:
             return request
-        thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
-        return request._replace(sampling=sampling._replace(thoughts=thoughts))
+        sampling = sampling._replace(
+            thoughts=Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
+        )
+        return request._replace(sampling=sampling)
 
     def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
         """Return the ids of the mark that ends reasoning.

@@ -417,6 +417,9 @@ class ToolsReader:
             hosted = isinstance(kind, str) and kind.startswith(_HOSTED)
             why = "hosted tools only run on OpenAI's servers" if hosted else f"the type must be function or {CUSTOM}"
             raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {why}")
+        self._add(tool, kind, at, namespace)
+
+    def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
         name = tool.get("name")
         if (namespace or kind == CUSTOM) and isinstance(name, str):
             self.origins[full_name(namespace, name)] = Origin(namespace, name, kind == CUSTOM)
@@ -442,13 +445,7 @@ class ToolsReader:
         with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
         if field != "tools" and not with_text:
             return request
-        chosen, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
-        if isinstance(choice, dict):
-            allowed = choice.get("allowed_tools", {"mode": "required", "tools": [choice]})
-            listed = [tool["function"]["name"] for tool in allowed["tools"]]
-            chosen = [function for function in chosen if function["name"] in listed]
-            called = allowed["mode"] == "required"
-        compiled = [function["name"] for function in chosen if called or with_text or function.get("strict")]
+        compiled = self._compiled(choice, with_text=with_text)
         custom = [name for name in compiled if name in self.formats]
         if not custom:
             return request
@@ -458,6 +455,20 @@ class ToolsReader:
             blamed = "tools: a schema or a format" if with_text else "tools"
         blamed += ", or text" if with_text else ""
         return request._replace(names=request.names._replace(structured_output=blamed))
+
+    def _compiled(self, choice: Any, *, with_text: bool) -> list[str]:
+        """Return the names of the tools whose schemas are part of the structured output.
+
+        Args:
+            with_text: whether it also contains a schema for the text.
+        """
+        functions, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
+        if isinstance(choice, dict):
+            allowed = choice.get("allowed_tools", {"mode": "required", "tools": [choice]})
+            names = [tool["function"]["name"] for tool in allowed["tools"]]
+            functions = [function for function in functions if function["name"] in names]
+            called = allowed["mode"] == "required"
+        return [function["name"] for function in functions if called or with_text or function.get("strict")]
 
 
 def _of_custom(format: Any, at: str) -> dict[str, Any]:

@@ -214,8 +214,8 @@ def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str
 
     The delimiters are dropped. A string in JSON's quotes is a part of its own, so that it is not searched for keys.
     """
-    opens = re.compile("|".join([*(re.escape(open) for open, _ in delimiters), _QUOTED]), re.DOTALL)
     closes, at, start = dict(delimiters), 0, 0
+    opens = re.compile("|".join([*map(re.escape, closes), _QUOTED]), re.DOTALL)
     while (match := opens.search(text, at)) is not None:
         at, close = match.end(), closes.get(match[0])
         if close is None:

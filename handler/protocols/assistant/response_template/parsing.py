@@ -371,12 +371,12 @@ class _Region:
             return None
         if not calls or not all(NAME.fullmatch(name) for name, _ in calls):
             return None
-        open = cut and not self._field.is_json  # more arguments might have come
+        cut = cut and not self._field.is_json  # more arguments might have come
         events: list[Event] = []
         for index, (name, arguments) in enumerate(calls):
             start = self._calls.start(name)
             text = arguments if isinstance(arguments, str) else dumps(self._calls.typed(name, arguments))
-            if open and index == len(calls) - 1 and text.endswith("}"):
+            if cut and index == len(calls) - 1 and text.endswith("}"):
                 events += [start, Arguments(start.number, text[:-1]), CallEnd(start.number, Ending.OPEN)]
             else:
                 events += [start, Arguments(start.number, text), CallEnd(start.number)]

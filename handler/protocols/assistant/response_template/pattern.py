@@ -219,9 +219,10 @@ class Pattern:
                 signs.add(sign)
             elif step.kind == _SPLIT:
                 waiting += [(branch, sign) for branch in step.value]
+            elif step.kind == _ASSERT and step.value in "^$" and not sign:
+                waiting.append((at + 1, step.value))
             else:
-                asserts = step.kind == _ASSERT and step.value in "^$"
-                waiting.append((at + 1, step.value if asserts and not sign else sign))
+                waiting.append((at + 1, sign))
         return list(firsts), signs
 
     # -- compiling ---------------------------------------------------------------------------------------------------
@@ -287,8 +288,7 @@ class Pattern:
         if most is None:
             self._add(_Step(_SPLIT, (loop,)))
         for split in splits:
-            branches = (split + 1, len(self.steps))
-            self.steps[split] = _Step(_SPLIT, branches[::-1] if lazy else branches)
+            self.steps[split] = _Step(_SPLIT, (split + 1, len(self.steps))[:: -1 if lazy else 1])
 
 
 class Attempt:

@@ -21,6 +21,7 @@ from handler.protocols.assistant.response_template.pattern import Attempt, Match
 
 REASONING = ("thinking", "reasoning", "reasoning_content")
 CONTENT, CALLS = "content", "tool_calls"
+_NAMES = (*REASONING, CONTENT, CALLS)
 
 _MOST_MARKS = 32
 _LONGEST_MARK = 256
@@ -63,15 +64,14 @@ class Marks:
     def last_end(self, text: str) -> int | None:
         """Return the index after the last mark in a prompt, or None if there is none."""
         if self.pattern is None:
-            ends = [at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0]
-            return max(ends, default=None)
-        tail = text[-_SEARCHED:]
-        firsts, work = re.compile("|".join(self.firsts), re.DOTALL), 0
-        for first in sorted((match.start() for match in firsts.finditer(tail)), reverse=True):
+            return max((at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0), default=None)
+        tail, work = text[-_SEARCHED:], 0
+        firsts = [match.start() for match in re.finditer("|".join(self.firsts), tail, re.DOTALL)]
+        for first in reversed(firsts):
             attempt = Attempt(self.pattern, tail[first - 1] if first else "", LONGEST)
             attempt.feed(tail[first : first + LONGEST], final=True)
-            if (mark_match := attempt.match(tail[first:])) is not None and mark_match.size:
-                return len(text) - len(tail) + first + mark_match.size
+            if (match := attempt.match(tail[first:])) is not None and match.size:
+                return len(text) - len(tail) + first + match.size
             work += attempt.work
             if work > _MOST_SOUGHT:
                 break
@@ -267,19 +267,22 @@ def read_response_template(value: Any) -> ResponseTemplate:
         raise ValueError(f"response_template.version: must be 1 (given: {template['version']!r})")
     _object(template.get("defaults", {}), "response_template.defaults")
     fields = _object(template.get("fields"), "response_template.fields")
-    known = (*REASONING, CONTENT, CALLS)
-    if not fields or (unknown := [name for name in fields if name not in known]):
-        shown = f"{unknown[0][:64]!r} is not one of" if fields else "must have at least one of"
-        raise ValueError(f"response_template.fields: {shown} {', '.join(known)}")
+    if not fields:
+        raise ValueError(f"response_template.fields: must have at least one of {', '.join(_NAMES)}")
+    if unknown := [name for name in fields if name not in _NAMES]:
+        raise ValueError(f"response_template.fields: {unknown[0][:64]!r} is not one of {', '.join(_NAMES)}")
     start = _marks(template, "start_anchor", "response_template.")
     if start is None:
         raise ValueError("response_template: start_anchor or start_anchor_pattern is required")
-    parsed_fields = {name: _field(name, field) for name, field in fields.items()}
-    for count, kind in ((sum(field.open is None for field in parsed_fields.values()), "without 'open'"),
-                        (sum(field.is_reasoning for field in parsed_fields.values()), "of reasoning")):  # fmt: skip
-        if count > 1:
-            raise ValueError(f"response_template.fields: has {count} fields {kind}; at most one is allowed")
-    return ResponseTemplate(parsed_fields, start)
+    parsed = {name: _field(name, field) for name, field in fields.items()}
+    _check_single([field for field in parsed.values() if field.open is None], "without 'open'")
+    _check_single([field for field in parsed.values() if field.is_reasoning], "of reasoning")
+    return ResponseTemplate(parsed, start)
+
+
+def _check_single(fields: Sequence[Field], kind: str) -> None:
+    if len(fields) > 1:
+        raise ValueError(f"response_template.fields: has {len(fields)} fields {kind}; at most one is allowed")
 
 
 _KEYS = (

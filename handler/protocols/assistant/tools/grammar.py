@@ -248,13 +248,13 @@ class ToolSchema:
         """Return the types that a schema names itself."""
         if id(schema) not in self._own:
             kinds, values = schema.get("type"), schema.get("enum")
-            names = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
-            plain = {name.strip().lower() for name in names}
+            kinds = kinds if isinstance(kinds, list) else [kinds]
+            names = {kind.strip().lower() for kind in kinds if isinstance(kind, str)}
             classes = {type(value) for value in (values if isinstance(values, list) else ())}
             if "const" in schema:
                 classes.add(type(schema["const"]))
-            types = {_ALIASES.get(name, name) for name in plain} | {_TYPES.get(each, "object") for each in classes}
-            self._own[id(schema)] = frozenset(types)
+            types = {_TYPES.get(value, "object") for value in classes}
+            self._own[id(schema)] = frozenset({_ALIASES.get(name, name) for name in names} | types)
         return self._own[id(schema)]
 
     def _get(self, schema: Any, key: str) -> Any:

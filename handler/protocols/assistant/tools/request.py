@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -112,19 +112,28 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
     waiting = deque(messages)
     while waiting:
         message = waiting.popleft()
-        calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
+        if len(message.get("tool_calls") or ()) < 2:
             separated.append(message)
             continue
         results: dict[str, list[Message]] = {}
         while waiting and waiting[0]["role"] == "tool":
             result = waiting.popleft()
             results.setdefault(result.get("tool_call_id", ""), []).append(result)
-        for number, call in enumerate(calls):
-            whole = {"role": message["role"], "content": ""} if number else message
-            separated += [{**whole, "tool_calls": [call]}, *results.pop(call.get("id", ""), ())]
-        separated += [result for others in results.values() for result in others]
+        separated += _separated(message, results)
     return separated
+
+
+def _separated(message: Message, results: dict[str, list[Message]]) -> Iterator[Message]:
+    """Yield a message for each call of a message, followed by the call's results, and then the other results.
+
+    Args:
+        results: the results by the call's id.
+    """
+    for number, call in enumerate(message["tool_calls"]):
+        whole = {"role": message["role"], "content": ""} if number else message
+        yield {**whole, "tool_calls": [call]}
+        yield from results.pop(call.get("id", ""), ())
+    yield from itertools.chain(*results.values())
 
 
 def _with_one_text(message: Message) -> Message:
@@ -485,19 +494,23 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bo
     items = []
     for tool in tools:
         parameters = _parameters(tool)
-        for keyword in ("$defs", "definitions"):
-            schemas = parameters.pop(keyword, {})
-            if not isinstance(schemas, dict):
-                raise choice.refused(f"a tool's {keyword} must be an object")
-            for name, schema in schemas.items():
-                if definitions.setdefault(keyword, {}).setdefault(name, schema) != schema:
-                    raise choice.refused(f"two tools define {name[:64]!r} differently")
+        _move_definitions(parameters, definitions, choice)
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}
         items.append(
             {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
         )
     calls = items[0] if len(items) == 1 else {"anyOf": items}
     return {**definitions, "type": "array", "minItems": 1, **({"maxItems": 1} if single else {}), "items": calls}
+
+
+def _move_definitions(parameters: dict[str, Any], definitions: dict[str, dict[str, Any]], choice: NamedValue) -> None:
+    for keyword in ("$defs", "definitions"):
+        schemas = parameters.pop(keyword, {})
+        if not isinstance(schemas, dict):
+            raise choice.refused(f"a tool's {keyword} must be an object")
+        for name, schema in schemas.items():
+            if definitions.setdefault(keyword, {}).setdefault(name, schema) != schema:
+                raise choice.refused(f"two tools define {name[:64]!r} differently")
 
 
 def _rule(purpose: str, make: Callable[[], StructuredOutput]) -> StructuredOutput:

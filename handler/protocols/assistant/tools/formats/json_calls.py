@@ -506,12 +506,7 @@ class Mistral(JsonCalls):
 
 
 _MISTRAL_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
-_MISTRAL_LIST = Notation(
-    ('{"name": "NAME", "arguments": ', "}"),
-    (f"{_CALLS}[", "]"),
-    ", ",
-    mark=_CALLS,
-)
+_MISTRAL_LIST = Notation(_OBJECT, (f"{_CALLS}[", "]"), ", ", mark=_CALLS)
 
 MISTRAL = Format(
     "mistral",
