@@ -292,14 +292,11 @@ def report_unknown(
             continue
         if generates and isinstance(values, Mapping) and path != "chat_template_kwargs":  # its keys are the template's
             _check_heeded(name, key, value)
-            for inner, item in value.items() if key in _CARRIERS and isinstance(value, Mapping) else ():
-                _check_heeded(f"{name}.{inner}", inner, item)
         reported.append(name)
-    names = reported
-    if names and context.config.unknown_parameters == "refuse":
-        some = ", ".join(name[:64] for name in names[:8])
-        raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
-    return names
+    if reported and context.config.unknown_parameters == "refuse":
+        first = ", ".join(name[:64] for name in reported[:8])
+        raise InvalidPayload(f"unknown names: {first} (option.unknown_parameters=refuse)")
+    return reported
 
 
 def _is_neutral(key: str, value: Any) -> bool:
@@ -309,9 +306,14 @@ def _is_neutral(key: str, value: Any) -> bool:
 
 
 def _check_heeded(name: str, key: str, value: Any) -> None:
-    """Raise InvalidParameter for a name that must not be ignored. Falsy values ask for nothing."""
-    if key in _NEVER_IGNORED and value and not _is_neutral(key, value):
-        raise InvalidParameter(f"{name[:64]}: is not supported: {_NEVER_IGNORED[key]}")
+    """Raise InvalidParameter for a name that must not be ignored, or that an object of parameters contains.
+
+    Falsy values ask for nothing.
+    """
+    inner = value if key in _CARRIERS and isinstance(value, Mapping) else {}
+    for path, own, item in ((name, key, value), *((f"{name}.{own}", own, item) for own, item in inner.items())):
+        if own in _NEVER_IGNORED and item and not _is_neutral(own, item):
+            raise InvalidParameter(f"{path[:64]}: is not supported: {_NEVER_IGNORED[own]}")
 
 
 # -- conversion of values whose JSON type is not their field's, such as `8.0` or `"8"` for 8, and `1` for true ---------

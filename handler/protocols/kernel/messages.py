@@ -335,24 +335,26 @@ def read_messages(value: Any, context: ServerContext) -> Conversation:
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
     _check_arguments(value)
-    messages, media, unknown = [], list[MediaSource](), dict[str, None]()
+    media, unknown = list[MediaSource](), dict[str, None]()
     parts = PartReader(context, "messages[].content[]", unknown)
-    for index, message in enumerate(value):
-        at = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
-        message = {name: item for name, item in message.items() if item is not None}
-        read_message = _message(message, at, parts, media)
-        messages.append(read_message)
-        read = ("role", "content", *_READ.get(read_message["role"], ()))
-        unknown |= {f"messages[].{name}": None for name in message if name not in read}
+    messages = [_read_message(message, f"messages[{index}]", parts, media) for index, message in enumerate(value)]
     if media:
         check_number(media, context)
     return Conversation(tuple(messages), media, list(unknown))
 
 
+def _read_message(value: Any, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
+    """Read a message, append its media to `media`, and add its unknown fields to those of `parts`."""
+    if not isinstance(value, dict):
+        raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
+    sent = {name: item for name, item in value.items() if item is not None}
+    message = _message(sent, at, parts, media)
+    known = ("role", "content", *_READ.get(message["role"], ()))
+    parts.unknown.update({f"messages[].{name}": None for name in sent if name not in known})
+    return message
+
+
 def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
-    """Read a message, and append its media to `media`."""
     role, content = check_role(message.get("role"), at, ROLES, parts.context), message.get("content")
     if role == "assistant":
         if "audio" in message:

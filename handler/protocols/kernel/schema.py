@@ -116,13 +116,17 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
             waiting += [argument for argument in get_args(kind) if not isinstance(argument, str | tuple)]
         elif kind.__name__ not in components:
             fields = get_type_hints(kind, include_extras=True)
-            shapes = {name: schema_of_type(field) for name, field in fields.items()}
-            optional = {name for name, field in fields.items() if OPTIONAL in getattr(field, "__metadata__", ())}
-            optional |= kind.__optional_keys__
-            required = {name: shape for name, shape in shapes.items() if name not in optional}
-            components[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name in optional})
+            components[kind.__name__] = _component(kind, fields)
             waiting += fields.values()
     return components
+
+
+def _component(kind: Any, fields: Mapping[str, Any]) -> Shape:
+    required, optional = dict[str, Shape](), dict[str, Shape]()
+    for name, field in fields.items():
+        is_optional = name in kind.__optional_keys__ or OPTIONAL in getattr(field, "__metadata__", ())
+        (optional if is_optional else required)[name] = schema_of_type(field)
+    return record(required, optional)
 
 
 # -- JSON schemas of readers -------------------------------------------------------------------------------------------

@@ -85,22 +85,22 @@ def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Ro
         context: the prompt's logits with one row for each token, or None if the request does not select them.
     """
     tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
-    longest, names = max(map(len, tokens), default=0), tensors.names
+    longest = max(map(len, tokens), default=0)
     values: TensorValues = {}
-    if "output_ids" in names:
+    if "output_ids" in tensors.names:
         values["output_ids"] = [_padded([token.id for token in own], longest, tensors.pad) for own in tokens]
-    if "sequence_length" in names:
+    if "sequence_length" in tensors.names:
         values["sequence_length"] = [len(own) for own in tokens]
-    if "output_log_probs" in names:
+    if "output_log_probs" in tensors.names:
         values["output_log_probs"] = [[_padded([token.logprob for token in own], longest, 0.0) for own in tokens]]
-    if "cum_log_probs" in names:
+    if "cum_log_probs" in tensors.names:
         values["cum_log_probs"] = [[sum(token.logprob or 0.0 for token in own) for own in tokens]]
-    if "context_logits" in names:
+    if "context_logits" in tensors.names:
         values["context_logits"] = [_lists(context or ())]
-    if "generation_logits" in names:
+    if "generation_logits" in tensors.names:
         rows = [_lists(sequence.rows[: len(own)]) for sequence, own in zip(sequences, tokens, strict=True)]
-        size = max((len(row) for row in itertools.chain(*rows)), default=0)
-        values["generation_logits"] = [[_padded(own, longest, [0.0] * size) for own in rows]]
+        pad = [0.0] * max(map(len, itertools.chain(*rows)), default=0)
+        values["generation_logits"] = [[_padded(own, longest, pad) for own in rows]]
     return values
 
 

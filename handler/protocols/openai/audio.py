@@ -336,28 +336,32 @@ class Transcriptions(OpenAiDialect):
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        _, adapter = self.read_model(body, context)
+        adapter = self.read_model(body, context)[1]
         others = read_all(body, context, defaults={}, table=self.table).others
         ignored = self.ignored(body, context)
         source = _read_file(body.get("file"), context)
-        form, timed = _form(others)
-        arguments = {"task": self.task, "language": others.get("language", ""), "prompt": others.get("words", "")}
-        windows = -(-context.config.max_audio_seconds // _SECONDS)
+        form = _form(others)
+        arguments: dict[str, Any] = {
+            "task": self.task,
+            "language": others.get("language", ""),
+            "prompt": others.get("words", ""),
+        }
+        if form in _TIMED:
+            arguments["timestamps"] = True
         temperature = others.get("warmth", 0.0)
-        sampling = Sampling(
-            max_new_tokens=windows * _TOKENS,
-            do_sample=temperature > 0,
-            temperature=temperature or 1.0,
-            logprobs=form == "verbose_json",
-            skip_special_tokens=not timed,  # timestamps are special tokens
-        )
         request = Request(
             "",
-            sampling,
+            Sampling(
+                max_new_tokens=_TOKENS * math.ceil(context.config.max_audio_seconds / _SECONDS),
+                do_sample=temperature > 0,
+                temperature=temperature or 1.0,
+                logprobs=form == "verbose_json",
+                skip_special_tokens=form not in _TIMED,  # timestamps are special tokens
+            ),
             messages=({"role": "user", "content": [media_part(source)]},),
             media=(source,),
             transcribes=True,
-            template=TemplateOptions(arguments=(*arguments.items(), *([("timestamps", True)] if timed else []))),
+            template=TemplateOptions(arguments=tuple(arguments.items())),
             fill_context=True,
             adapter=adapter,
             names=FieldNames(prompt="file"),
@@ -379,14 +383,14 @@ class Translations(Transcriptions):
     )
 
 
-def _form(others: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the response_format, and whether it has timestamps."""
-    form = others.get("format", "json")
+def _form(others: Mapping[str, Any]) -> str:
+    """Return the response_format."""
+    form: str = others.get("format", "json")
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
     if others.get("stream") and form in _TIMED:
         raise InvalidParameter(f"response_format={form}: a stream has no timestamps; use json, or leave out stream")
-    return form, form in _TIMED
+    return form
 
 
 def _read_file(value: Any, context: ServerContext) -> MediaSource:

@@ -174,19 +174,20 @@ class Rerank(PooledDialect):
 
     def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
         query, documents = texts
-        sent, others = [document["text"] for document in documents], options.others
+        texts, others = [document["text"] for document in documents], options.others
         embeds = context.task is Task.EMBEDDING
         if embeds:
             requests = [
                 *embedding_requests([query], "query", Pooling("embed"), context, **options.fields),
-                *embedding_requests(sent, "documents", Pooling("embed"), context, **options.fields),
+                *embedding_requests(texts, "documents", Pooling("embed"), context, **options.fields),
             ]
         else:
             pooling = Pooling("score", normalize=others.get("normalize", True))
-            requests = score_requests(query, sent, "documents", pooling, **options.fields)
+            requests = score_requests(query, texts, "documents", pooling, **options.fields)
         shown = _encode(documents) if others.get("return_documents", self._return_documents) else None
-        ranking = _Ranking(options.model, embeds, others.get("top_n") or len(documents), shown)
-        return requests, VectorReply(len(requests), ranking.render)
+        return requests, VectorReply(
+            len(requests), _Ranking(options.model, embeds, others.get("top_n") or len(documents), shown).render
+        )
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:

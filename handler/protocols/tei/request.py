@@ -205,12 +205,12 @@ class TeiSimilarity(Tei):
         params = parameters or {}
         ignored = report_unknown(unknown_parameters(params, self.table), body, context)
         others, truncation = self.parameters(params, context)
-        texts = [
+        texts: Sequence[Text] = [
             read_string(inputs.get("source_sentence"), "inputs.source_sentence"),
             *read_strings(inputs.get("sentences"), "inputs.sentences"),
         ]
-        prompted = _prompted(texts, others, context)
-        requests = embedding_requests(prompted, "inputs", Pooling("embed"), context, truncation=truncation)
+        texts = _prompted(texts, others, context)
+        requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
         return self.parsed(requests, _similarities)._replace(ignored=ignored)
 
 
@@ -335,28 +335,23 @@ class TeiPredict(Tei):
         pooling = Pooling("classify", normalize=not others.get("raw_scores"))
         request = Request("", pooling=pooling, truncation=truncation, names=FieldNames(prompt="inputs"))
         inputs = body.get("inputs")
-        several = isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], list)
-        pairs = _read_pairs(inputs) if several else [_pair(inputs, "inputs")]
-
-        def render(vectors: Vectors, num_tokens: int) -> list[TeiPrediction] | list[list[TeiPrediction]]:
-            predictions = [_predictions(vector, context.labels) for vector in vectors]
-            return predictions if several else predictions[0]
-
-        return self.parsed([request._replace(prompt=pair[0], pair=pair[1]) for pair in pairs], render)
-
-
-def _read_pairs(value: Any) -> list[tuple[str, str | None]]:
-    items = read_list(value, "inputs", _INPUTS)
-    return [_pair(item, f"inputs[{index}]") for index, item in enumerate(items)]
+        if not isinstance(inputs, list) or not inputs or not isinstance(inputs[0], list):
+            requests = [_with_texts(request, inputs, "inputs")]
+            return self.parsed(requests, lambda vectors, _: _predictions(vectors[0], context.labels))
+        requests = [
+            _with_texts(request, item, f"inputs[{index}]")
+            for index, item in enumerate(read_list(inputs, "inputs", _INPUTS))
+        ]
+        return self.parsed(requests, lambda vectors, _: [_predictions(scores, context.labels) for scores in vectors])
 
 
-def _pair(item: Any, name: str) -> tuple[str, str | None]:
-    """Read a text, or a list of one or two texts. Return the first text, and the second or None."""
+def _with_texts(request: Request, item: Any, name: str) -> Request:
+    """Return the request for a text, or for a list of one or two texts."""
     if isinstance(item, list) and 1 <= len(item) <= 2:
         first, *second = (read_string(text, name) for text in item)
-        return first, second[0] if second else None
+        return request._replace(prompt=first, pair=second[0] if second else None)
     if isinstance(item, str) and item:
-        return item, None
+        return request._replace(prompt=item)
     raise InvalidPayload(f"'{name}' {_INPUTS}")
 
 
