@@ -99,7 +99,7 @@ def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Ro
         values["context_logits"] = [_lists(context or ())]
     if "generation_logits" in tensors.names:
         rows = [_lists(sequence.rows[: len(own)]) for sequence, own in zip(sequences, tokens, strict=True)]
-        pad = [0.0] * max(map(len, itertools.chain(*rows)), default=0)
+        pad: list[float | None] = [0.0] * max(map(len, itertools.chain(*rows)), default=0)
         values["generation_logits"] = [[_padded(own, longest, pad) for own in rows]]
     return values
 

@@ -420,7 +420,7 @@ class ToolsReader:
         self._add(tool, kind, at, namespace)
 
     def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
-        name = tool.get("name")
+        name: Any = tool.get("name")
         if (namespace or kind == CUSTOM) and isinstance(name, str):
             self.origins[full_name(namespace, name)] = Origin(namespace, name, kind == CUSTOM)
             name = full_name(namespace, name)
