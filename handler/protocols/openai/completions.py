@@ -361,14 +361,18 @@ class PooledDialect(OpenAiDialect):
 
     Attributes:
         truncation: the truncation of texts if the body has none, or None to refuse texts that are too long.
+        parameters_first: whether the errors of parameters come before those of texts.
     """
 
     truncation: Truncation | None = None
+    parameters_first = False
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
-        texts = self.read_texts(body)
+        texts = None if self.parameters_first else self.read_texts(body)
         parameters = read_all(body, context, defaults={}, table=self.table)
+        if texts is None:
+            texts = self.read_texts(body)
         ignored = self.ignored(body, context)
         fields = vllm_fields(parameters, adapter, self.truncation)
         requests, reply = self.pool(texts, PoolingOptions(model, parameters.others, fields), context)

@@ -63,6 +63,7 @@ class VllmClassify(InputDialect):
 
     name = "vllm_classify"
     errors = ERRORS
+    parameters_first = True
     table = Table(_OF_TEXTS)
     description = Description(
         title="vLLM classification",
@@ -98,6 +99,7 @@ class VllmPoolingDialect(InputDialect):
 
     name = "vllm_pooling"
     errors = ERRORS
+    parameters_first = True
     table = Table(
         {
             **_OF_TEXTS,
