@@ -36,8 +36,8 @@ _NOT_WITH_AWS = {
 }
 
 
-def add_rehearsal(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("rehearsal")
+def add_emulation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("emulation of AWS")
     group.add_argument(
         "--aws",
         action="store_true",
@@ -54,11 +54,11 @@ def add_rehearsal(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
-    """Return the plan for a rehearsal, in which one container serves all endpoints of an emulated AWS.
+def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
+    """Return the plan for emulating AWS, in which one container serves all endpoints of an emulated AWS.
 
     Raises:
-        DeployError: a package is missing, or an argument does not apply to a rehearsal.
+        DeployError: a package is missing, or an argument does not apply to the emulation of AWS.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise DeployError(f"--aws needs {', '.join(missing)}: {install('lmi-handler[rehearse]')}")
@@ -77,7 +77,7 @@ def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
     return replace(plan, endpoint=replace(plan.endpoint, name="*", region=None))
 
 
-def run_rehearsal(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]) -> int:
+def run_emulation(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     from deploy.emulator.account import ContainerLog, account, variables
 
@@ -148,7 +148,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
-    add_rehearsal(parser)
+    add_emulation(parser)
     parser.set_defaults(run=_run)
 
 
@@ -193,13 +193,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     if arguments.aws:
-        plan = rehearsed(arguments, plan)
+        plan = emulated(arguments, plan)
     elif arguments.images:
         raise DeployError("--image applies only with --aws, which emulates ECR")
     logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
     report = partial(print, file=sys.stderr, flush=True)
     if arguments.aws:
-        return run_rehearsal(arguments, plan, report)
+        return run_emulation(arguments, plan, report)
     first = next(iter(plan.endpoint.components), None)
     component = "" if first is None else f' InferenceComponentName="{first}",'
 
@@ -220,15 +220,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     Raises:
         DeployError: the arguments contradict each other.
     """
-    settings = {
-        "a model": arguments.model,
-        "--engine": arguments.engine,
-        "-o": arguments.options,
-        "--container-port": arguments.container_port,
-    }
-    if arguments.container and any(settings.values()):
-        names = ", ".join(name for name, value in settings.items() if value)
-        raise DeployError(f"--container cannot be combined with {names}, as the container is already running")
+    if arguments.container:
+        _refuse_settings_of_container(arguments)
     if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
         return _plan_of_specification(arguments)
     adapters = _adapters(arguments.adapters, (BASE,))
@@ -238,6 +231,17 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
     commands = {} if arguments.container else {"": command(arguments.model, port, options, arguments.engine)}
     return _planned(arguments, url, _NAME, components, commands, adapters)
+
+
+def _refuse_settings_of_container(arguments: argparse.Namespace) -> None:
+    settings = {
+        "a model": arguments.model,
+        "--engine": arguments.engine,
+        "-o": arguments.options,
+        "--container-port": arguments.container_port,
+    }
+    if names := ", ".join(name for name, value in settings.items() if value):
+        raise DeployError(f"--container cannot be combined with {names}, as the container is already running")
 
 
 def _plan_of_specification(arguments: argparse.Namespace) -> Plan:

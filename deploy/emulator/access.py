@@ -131,12 +131,10 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
-    scheme, _, token = authorization.partition(" ")
-    if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
+    if not authorization.startswith(f"Bearer {TOKEN_PREFIX}"):
         raise _access_denied(f"this route requires the header Authorization: Bearer {TOKEN_PREFIX}...")
     try:
-        url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
-        query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
+        query = _query_of_token(authorization.removeprefix(f"Bearer {TOKEN_PREFIX}"))
         signed_at, seconds = _period(query)
         until = signed_at + timedelta(seconds=seconds)
         scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
@@ -150,6 +148,11 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         text = f"The bearer token has expired: it was valid for {seconds} s from {signed_at.isoformat()}."
         raise ApiError(403, "ExpiredTokenException", text)
     return _region(scope, region, "AccessDeniedException")
+
+
+def _query_of_token(encoded: str) -> dict[str, str]:
+    url = base64.b64decode(encoded, validate=True).decode()
+    return {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
 
 
 def _region(credential: str, expected: str | None, code: str) -> str:

@@ -1,4 +1,4 @@
-"""A rehearsal's AWS account. At the start, it contains only quotas, and the images that a user would have pushed."""
+"""The emulated AWS account. At the start, it contains only quotas, and the images that a user would have pushed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from moto.core.exceptions import ServiceException
 from moto.servicequotas.responses import ServiceQuotasResponse
 
 from deploy.emulator import authorization
-from deploy.emulator.authorization import Need, Where, needs_of_action, needs_of_s3
+from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_action
 from deploy.emulator.cloud import OWN, Call, Cloud
-from deploy.emulator.rehearsal import Emulators
+from deploy.emulator.patch import Replacements, json_result, methods
+from deploy.emulator.runtimes import Runtimes
 from deploy.emulator.sagemaker import ACCOUNT, Fate, Thing
 from deploy.emulator.serving import Front, Log, Plan, cannot_listen
 from deploy.operations.logs import component_group, endpoint_group
@@ -106,18 +107,13 @@ class Quotas:
         names = [f"{type} for {use} usage" for use, shape in shapes.items() for type in instance_types(shape)]
         self._quotas = {_code(name): _quota(name) for name in names}
 
-    def install(self) -> None:
-        """Permanently replace moto's Service Quotas operations with this class's methods."""
-        for name in ("list_service_quotas", "get_service_quota", "request_service_quota_increase"):
-            setattr(ServiceQuotasResponse, name, _method(getattr(self, name)))
-
-    def list_service_quotas(self, p: Mapping[str, Any]) -> dict[str, Any]:
+    def list_service_quotas(self, p: Mapping[str, Any], region: str) -> dict[str, Any]:
         return {"Quotas": list(self._quotas.values()) if p["ServiceCode"] == "sagemaker" else []}
 
-    def get_service_quota(self, p: Mapping[str, Any]) -> dict[str, Any]:
+    def get_service_quota(self, p: Mapping[str, Any], region: str) -> dict[str, Any]:
         return {"Quota": self._named(p)}
 
-    def request_service_quota_increase(self, p: Mapping[str, Any]) -> dict[str, Any]:
+    def request_service_quota_increase(self, p: Mapping[str, Any], region: str) -> dict[str, Any]:
         """Grant the requested quota at once."""
         quota = self._named(p)
         quota["Value"] = float(p["DesiredValue"])
@@ -152,10 +148,6 @@ def _code(name: str) -> str:
     return f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}"
 
 
-def _method(call: Any) -> Any:
-    return lambda self: json.dumps(call(json.loads(self.body)))
-
-
 # -- starts of endpoints and components, which need an image, model data, and a role that may read both ----------------
 
 
@@ -169,7 +161,10 @@ _ENDS = {
 """Failures of a container's start, each with its log line. SageMaker reports the same FailureReason for all of them."""
 _NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"
 FAILURES = (*_ENDS, _NO_CAPACITY, _NO_QUOTA)
-_OWN_IMAGE = re.compile(rf"{ACCOUNT}\.dkr\.ecr\.([a-z0-9-]+)\.[a-z.]+/([^:@]+)(?::([^@]+))?(?:@(.+))?")
+_OWN_IMAGE = re.compile(
+    rf"{ACCOUNT}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z.]+/"
+    r"(?P<repository>[^:@]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>.+))?"
+)
 _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability")
 
 
@@ -194,27 +189,28 @@ class Starts:
     def _models(self, thing: Thing, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the name of the variant and the CreateModel request of each model to serve."""
         things = self._cloud.sagemaker.things
-        if thing.kind == "inference-component":
-            every = [parameters.get("Specification", {}), *parameters.get("Specifications", ())]
-        else:
-            config = things.get(("endpoint-config", parameters.get("EndpointConfigName", "")))
-            request = config.request if config else {}
-            fields = ("ProductionVariants", "ShadowProductionVariants")
-            every = [variant for field in fields for variant in request.get(field, ())]
-        for part in every:
+        for part in self._parts(thing, parameters):
             variant = part.get("VariantName") or thing.request.get("VariantName", "")
             names = [part.get("ModelName"), *(pool.get("ModelNameOverride") for pool in part.get("InstancePools", ()))]
             yield from ((variant, things["model", name].request) for name in names if ("model", name) in things)
 
+    def _parts(self, thing: Thing, parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the component's specifications or the endpoint's variants, each of which may name a model."""
+        if thing.kind == "inference-component":
+            return [parameters.get("Specification", {}), *parameters.get("Specifications", ())]
+        config = self._cloud.sagemaker.things.get(("endpoint-config", parameters.get("EndpointConfigName", "")))
+        fields = ("ProductionVariants", "ShadowProductionVariants")
+        return [variant for field in fields for variant in config.request.get(field, ())] if config else []
+
     def _fault(self, thing: Thing, model: Mapping[str, Any], variant: str, where: Where) -> str | None:
         container, role = model.get("PrimaryContainer", {}), model["ExecutionRoleArn"]
         environment = container.get("Environment", {})
-        if _rehearsed(model) == _NO_CAPACITY:
+        if _failure_of(model) == _NO_CAPACITY:
             return (
                 "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error. "
                 "Please retry using a different ML instance type."
             )
-        if _rehearsed(model) == _NO_QUOTA and thing.kind == "inference-component":
+        if _failure_of(model) == _NO_QUOTA and thing.kind == "inference-component":
             return f"{REHEARSAL}={_NO_QUOTA}: quotas limit the instances of endpoints, not inference components."
         image = container.get("Image", "")
         return (
@@ -245,13 +241,13 @@ class Starts:
         own = _OWN_IMAGE.fullmatch(image)
         if own is None:  # an image of another account, for example AWS's
             return None
-        region, repository, tag, digest = own.groups()
-        image_id = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
+        image_id = {"imageDigest": own["digest"]} if own["digest"] else {"imageTag": own["tag"] or "latest"}
+        repository = {"repositoryName": own["repository"]}
         try:
-            self._cloud.client("ecr", region).describe_images(repositoryName=repository, imageIds=[image_id])
+            self._cloud.client("ecr", own["region"]).describe_images(**repository, imageIds=[image_id])
         except ClientError:
             return f"The requested image '{image}' could not be found."
-        pulls = (need for action in _PULLS for need in needs_of_action(action, {"repositoryName": repository}, where))
+        pulls = (need for action in _PULLS for need in needs_of_action(action, repository, where))
         if self._cloud.missing(role, [Need("ecr:GetAuthorizationToken", "*"), *pulls]) is not None:
             return f"The role '{role}' does not have BatchGetImage permission for the image: '{image}'."
         return None
@@ -260,36 +256,37 @@ class Starts:
         source = container.get("ModelDataSource", {}).get("S3DataSource", {})
         if archive := container.get("ModelDataUrl"):
             source = {"S3Uri": archive, "S3DataType": "S3Object", "CompressionType": "Gzip"}
-        uri = source.get("S3Uri")
-        if uri is None:
+        if (uri := source.get("S3Uri")) is None:
             return None
+        first = self._first_object(uri, where)
+        if first is None or (source["S3DataType"] == "S3Object" and first != uri):
+            return f"Could not find model data at {uri}."
+        store = RoleStore(self._cloud, role, where)
+        if (missing := self._cloud.missing(role, [store.listing(uri), *store.reading(first)])) is not None:
+            return f"Could not access model data at {uri}: the role {role} is not authorized to perform: {missing}."
+        if source["CompressionType"] == "Gzip" and (fault := self._fault_of_archive(uri, where)):
+            return (
+                f'Failed to extract model data archive from URL "{uri}". Please ensure that the object located at the '
+                f"URL is a valid tar.gz archive. (The emulator: {fault}.)"
+            )
+        return None
+
+    def _first_object(self, uri: str, where: Where) -> str | None:
+        """Return the URI of the first object with the prefix `uri`, or None if there is no such object or bucket."""
         bucket, prefix = bucket_and_key(uri)
         try:
             listing = self._cloud.client("s3", where.region).list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
         except ClientError:
-            listing = {}
-        keys = [item["Key"] for item in listing.get("Contents", ())]
-        if not keys or (source["S3DataType"] == "S3Object" and keys[0] != prefix):
-            return f"Could not find model data at {uri}."
-        encrypted = self._cloud.keys.get(bucket)
-        lists = needs_of_s3("GET", bucket, "", {"list-type": "2", "prefix": prefix}, b"", where, encrypted)
-        reads = needs_of_s3("GET", bucket, keys[0], {}, b"", where, encrypted)
-        if (missing := self._cloud.missing(role, [*lists, *reads])) is not None:
-            return f"Could not access model data at {uri}: the role {role} is not authorized to perform: {missing}."
-        if source["CompressionType"] == "Gzip" and (fault := self._fault_of_archive(bucket, prefix, where)):
-            return (
-                f'Failed to extract model data archive from URL "{uri}". Please ensure that the object located at the '
-                f"URL is a valid tar.gz archive. (The rehearsal: {fault}.)"
-            )
-        return None
+            return None
+        return next((f"s3://{bucket}/{item['Key']}" for item in listing.get("Contents", ())), None)
 
-    def _fault_of_archive(self, bucket: str, key: str, where: Where) -> str:
-        got = self._cloud.client("s3", where.region).get_object(Bucket=bucket, Key=key)
-        with got["Body"] as body:
+    def _fault_of_archive(self, uri: str, where: Where) -> str:
+        bucket, key = bucket_and_key(uri)
+        with self._cloud.client("s3", where.region).get_object(Bucket=bucket, Key=key)["Body"] as body:
             return read_archive(body).fault
 
 
-def _rehearsed(model: Mapping[str, Any]) -> str | None:
+def _failure_of(model: Mapping[str, Any]) -> str | None:
     """Return the failure that a model's environment variable LMI_REHEARSAL requests, or None."""
     value: str | None = model.get("PrimaryContainer", {}).get("Environment", {}).get(REHEARSAL)
     return value
@@ -298,7 +295,7 @@ def _rehearsed(model: Mapping[str, Any]) -> str | None:
 OWNER = "owner"
 """The access key of the account's owner, who has all permissions."""
 _OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # the ARN that moto's STS returns for unknown access keys
-_UNPLAYED = {
+_NOT_EMULATED = {
     "CreateTrainingJob": "training jobs do not run here",
     "CreateProcessingJob": "processing jobs do not run here",
     "CreateInferenceRecommendationsJob": "inference recommendations are not available here",
@@ -316,11 +313,11 @@ _MANIFEST = {
 
 
 class Account(Cloud):
-    """Emulated AWS in which IAM policies are enforced, and the rehearsal's container serves all endpoints.
+    """Emulated AWS in which IAM policies are enforced, and one container serves all endpoints.
 
     Args:
         port: port on loopback, or 0 for any free port.
-        emulators: the emulators of SageMaker Runtime, by endpoint.
+        runtimes: the emulators of SageMaker Runtime, by endpoint.
         log: the container's log.
         report: callback for a line of text about each denied permission.
 
@@ -328,19 +325,23 @@ class Account(Cloud):
         OSError: the port is in use.
     """
 
-    def __init__(self, port: int, emulators: Emulators, log: ContainerLog, report: Callable[[str], None]) -> None:
-        self._emulators, self._log, self._report = emulators, log, report
+    def __init__(self, port: int, runtimes: Runtimes, log: ContainerLog, report: Callable[[str], None]) -> None:
+        self._runtimes, self._log, self._report, self._quotas = runtimes, log, report, Quotas()
         super().__init__(port)
         self.trusted.add(OWNER)
         self.sagemaker.polls = 0  # no delays, because `lmi deploy up` polls only every 15 s
         self.sagemaker.may_take = authorization.trusts_sagemaker
         self.sagemaker.fate_of = Starts(self, log.add_failed)
-        authorization.install(_OWNER_ARN)
-        quotas = Quotas()
-        quotas.install()
-        self.sagemaker.quota_of = lambda type, model: 0 if _rehearsed(model) == _NO_QUOTA else quotas.of(type)
-        # Secrets' ARNs end in the suffix that the documents show, instead of a random one.
-        moto.secretsmanager.utils.generate_str_id = lambda *args, **more: "AbCdEf"
+        self.sagemaker.quota_of = lambda type, model: 0 if _failure_of(model) == _NO_QUOTA else self._quotas.of(type)
+
+    def replacements(self) -> Replacements:
+        return [
+            *super().replacements(),
+            *authorization.replacements(_OWNER_ARN),
+            (ServiceQuotasResponse, methods(self._quotas, json_result, "of")),
+            # Secrets' ARNs end in the suffix that the documents show, instead of a random one.
+            (moto.secretsmanager.utils, {"generate_str_id": lambda *args, **more: "AbCdEf"}),
+        ]
 
     def push(self, image: str, region: str) -> None:
         """Register an image in ECR, in place of `docker push`."""
@@ -364,17 +365,17 @@ class Account(Cloud):
             self._log.on_call(self, call)
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
-        if call.service == "sagemaker" and (why := _UNPLAYED.get(call.operation)):
-            return "ValidationException", f"{call.operation} is not rehearsed: {why}."
-        if call.operation == "CreateModel" and (failure := _rehearsed(call.parameters)) and failure not in FAILURES:
+        if call.service == "sagemaker" and (why := _NOT_EMULATED.get(call.operation)):
+            return "ValidationException", f"{call.operation} is not emulated: {why}."
+        if call.operation == "CreateModel" and (failure := _failure_of(call.parameters)) and failure not in FAILURES:
             return "ValidationException", f"{REHEARSAL}={failure}: must be one of {', '.join(FAILURES)}."
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        return self._emulators.invoked(self, call, environ, start_response)
+        return self._runtimes.invoked(self, call, environ, start_response)
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
-        return self._emulators.transform(payload, content_type)
+        return self._runtimes.transform(payload, content_type)
 
 
 def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
@@ -388,11 +389,9 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
 
     @contextlib.asynccontextmanager
     async def front(plan: Plan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
-        state = plan.endpoint
-        loop = asyncio.get_running_loop()
-        emulators = Emulators(state.container, loop, lambda: state.healthy, state.limits, state.part_bytes)
+        runtimes = Runtimes(plan.endpoint, asyncio.get_running_loop())
         try:
-            cloud = Account(plan.port, emulators, log, report)
+            cloud = Account(plan.port, runtimes, log, report)
         except OSError as error:
             raise cannot_listen("127.0.0.1", plan.port, error) from None
         try:
@@ -400,14 +399,14 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
                 await asyncio.to_thread(cloud.push, image, region)
             yield cloud.url
         finally:
-            await emulators.close()
+            await runtimes.close()
             await asyncio.to_thread(cloud.stop)
 
     return front
 
 
 def variables(url: str, region: str) -> dict[str, str]:
-    """Return the environment variables that make AWS clients use the rehearsal at `url`."""
+    """Return the environment variables that make AWS clients use the emulator at `url`."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": OWNER,

@@ -14,15 +14,16 @@ import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import botocore.session
 import orjson
-from moto.core.responses import ActionResult
 from moto.iam.models import Role, User, iam_backends
 from moto.iam.responses import IamResponse
 
+from deploy.emulator.patch import Replacements, result
 from deploy.emulator.sagemaker import ACCOUNT
 from deploy.s3.prefix import bucket_and_key
 
@@ -206,28 +207,41 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
     Raises:
         Unexplained: the action or a condition key is not in the reference, or a required resource is not in `values`.
     """
-    prefix, _, name = action.partition(":")
     if action in _UNLISTED:
         yield Need(action, "*", context)
         return
-    privilege = reference()[prefix]["privileges"].get(name)
-    if privilege is None:
-        raise Unexplained(f"{action} is not in the service authorization reference")
-    arns_of = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
-    for kind, rules in privilege["resource_types"].items():
-        _explain(not rules["required"] or kind in arns_of, f"{action}: the request names no {kind}: {dict(values)}")
-    has_resource = bool(arns_of) or set(privilege["resource_types"]) == {""}
-    _explain(has_resource, f"{action}: the request names no resource: {dict(values)}")
-    keys = {key for rules in privilege["resource_types"].values() for key in rules["condition_keys"]}
-    unknown = {key for key in context if not any(_is_key(key, known) for known in keys)}
-    _explain(not unknown, f"{action} has no condition key {unknown}")
-    for arn in [arn for arns in arns_of.values() for arn in arns] or ["*"]:
+    arns = _resources(action, values, where)
+    keys = {key for rules in _resource_types(action).values() for key in rules["condition_keys"]}
+    if unknown := {key for key in context if not any(_is_key(key, known) for known in keys)}:
+        raise Unexplained(f"{action} has no condition key {unknown}")
+    for arn in arns or ["*"]:
         yield Need(action, arn, context)
 
 
-def _explain(known: bool, problem: str) -> None:
-    if not known:
-        raise Unexplained(problem)
+def _resource_types(action: str) -> Mapping[str, Any]:
+    """Return the reference's rules for an action, by type of resource. The type is "" for no specific resource."""
+    prefix, _, name = action.partition(":")
+    privilege = reference()[prefix]["privileges"].get(name)
+    if privilege is None:
+        raise Unexplained(f"{action} is not in the service authorization reference")
+    types: Mapping[str, Any] = privilege["resource_types"]
+    return types
+
+
+def _resources(action: str, values: Mapping[str, Any], where: Where) -> list[str]:
+    """Return the ARNs of all resources that the request names.
+
+    Raises:
+        Unexplained: the request does not name a required resource, or names no resource at all.
+    """
+    types, prefix = _resource_types(action), action.partition(":")[0]
+    arns_of = {kind: _arns(prefix, kind, values, where) for kind in types}
+    for kind, rules in types.items():
+        if rules["required"] and not arns_of[kind]:
+            raise Unexplained(f"{action}: the request names no {kind}: {dict(values)}")
+    if not any(arns_of.values()) and set(types) != {""}:
+        raise Unexplained(f"{action}: the request names no resource: {dict(values)}")
+    return [arn for arns in arns_of.values() for arn in arns]
 
 
 def _is_key(key: str, known: str) -> bool:
@@ -299,16 +313,11 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
 
 def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
     """Yield a call's additional permissions, from the reference's dependent actions and AWS's guides."""
-    prefix, _, name = action.partition(":")
-    types = reference()[prefix]["privileges"][name]["resource_types"].values()
-    dependent = {action for rules in types for action in rules["dependent_actions"]}
+    dependent = {other for rules in _resource_types(action).values() for other in rules["dependent_actions"]}
     if "iam:PassRole" in dependent and (role := values.get("ExecutionRoleArn")):
         yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
-    if values.get("Tags") and name not in ("AddTags", "TagResource"):
-        tagging = {"sagemaker": "sagemaker:AddTags"}.get(prefix, f"{prefix}:TagResource")
-        kind = name.removeprefix("Create")
-        own = {key: value for key, value in values.items() if prefix != "sagemaker" or key == f"{kind}Name"}
-        yield from needs_of_action(tagging, own, where)
+    if values.get("Tags"):
+        yield from _tagging(action, values, where)
     if action == "application-autoscaling:RegisterScalableTarget":
         # The first call in an account creates the service-linked role.
         role = f"arn:{where.partition}:iam::{where.account}:role/aws-service-role/{_LINKED}/"
@@ -319,6 +328,18 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
     if action == "application-autoscaling:PutScalingPolicy" and "TargetTrackingScalingPolicyConfiguration" in values:
         alarm = {"AlarmName": f"TargetTracking-{values['ResourceId']}-AlarmHigh-0ec5"}
         yield from needs_of_action("cloudwatch:PutMetricAlarm", alarm, where)
+
+
+def _tagging(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
+    """Yield the permissions to tag the resource that a call creates."""
+    prefix, _, name = action.partition(":")
+    if name in ("AddTags", "TagResource"):
+        return
+    if prefix != "sagemaker":
+        yield from needs_of_action(f"{prefix}:TagResource", values, where)
+    else:
+        field = f"{name.removeprefix('Create')}Name"
+        yield from needs_of_action("sagemaker:AddTags", {field: values.get(field)}, where)
 
 
 # S3
@@ -399,6 +420,16 @@ class RoleStore:
         """Raise PermissionError if the role does not have one of the permissions."""
         if (missing := self.cloud.missing(self.role, needs)) is not None:
             raise PermissionError(f"The role is not authorized to perform: {missing}")
+
+    def listing(self, uri: str) -> Need:
+        bucket, prefix = bucket_and_key(uri)
+        return Need("s3:ListBucket", f"arn:{self.where.partition}:s3:::{bucket}", {"s3:prefix": prefix})
+
+    def keys(self, uri: str) -> list[str]:
+        """Return the keys of the objects with a prefix."""
+        self.check(self.listing(uri))
+        bucket, prefix = bucket_and_key(uri)
+        return [item["Key"] for item in self._s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
 
     def reading(self, uri: str) -> Iterator[Need]:
         bucket, key = bucket_and_key(uri)
@@ -495,36 +526,34 @@ def trusts_sagemaker(arn: str) -> bool:
     role = _role(arn)
     if role is None:
         return False
-    return any(map(_lets_in, _document(role.assume_role_policy_document)["Statement"]))
+    return any(map(_is_for_sagemaker, _document(role.assume_role_policy_document)["Statement"]))
 
 
-def install(owner: str) -> None:
-    """Add the operation SimulatePrincipalPolicy to moto, which does not support it.
+def replacements(owner: str) -> Replacements:
+    """Return the operation SimulatePrincipalPolicy, which moto does not support.
 
     Args:
         owner: the ARN of the account's owner, who has all permissions.
     """
+    return [(IamResponse, {"simulate_principal_policy": result(partial(_simulate_principal_policy, owner))})]
 
-    def simulate_principal_policy(self: IamResponse) -> ActionResult:
-        source, context = self.params["PolicySourceArn"], dict(map(_entry, self.params.get("ContextEntries", ())))
-        whole: list[Policy] = [{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}]
-        policies = whole if source == owner else policies_of(source)
-        needs = [
-            Need(action, resource, context)
-            for action in self.params["ActionNames"]
-            for resource in self.params.get("ResourceArns") or ["*"]
-        ]
-        results = [
-            {
-                "EvalActionName": need.action,
-                "EvalResourceName": need.resource,
-                "EvalDecision": "allowed" if allowed(policies, need) else "implicitDeny",
-            }
-            for need in needs
-        ]
-        return ActionResult({"EvaluationResults": results, "IsTruncated": False})
 
-    IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
+_EVERYTHING: Policy = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+
+
+def _simulate_principal_policy(owner: str, p: Mapping[str, Any], region: str) -> dict[str, Any]:
+    source, context = p["PolicySourceArn"], dict(map(_entry, p.get("ContextEntries", ())))
+    policies = [_EVERYTHING] if source == owner else policies_of(source)
+    results = [
+        {
+            "EvalActionName": action,
+            "EvalResourceName": resource,
+            "EvalDecision": "allowed" if allowed(policies, Need(action, resource, context)) else "implicitDeny",
+        }
+        for action in p["ActionNames"]
+        for resource in p.get("ResourceArns") or ["*"]
+    ]
+    return {"EvaluationResults": results, "IsTruncated": False}
 
 
 def _entry(entry: Mapping[str, Any]) -> tuple[str, str | list[str]]:
@@ -533,7 +562,8 @@ def _entry(entry: Mapping[str, Any]) -> tuple[str, str | list[str]]:
     return str(entry["ContextKeyName"]), values if str(entry["ContextKeyType"]).endswith("List") else values[0]
 
 
-def _lets_in(statement: Mapping[str, Any]) -> bool:
+def _is_for_sagemaker(statement: Mapping[str, Any]) -> bool:
+    """Return whether a statement of a trust policy allows SageMaker to assume the role."""
     principal = statement.get("Principal", {})
     services = _list(principal.get("Service", [])) if isinstance(principal, dict) else []
     return statement.get("Effect") == "Allow" and "sagemaker.amazonaws.com" in services

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.exceptions import ServiceException
 from moto.utilities.utils import get_partition
 
+from deploy.emulator.patch import Replacements, json_result, methods
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMaker
 
 _DIMENSIONS = {
@@ -40,7 +39,7 @@ class Scaling:
         activities: scaling activities by resource ID.
     """
 
-    cloud: SageMaker
+    sagemaker: SageMaker
     targets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -57,7 +56,7 @@ class Scaling:
         if not resource.startswith(_DIMENSIONS.get(dimension, "\0")):
             raise Invalid("Unsupported service namespace, resource type or scalable dimension")
         kind, name = resource.split("/")[:2]
-        if (kind, name) not in self.cloud.things:
+        if (kind, name) not in self.sagemaker.things:
             raise Invalid(f"SageMaker {kind} not found: {name}")
         target = self.targets.get((resource, dimension))
         if target is None:
@@ -137,7 +136,7 @@ class Scaling:
     def set_count(self, endpoint: str, resource: str, count: int) -> None:
         """Set a variant's number of instances."""
         variant = resource.rpartition("/")[2]
-        self.cloud.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
+        self.sagemaker.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
 
     def _tags(self, arn: str) -> dict[str, str]:
         if arn not in self.tags:
@@ -158,15 +157,6 @@ def _place(p: dict[str, Any]) -> str:
     return f"service namespace: sagemaker, resource ID: {p['ResourceId']}, scalable dimension: {p['ScalableDimension']}"
 
 
-def install(scaling: Scaling) -> None:
-    """Permanently replace moto's API operations with those of `scaling`."""
-    for name in [name for name in vars(Scaling) if not name.startswith("_")]:
-        if name not in ("endpoint_gone", "wake", "set_count") and callable(getattr(scaling, name)):
-            setattr(ApplicationAutoScalingResponse, name, _method(getattr(scaling, name)))
-
-
-def _method(call: Any) -> Any:
-    def answer(self: ApplicationAutoScalingResponse) -> str:
-        return json.dumps(call(copy.deepcopy(json.loads(self.body)), self.region))
-
-    return answer
+def replacements(scaling: Scaling) -> Replacements:
+    """Return the operations of `scaling` as replacements for moto's."""
+    return [(ApplicationAutoScalingResponse, methods(scaling, json_result, "endpoint_gone", "wake", "set_count"))]

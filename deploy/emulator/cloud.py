@@ -32,11 +32,12 @@ from deploy.emulator import autoscaling, sagemaker, transform_jobs
 from deploy.emulator.access import TOKEN_PREFIX, check_host
 from deploy.emulator.answers import ApiError
 from deploy.emulator.authorization import Need, Unexplained, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
+from deploy.emulator.patch import Replacements, patched
 from deploy.emulator.sagemaker import ACCOUNT, SageMaker
 from deploy.service_model import Malformed, wrong_with
 from handler.core.numbers import is_digits
 
-log = logging.getLogger("deploy.rehearsal")
+log = logging.getLogger("deploy.emulator")
 
 OWN = "sagemaker"
 """The access key of the server's own calls, which have all permissions."""
@@ -91,27 +92,25 @@ class Cloud:
         self.sagemaker = SageMaker()
         self.scaling = autoscaling.Scaling(self.sagemaker)
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
-        sagemaker.install(self.sagemaker)
-        transform_jobs.install(self)
-        autoscaling.install(self.scaling)
         self._clients: dict[tuple[str, str], Any] = {}
         self.trusted = {OWN}
         self.keys: dict[str, str] = {}
         self.price_list: list[str] = []
-        modules = tuple(moto.backends.list_of_moto_modules())  # moto would list its directory at every request
-        moto.backends.list_of_moto_modules = lambda: modules
-        self.app = _Front(DomainDispatcherApplication(create_backend_app), self)
-        self._socket = socket.create_server(("127.0.0.1", port))
-        self._server = make_server("127.0.0.1", 0, self.app, True, request_handler=_Quiet, fd=self._socket.fileno())
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = "http://{}:{}".format(*self._socket.getsockname())
+        self.app = _Application(DomainDispatcherApplication(create_backend_app), self)
+        self._running = contextlib.ExitStack()
+        listener = self._running.enter_context(socket.create_server(("127.0.0.1", port)))
+        self._running.enter_context(patched(self.replacements()))
+        server = make_server("127.0.0.1", 0, self.app, True, request_handler=_Quiet, fd=listener.fileno())
+        self._running.callback(server.server_close)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        self._running.callback(thread.join)
+        self._running.callback(server.shutdown)
+        self.url = "http://{}:{}".format(*listener.getsockname())
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self._socket.close()
+        """Stop the server, and restore moto. Clouds in one process must be stopped in reverse order of their start."""
+        self._running.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """Return a boto3 client that has all permissions. It is cached, as creating one takes longer than a call."""
@@ -121,6 +120,16 @@ class Cloud:
         return self._clients[service, region]
 
     # Methods for subclasses to override
+
+    def replacements(self) -> Replacements:
+        """Return the parts of moto to replace while the server runs."""
+        modules = tuple(moto.backends.list_of_moto_modules())  # moto would list its directory at every request
+        return [
+            *sagemaker.replacements(self.sagemaker),
+            *transform_jobs.replacements(self),
+            *autoscaling.replacements(self.scaling),
+            (moto.backends, {"list_of_moto_modules": lambda: modules}),
+        ]
 
     def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
         """Return the identity policies of a caller, which is an access key or a role's ARN."""
@@ -189,32 +198,38 @@ class Cloud:
 
         S3 does so if the caller may not list the bucket (without a prefix).
         """
-        bucket, key = _place(environ)
+        bucket, key = _bucket_and_key(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return False
         listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
         return call.caller not in self.trusted and not allowed(self.policies_of(call.caller), listing)
 
     def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
+        """Return the permissions that a call needs, by its protocol: S3's, SageMaker Runtime's, or any other."""
         where = Where(call.region, ACCOUNT)
         if call.service == "s3":
-            bucket, key = _place(environ)
+            bucket, key = _bucket_and_key(environ)
             query = dict(urllib.parse.parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
             encrypted = self.keys.get(bucket)
             return needs_of_s3(environ["REQUEST_METHOD"], bucket, key, query, body_of(environ), where, encrypted)
         if _is_invocation(environ):
             component = environ.get("HTTP_X_AMZN_SAGEMAKER_INFERENCE_COMPONENT")
             return needs_of_invocation(environ["PATH_INFO"], component, where, bearer=_is_bearer(environ))
-        values = call.parameters
-        if call.service == "iam" and "RoleName" in values:  # a role's ARN contains its path
-            roles = iam_backends[ACCOUNT][where.partition].roles.values()
-            arns = [role.arn for role in roles if role.name == values["RoleName"]]
-            values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
-        if "KeyId" in values and call.service == "kms":  # a key may be named by its id or alias
-            values = {**values, "KeyId": _key_arn(values["KeyId"], where)}
+        needs = needs_of(call.service, call.operation, {**call.parameters, **self._resource_names(call, where)}, where)
+        return map(self._tagged, needs)
+
+    def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
+        """Return the parameters that name a resource otherwise than its ARN, as the ARN does."""
+        parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
-            values = {**values, "KmsKeyId": self._volume_key(values)}
-        return (self._tagged(need) for need in needs_of(call.service, call.operation, values, where))
+            return {"KmsKeyId": self._volume_key(parameters)}
+        if call.service == "iam" and "RoleName" in parameters:  # a role's ARN contains its path
+            roles = iam_backends[ACCOUNT][where.partition].roles.values()
+            arn = next((role.arn for role in roles if role.name == parameters["RoleName"]), None)
+            return {} if arn is None else {"RoleName": arn.partition(":role/")[2]}
+        if call.service == "kms" and "KeyId" in parameters:
+            return {"KeyId": _key_arn(parameters["KeyId"], where)}
+        return {}
 
     def _volume_key(self, values: Mapping[str, Any]) -> str | None:
         config = self.sagemaker.things.get(("endpoint-config", values["EndpointConfigName"]))
@@ -234,7 +249,7 @@ class _Quiet(MotoRequestHandler):
         pass
 
 
-class _Front:
+class _Application:
     """WSGI application that checks each call, and passes on to moto those that are not emulated here."""
 
     def __init__(self, app: Any, cloud: Cloud) -> None:
@@ -255,17 +270,17 @@ class _Front:
             return self._answer(environ, call, start)
         except Exception:  # moto does not validate requests thoroughly
             log.exception("%s %s failed", call.service, call.operation)
-            text = "The request is malformed, or the rehearsal has a bug."
+            text = "The request is malformed, or the emulator has a bug."
             return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
 
     def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own API can write files
-            return refuse("UnknownOperationException", "The rehearsal supports AWS's operations only.", start)
+            return refuse("UnknownOperationException", "The emulator supports AWS's operations only.", start)
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
             return self._denied(environ, call, "", start)
-        if (wrong := _wrong_with(call)) is not None:
-            return _error(environ, call, "400 Bad Request", *wrong, start)
+        if (violation := _violation(call)) is not None:
+            return _error(environ, call, "400 Bad Request", *violation, start)
         if (need := self._cloud.denial(call, environ)) is not None:
             return self._denied(environ, call, str(need), start)
         if (refusal := self._cloud.refusal(call)) is not None:
@@ -280,7 +295,7 @@ class _Front:
         try:
             answer = list(self._app(environ, lambda *head: response.append(head)))
         except NotImplementedError:
-            text = f"{call.operation} is not rehearsed, as moto does not support it."
+            text = f"{call.operation} is not emulated, as moto does not support it."
             return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
         self._cloud.on_answer(call)
         if response[0][0].startswith("404") and self._cloud.hides(call, environ):
@@ -310,7 +325,7 @@ _INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterExcepti
 """Error codes of services that do not use ValidationException."""
 
 
-def _wrong_with(call: Call) -> tuple[str, str] | None:
+def _violation(call: Call) -> tuple[str, str] | None:
     """Return AWS's error code and message for a request that violates the API model, or None if it is valid.
 
     Services with form-encoded requests are not checked here: their parameters are strings, which moto checks.
@@ -373,7 +388,7 @@ def _is_invocation(environ: dict[str, Any]) -> bool:
 
 
 def _bucket_region(environ: dict[str, Any]) -> str | None:
-    buckets = (backend.buckets.get(_place(environ)[0]) for backend in s3_backends[ACCOUNT].values())
+    buckets = (backend.buckets.get(_bucket_and_key(environ)[0]) for backend in s3_backends[ACCOUNT].values())
     return next((str(bucket.region_name) for bucket in buckets if bucket is not None), None)
 
 
@@ -399,7 +414,7 @@ def _with_aliases(need: Need) -> Need:
     return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
 
 
-def _place(environ: dict[str, Any]) -> tuple[str, str]:
+def _bucket_and_key(environ: dict[str, Any]) -> tuple[str, str]:
     """Return the bucket and the key of a path-style request to S3."""
     bucket, _, key = environ["PATH_INFO"].lstrip("/").encode("latin-1").decode().partition("/")
     return bucket, key

@@ -285,11 +285,11 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
 
 
 async def keep_watch(target: Endpoint | Component, probing: Probing, report: Callable[[str], None]) -> None:
-    """Ping the container until it exits, and update `target.healthy`.
+    """Ping the container until it exits, and update `target.status`.
 
     Args:
         target: an endpoint, or a component with its own container.
-        report: callback for a line of text whenever `target.healthy` changes.
+        report: callback for a line of text whenever `target.status` changes.
     """
     failures = 0
     container = target.container
@@ -298,14 +298,14 @@ async def keep_watch(target: Endpoint | Component, probing: Probing, report: Cal
         while True:
             await asyncio.sleep(probing.steady)
             wrong = await ping(session, container, probing.timeout)
-            if target.ended:
+            if target.status is Status.EXITED:
                 return
             failures = failures + 1 if wrong else 0
             if wrong and failures == probing.failures:
-                target.healthy = False
+                target.status = Status.UNHEALTHY
                 report(f"unhealthy: {wrong} ({failures} times in a row). SageMaker would replace the instance.")
-            elif not wrong and not target.healthy:
-                target.healthy = True
+            elif not wrong and not target.status.is_healthy:
+                target.status = Status.IN_SERVICE
                 report("healthy again")
 
 

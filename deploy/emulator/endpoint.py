@@ -214,10 +214,25 @@ MIB = 2**20
 ACCOUNT = "000000000000"
 
 
-class Status(str, Enum):
+class Status(Enum):
+    """State of an endpoint, or of a component's own container."""
+
     CREATING = "Creating"
-    IN_SERVICE = "InService"
     FAILED = "Failed"
+    IN_SERVICE = "InService"
+    UNHEALTHY = "Unhealthy"
+    """In service, but the container does not pass its health checks."""
+    EXITED = "Exited"
+    """In service, but the container has exited."""
+
+    @property
+    def is_in_service(self) -> bool:
+        """Return whether SageMaker would report the endpoint as InService."""
+        return self not in (Status.CREATING, Status.FAILED)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self not in (Status.UNHEALTHY, Status.EXITED)
 
 
 @dataclass(frozen=True)
@@ -245,21 +260,19 @@ class Component:
         container: the URL of the component's own container, or None if the endpoint's container serves the component.
         base: name of the base component whose container serves the adapter, or None if the component is not an
             adapter or the endpoint's container serves it.
-        healthy: whether the component's own container passes its health checks, which update this field.
-        ended: whether the component's own container has exited.
+        status: state of the component's own container, which its health checks update.
     """
 
     adapter: str | None = None
     copies: int = 1
     container: str | None = None
     base: str | None = None
-    healthy: bool = True
-    ended: bool = False
+    status: Status = Status.IN_SERVICE
 
 
 @dataclass
 class Endpoint:
-    """One endpoint. Health checks update `status` and `healthy` while the endpoint is served.
+    """One endpoint. Health checks update `status` while the endpoint is served.
 
     Args:
         container: the URL of the container, without a path.
@@ -268,7 +281,6 @@ class Endpoint:
             InferenceComponentName.
         part_bytes: maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
             container sends them.
-        ended: whether the container has exited.
         capture: data capture, or None if it is off.
         weights: weights of the production variants by name, at least one. The container serves them all.
         asynchronous: whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
@@ -281,9 +293,7 @@ class Endpoint:
     limits: Limits = Limits()
     part_bytes: int | None = None
     status: Status = Status.IN_SERVICE
-    healthy: bool = True
     account: str = ACCOUNT
-    ended: bool = False
     capture: Capture | None = None
     weights: Mapping[str, float] = field(default_factory=lambda: {"AllTraffic": 1.0})
     asynchronous: bool = False
@@ -303,13 +313,13 @@ class Endpoint:
         weights = self.weights
         if name != self.name:
             raise validation_error(f"Endpoint {name} of account {self.account} not found.")
-        if self.status is not Status.IN_SERVICE:
+        if not self.status.is_in_service:
             raise validation_error(f"Endpoint {name} of account {self.account} not found: it is {self.status.value}.")
         if self.asynchronous:
             raise validation_error(f"Endpoint {name} is asynchronous: only InvokeEndpointAsync is supported.")
         if variant is not None and variant not in weights:
             raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {', '.join(weights)}.")
-        if not self.healthy:
+        if not self.status.is_healthy:
             raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} passes its health check.")
         if variant is None and not any(weights.values()):
             raise validation_error(f"No variant of endpoint {name} has a weight; name one with TargetVariant.")
@@ -341,7 +351,7 @@ class Endpoint:
                 "progress (if configured), or its copy count must be raised."
             )
         base = known if known.base is None else self.components[known.base]
-        if not base.healthy:
+        if not base.status.is_healthy:
             raise ApiError(
                 503, "ServiceUnavailable", f"No copy of Inference Component {component} passes its health check."
             )

@@ -133,14 +133,6 @@ class Relay:
         ) as reply:
             yield reply
 
-    @asynccontextmanager
-    async def get(self, path: str, seconds: float) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the container's response to a GET request. Raises the same errors as `post`."""
-        assert self._session is not None, "open() comes first"
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        async with self._session.get(self._container + path, timeout=timeout, allow_redirects=False) as reply:
-            yield reply
-
     async def whole(
         self, body: bytes, headers: Mapping[str, str], seconds: float, log_stream: str
     ) -> tuple[aiohttp.ClientResponse, bytes]:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -53,12 +53,14 @@ class _Checked(NamedTuple):
         log_stream: the ARN of the variant's log stream.
         headers: headers to pass on.
         variant: name of the production variant.
+        seconds: time within which the container must respond.
     """
 
     relay: Relay
     log_stream: str
     headers: dict[str, str]
     variant: str
+    seconds: float
 
 
 class Runtime:
@@ -97,30 +99,28 @@ class Runtime:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         checked = self._check_request(request, STREAM)
-        relay, log_stream, headers, variant = checked
         body = await self._body(request)
-        seconds = self._endpoint.limits.stream
-        event, output = self._begin(checked, body, seconds), None
+        event, output = self._begin(checked, body), None
         try:
-            async with relay.post("/invocations", body, headers, seconds) as reply:
-                await raise_for_status(reply, log_stream)
-                returned = to_client(reply.headers, STREAM, variant)
-                returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
-                answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
-                await answer.prepare(request)
+            async with checked.relay.post("/invocations", body, checked.headers, checked.seconds) as reply:
+                await raise_for_status(reply, checked.log_stream)
+                response = web.StreamResponse(headers=to_client(reply.headers, STREAM, checked.variant))
+                response.headers["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
+                response.headers["Content-Type"] = CONTENT_TYPE
+                await response.prepare(request)
                 pieces: list[bytes] | None = None if event is None else []
                 async for message in messages(reply, self._endpoint.part_bytes, pieces):
-                    await answer.write(message)
+                    await response.write(message)
                 if pieces is not None and reply.content.is_eof():
                     output = reply.headers.get("Content-Type", ""), b"".join(pieces)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             # Only errors before the first byte get here: `messages` reports later errors of the container in the
             # stream. A client that disconnects also causes a ClientError, and does not see this response.
-            raise model_error(0, TIMED_OUT, log_stream) from error
+            raise model_error(0, TIMED_OUT, checked.log_stream) from error
         finally:
-            self._captures.end(event, variant, output)
-        await answer.write_eof()
-        return answer
+            self._captures.end(event, checked.variant, output)
+        await response.write_eof()
+        return response
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
         self._check_request(request, ASYNC)
@@ -155,65 +155,51 @@ class Runtime:
 
         If the container fails after the response has started, the client's connection is closed.
         """
-        endpoint = self._endpoint
-        region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
-        variant = endpoint.admit(request.match_info["endpoint"], None)
-        name = request.match_info.get("component")
-        component = endpoint.component(name) or Component()
-        log_stream = endpoint.log_stream(region, name, variant)
+        checked = self._check_openai(request)
         body = await self._body(request)
-        headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
-        if component.adapter is not None:
-            headers["X-Amzn-SageMaker-Adapter-Identifier"] = component.adapter
-        seconds = endpoint.limits.stream if _streams(body) else endpoint.limits.invoke
-        answer: web.StreamResponse | None = None
+        seconds = self._endpoint.limits.stream if _streams(body) else checked.seconds
+        response: web.StreamResponse | None = None
         try:
-            relay = self._relay.to(component.container)
-            async with relay.post("/v1/chat/completions", body, headers, seconds) as reply:
+            async with checked.relay.post("/v1/chat/completions", body, checked.headers, seconds) as reply:
                 if reply.status < 200:
-                    raise model_error(reply.status, "", log_stream)
-                returned = {name: reply.headers[name] for name in ("Content-Type",) if name in reply.headers}
-                answer = web.StreamResponse(status=reply.status, headers=returned)
-                await answer.prepare(request)
+                    raise model_error(reply.status, "", checked.log_stream)
+                response = web.StreamResponse(status=reply.status, headers=_some(reply.headers, "Content-Type"))
+                await response.prepare(request)
                 while data := await reply.content.readany():
-                    await answer.write(data)
+                    await response.write(data)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            if answer is None:
-                raise model_error(0, TIMED_OUT, log_stream) from error
+            if response is None:
+                raise model_error(0, TIMED_OUT, checked.log_stream) from error
             log.warning("the container's response is incomplete: %s", error or "timed out")
             if request.transport is not None:
                 if request.version < HttpVersion11:  # closing the connection would mark a complete response
                     reset_when_closed(request.transport.get_extra_info("socket"))
                 request.transport.abort()
-            return answer
-        await answer.write_eof()
-        return answer
+            return response
+        await response.write_eof()
+        return response
 
     # -- data capture --------------------------------------------------------------------------------------------
 
     async def _whole(self, checked: _Checked, body: bytes, operation: Operation) -> web.Response:
         """Return the container's whole response, and capture it."""
-        relay, log_stream, headers, variant = checked
-        seconds = self._endpoint.limits.invoke
-        event, output = self._begin(checked, body, seconds), None
+        event, output = self._begin(checked, body), None
         try:
-            reply, data = await relay.whole(body, headers, seconds, log_stream)
+            reply, data = await checked.relay.whole(body, checked.headers, checked.seconds, checked.log_stream)
             output = reply.headers.get("Content-Type", ""), data
         finally:
-            self._captures.end(event, variant, output)
-        returned = to_client(reply.headers, operation, variant)
-        if "Content-Type" in reply.headers:
-            returned["Content-Type"] = reply.headers["Content-Type"]
-        return web.Response(body=data, headers=returned)
+            self._captures.end(event, checked.variant, output)
+        headers = {**to_client(reply.headers, operation, checked.variant), **_some(reply.headers, "Content-Type")}
+        return web.Response(body=data, headers=headers)
 
-    def _begin(self, checked: _Checked, body: bytes, seconds: float) -> Event | None:
+    def _begin(self, checked: _Checked, body: bytes) -> Event | None:
         """Return the capture event of a request, or None if it is not captured.
 
         The shadow variant's copy of the request is sent to the same container.
         """
 
         async def ask() -> Answer:
-            reply, data = await checked.relay.whole(body, checked.headers, seconds, checked.log_stream)
+            reply, data = await checked.relay.whole(body, checked.headers, checked.seconds, checked.log_stream)
             return reply.headers.get("Content-Type", ""), data
 
         event = self._captures.begin(self._endpoint.capture, checked.headers, body)
@@ -230,10 +216,25 @@ class Runtime:
         variant = endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
         name = headers.get(COMPONENT)
         component = endpoint.component(name) or Component()
-        passed = to_container(headers, operation, component.adapter)
         return _Checked(
-            self._relay.to(component.container), endpoint.log_stream(region, name, variant), passed, variant
+            self._relay.to(component.container),
+            endpoint.log_stream(region, name, variant),
+            to_container(headers, operation, component.adapter),
+            variant,
+            endpoint.limits.stream if operation is STREAM else endpoint.limits.invoke,
         )
+
+    def _check_openai(self, request: web.Request) -> _Checked:
+        """Check a chat completion request, which has a bearer token and cannot choose the variant."""
+        endpoint, name = self._endpoint, request.match_info.get("component")
+        region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
+        variant = endpoint.admit(request.match_info["endpoint"], None)
+        component = endpoint.component(name) or Component()
+        headers = _some(request.headers, "Content-Type", "Accept")
+        if component.adapter is not None:
+            headers["X-Amzn-SageMaker-Adapter-Identifier"] = component.adapter
+        log_stream = endpoint.log_stream(region, name, variant)
+        return _Checked(self._relay.to(component.container), log_stream, headers, variant, endpoint.limits.invoke)
 
     async def _body(self, request: web.Request) -> bytes:
         limits = self._endpoint.limits
@@ -253,6 +254,11 @@ class Runtime:
 
 def _too_large(limit: int) -> ApiError:
     return validation_error(f"Request body is larger than {limit} bytes ({limit / MIB:g} MB).", 413)
+
+
+def _some(headers: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return the headers with these names."""
+    return {name: headers[name] for name in names if name in headers}
 
 
 def _streams(body: bytes) -> bool:

@@ -14,15 +14,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import moto.sagemaker.models
 from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.exceptions import ServiceException
-from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 from moto.utilities.utils import get_partition
+
+from deploy.emulator.patch import Replacements, methods, result
 
 ACCOUNT = "123456789012"
 
@@ -270,25 +272,25 @@ _LIVE = ("Counts", "Weights")
 _SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
 
 
-class Calls:
+class Operations:
     """SageMaker's operations, each named as in boto3. `p` contains the operation's parameters, and may be modified."""
 
-    def __init__(self, cloud: SageMaker) -> None:
-        self._cloud = cloud
+    def __init__(self, state: SageMaker) -> None:
+        self._state = state
 
     # Models and configurations are created at once, cannot be changed, and can be deleted while in use, as on AWS.
 
     def create_model(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if not p.get("PrimaryContainer") and not p.get("Containers"):
             raise Invalid("Either PrimaryContainer or Containers must be given.")
-        self._cloud.check_role(p["ExecutionRoleArn"])
+        self._state.check_role(p["ExecutionRoleArn"])
         p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
         p.setdefault("EnableNetworkIsolation", False)
-        return {"ModelArn": self._cloud.create("model", p["ModelName"], p, region).arn}
+        return {"ModelArn": self._state.create("model", p["ModelName"], p, region).arn}
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if "ExecutionRoleArn" in p:
-            self._cloud.check_role(p["ExecutionRoleArn"])
+            self._state.check_role(p["ExecutionRoleArn"])
         if len(p.get("ShadowProductionVariants", ())) > 1 or (
             len(p["ProductionVariants"]) > 1 and "ShadowProductionVariants" in p
         ):
@@ -304,14 +306,14 @@ class Calls:
             self._check_types(variant)
             self._check_routing(variant.get("RoutingConfig", {}))
             if "ModelName" in variant:
-                self._cloud.get("model", variant["ModelName"])
+                self._state.get("model", variant["ModelName"])
                 if variant.get("ManagedInstanceScaling", {}).get("Status") == "ENABLED":
                     raise Invalid("ManagedInstanceScaling is only supported for inference component endpoints.")
             elif "ExecutionRoleArn" not in p:
                 raise Invalid("ExecutionRoleArn is required if a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
-        thing = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
+        thing = self._state.create("endpoint-config", p["EndpointConfigName"], p, region)
         return {"EndpointConfigArn": thing.arn}
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
@@ -324,7 +326,7 @@ class Calls:
     def _check_types(self, variant: dict[str, Any]) -> None:
         """Check that a variant has either one instance type or pools of different types and priorities."""
         if "ServerlessConfig" in variant:
-            raise Invalid("Serverless endpoints are not rehearsed, as they have no GPU.")
+            raise Invalid("Serverless endpoints are not emulated, as they have no GPU.")
         pools = variant.get("InstancePools")
         if (pools is None) == ("InstanceType" not in variant):
             raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
@@ -335,31 +337,31 @@ class Calls:
             raise Invalid("InstancePools must have different instance types and different priorities.")
         for pool in pools:
             if "ModelNameOverride" in pool:
-                self._cloud.get("model", pool["ModelNameOverride"])
+                self._state.get("model", pool["ModelNameOverride"])
 
     def delete_model(self, p: dict[str, Any], region: str) -> None:
-        self._cloud.get("model", p["ModelName"])
-        del self._cloud.things["model", p["ModelName"]]
+        self._state.get("model", p["ModelName"])
+        del self._state.things["model", p["ModelName"]]
 
     def delete_endpoint_config(self, p: dict[str, Any], region: str) -> None:
-        self._cloud.get("endpoint-config", p["EndpointConfigName"])
-        del self._cloud.things["endpoint-config", p["EndpointConfigName"]]
+        self._state.get("endpoint-config", p["EndpointConfigName"])
+        del self._state.things["endpoint-config", p["EndpointConfigName"]]
 
     # Endpoints
 
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]).request, p["EndpointName"])
-        thing = self._cloud.create("endpoint", p["EndpointName"], p, region)
-        self._cloud.begin(thing, "Creating", request=p)
+        self._check_quota(self._state.get("endpoint-config", p["EndpointConfigName"]).request, p["EndpointName"])
+        thing = self._state.create("endpoint", p["EndpointName"], p, region)
+        self._state.begin(thing, "Creating", request=p)
         return {"EndpointArn": thing.arn}
 
     def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
         if endpoint.status == "Failed":
             raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
-        self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
+        self._state.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
         counts = endpoint.request.get("Counts", {}) if p.get("RetainAllVariantProperties") else {}
-        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]).request, endpoint.name, counts)
+        self._check_quota(self._state.get("endpoint-config", p["EndpointConfigName"]).request, endpoint.name, counts)
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             if alarm["AlarmName"] not in cloudwatch_backends[ACCOUNT][region].alarms:
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
@@ -373,7 +375,7 @@ class Calls:
             if "DeploymentConfig" in p:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
-        self._cloud.begin(endpoint, "Updating", done, p)
+        self._state.begin(endpoint, "Updating", done, p)
         endpoint.coming = p["EndpointConfigName"]
         return {"EndpointArn": endpoint.arn}
 
@@ -385,14 +387,11 @@ class Calls:
         Args:
             counts: numbers of instances that replace the configuration's, by variant.
         """
-        used = Counter[str]()
-        for (kind, other), endpoint in self._cloud.things.items():
-            if kind == "endpoint" and other != name and endpoint.status not in ("Failed", "Deleting"):
-                used += _instances(self._config_of(endpoint), endpoint.request.get("Counts", {}))
+        used = self._instances_of_others(name)
         for variant in _variants(config):
-            model = self._cloud.things.get(("model", variant.get("ModelName", "")))
+            model = self._state.things.get(("model", variant.get("ModelName", "")))
             for instance, count in _instances({"ProductionVariants": [variant]}, counts).items():
-                quota = self._cloud.quota_of(instance, model.request if model else {})
+                quota = self._state.quota_of(instance, model.request if model else {})
                 if used[instance] + count > quota:
                     raise TooMany(
                         f"The account-level service limit '{instance} for endpoint usage' is {quota:g} Instances, with "
@@ -400,6 +399,14 @@ class Calls:
                         "Please contact AWS support to request an increase for this limit."
                     )
                 used[instance] += count
+
+    def _instances_of_others(self, name: str) -> Counter[str]:
+        """Return how many instances of each type the endpoints other than `name` use."""
+        used = Counter[str]()
+        for (kind, other), endpoint in self._state.things.items():
+            if kind == "endpoint" and other != name and endpoint.status not in ("Failed", "Deleting"):
+                used += _instances(self._config_of(endpoint), endpoint.request.get("Counts", {}))
+        return used
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
         """Check that a rolling update's batch is 5 to 50 % of the variant's instances."""
@@ -414,50 +421,45 @@ class Calls:
 
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
-        changes = {item["VariantName"]: item for item in p["DesiredWeightsAndCapacities"]}
-        config = self._config_of(endpoint)
-        if config and (unknown := changes.keys() - {variant["VariantName"] for variant in _variants(config)}):
+        config, changes = self._config_of(endpoint), p["DesiredWeightsAndCapacities"]
+        unknown = {item["VariantName"] for item in changes} - {item["VariantName"] for item in _variants(config)}
+        if config and unknown:
             raise Invalid(f'Could not find variant "{min(unknown)}" of endpoint "{endpoint.arn}".')
-        counts = {
-            name: item["DesiredInstanceCount"] for name, item in changes.items() if "DesiredInstanceCount" in item
-        }
-        if counts:
+        if counts := _by_variant(changes, "DesiredInstanceCount"):
             self._check_quota(config, endpoint.name, {**endpoint.request.get("Counts", {}), **counts})
 
         def done() -> None:
-            for variant in p["DesiredWeightsAndCapacities"]:
-                for name, value in (("Counts", "DesiredInstanceCount"), ("Weights", "DesiredWeight")):
-                    if value in variant:
-                        of_variants = endpoint.request.get(name, {})
-                        endpoint.request[name] = {**of_variants, variant["VariantName"]: variant[value]}
+            for name, values in (("Counts", counts), ("Weights", _by_variant(changes, "DesiredWeight"))):
+                if values:
+                    endpoint.request[name] = {**endpoint.request.get(name, {}), **values}
 
-        self._cloud.begin(endpoint, "Updating", done, p)
+        self._state.begin(endpoint, "Updating", done, p)
         return {"EndpointArn": endpoint.arn}
 
     def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
         endpoint = self._idle("endpoint", p["EndpointName"])
-        if self._cloud.components_of(endpoint.name):
+        if self._state.components_of(endpoint.name):
             raise Invalid(f'Cannot delete endpoint "{endpoint.arn}" with inference components.')
-        self._cloud.begin_deletion(endpoint, lambda: self._cloud.on_endpoint_gone(endpoint.name))
+        self._state.begin_deletion(endpoint, lambda: self._state.on_endpoint_gone(endpoint.name))
 
     # Inference components
 
     def create_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        endpoint = self._cloud.get("endpoint", p["EndpointName"])
+        endpoint = self._state.get("endpoint", p["EndpointName"])
         if endpoint.status != "InService":
             raise Invalid(f'Endpoint "{endpoint.arn}" is not InService.')
         for specification in _specifications(p):
             if "ModelName" in specification:
-                self._cloud.get("model", specification["ModelName"])
+                self._state.get("model", specification["ModelName"])
             if "BaseInferenceComponentName" in specification:
-                base = self._cloud.get("inference-component", specification["BaseInferenceComponentName"])
+                base = self._state.get("inference-component", specification["BaseInferenceComponentName"])
                 if base.status != "InService":
                     raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
         if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in item for item in _specifications(p)):
             raise Invalid("Inference components copy count an integer larger than 0")
-        thing = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
-        self._cloud.begin(thing, "Creating", request=p)
+        thing = self._state.create("inference-component", p["InferenceComponentName"], p, region)
+        self._state.begin(thing, "Creating", request=p)
         return {"InferenceComponentArn": thing.arn}
 
     def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -473,7 +475,7 @@ class Calls:
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
-        self._cloud.begin(component, "Updating", done, p)
+        self._state.begin(component, "Updating", done, p)
         return {"InferenceComponentArn": component.arn}
 
     def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -482,20 +484,20 @@ class Calls:
         def done() -> None:
             component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
 
-        self._cloud.begin(component, "Updating", done, p)
+        self._state.begin(component, "Updating", done, p)
         return {"InferenceComponentArn": component.arn}
 
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
         component = self._idle("inference-component", p["InferenceComponentName"])
-        for other in self._cloud.components_of(component.request["EndpointName"]):
+        for other in self._state.components_of(component.request["EndpointName"]):
             if component.name in [item.get("BaseInferenceComponentName") for item in _specifications(other.request)]:
                 raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
-        self._cloud.begin_deletion(component, lambda: None)
+        self._state.begin_deletion(component, lambda: None)
 
     # Training plans, which are put into `things` directly: they cannot be bought here
 
     def describe_training_plan(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        plan = self._cloud.things.get(("training-plan", p["TrainingPlanName"]))
+        plan = self._state.things.get(("training-plan", p["TrainingPlanName"]))
         if plan is None:
             raise Missing(f"Could not find training plan {p['TrainingPlanName']}.")
         return {**plan.request, "TrainingPlanName": plan.name, "TrainingPlanArn": plan.arn}
@@ -508,15 +510,15 @@ class Calls:
         Raises:
             Invalid: the resource does not exist, or another change is in progress.
         """
-        thing = self._cloud.get(kind, name)
+        thing = self._state.get(kind, name)
         if thing.busy:
             thing.look()
             raise Invalid(f'Cannot update in-progress {kind.replace("-", " ")} "{thing.arn}".')
         return thing
 
-    def describe(self, kind: str, name: str) -> dict[str, Any]:
-        thing = self._cloud.look(kind, name)
+    def describe(self, kind: str, p: dict[str, Any], region: str) -> dict[str, Any]:
         words = _words(kind)
+        thing = self._state.look(kind, p[f"{words}Name"])
         description = {
             **copy.deepcopy(thing.request),
             f"{words}Arn": thing.arn,
@@ -532,10 +534,10 @@ class Calls:
             if shadows := self._variants(thing, "ShadowProductionVariants"):
                 description["ShadowProductionVariants"] = shadows
             description |= self._of_configuration(thing)
-            if thing.status == "Updating" and (coming := thing.coming) is not None:
-                description["PendingDeploymentSummary"] = {"EndpointConfigName": coming}
+            if thing.status == "Updating" and thing.coming is not None:
+                description["PendingDeploymentSummary"] = {"EndpointConfigName": thing.coming}
         if kind == "inference-component":
-            description["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
+            description["EndpointArn"] = self._state.get("endpoint", thing.request["EndpointName"]).arn
             for specification in _specifications(description):
                 if container := specification.get("Container"):
                     specification["Container"] = {
@@ -544,11 +546,11 @@ class Calls:
                     }
         return description
 
-    def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
-        for (of, _), thing in list(self._cloud.things.items()):
-            if of == kind and not self._cloud.polls:  # without delays, a list shows the end too
+    def list_kind(self, kind: str, p: dict[str, Any], region: str) -> dict[str, Any]:
+        for (of, _), thing in list(self._state.things.items()):
+            if of == kind and not self._state.polls:  # without delays, a list shows the end too
                 thing.look()
-        things = [thing for (of, _), thing in sorted(self._cloud.things.items()) if of == kind]
+        things = [thing for (of, _), thing in sorted(self._state.things.items()) if of == kind]
         things = [thing for thing in things if p.get("NameContains", "") in thing.name]
         if "EndpointNameEquals" in p:
             things = [thing for thing in things if thing.request["EndpointName"] == p["EndpointNameEquals"]]
@@ -585,7 +587,7 @@ class Calls:
 
     def _config_of(self, endpoint: Thing) -> dict[str, Any]:
         """Return the request of an endpoint's configuration, or an empty dict if the configuration is deleted."""
-        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
+        config = self._state.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
         return {} if config is None else config.request
 
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
@@ -605,17 +607,17 @@ class Calls:
     # Tags
 
     def list_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        tags = self._cloud.by_arn(p["ResourceArn"]).tags
+        tags = self._state.by_arn(p["ResourceArn"]).tags
         return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
     def add_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        tags = self._cloud.by_arn(p["ResourceArn"]).tags
+        tags = self._state.by_arn(p["ResourceArn"]).tags
         tags.update({tag["Key"]: tag["Value"] for tag in p["Tags"]})
         return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
     def delete_tags(self, p: dict[str, Any], region: str) -> None:
         for key in p["TagKeys"]:
-            self._cloud.by_arn(p["ResourceArn"]).tags.pop(key, None)
+            self._state.by_arn(p["ResourceArn"]).tags.pop(key, None)
 
 
 def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
@@ -635,6 +637,11 @@ def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[s
     weights = endpoint.get("Weights", {})
     names = {variant["VariantName"]: variant["InitialVariantWeight"] for variant in config["ProductionVariants"]}
     return {name: weights.get(name, initial) for name, initial in names.items()}
+
+
+def _by_variant(changes: list[dict[str, Any]], field: str) -> dict[str, Any]:
+    """Return the values of one of the fields of DesiredWeightsAndCapacities, by the variant's name."""
+    return {item["VariantName"]: item[field] for item in changes if field in item}
 
 
 def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:
@@ -667,32 +674,13 @@ def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
     return {"DesiredCopyCount": count, "CurrentCopyCount": count}
 
 
-def install(cloud: SageMaker) -> None:
-    """Permanently replace moto's SageMaker operations in this process with those of `Calls`."""
-    calls = Calls(cloud)
-    own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
-    for name in own:
-        setattr(SageMakerResponse, name, method(getattr(calls, name)))
+def replacements(state: SageMaker) -> Replacements:
+    """Return SageMaker's operations as replacements for moto's."""
+    operations = Operations(state)
+    own = methods(operations, result, "describe", "list_kind")
     for kind in _KINDS:
         name = kind.replace("-", "_")
-        setattr(SageMakerResponse, f"describe_{name}", _describe(calls, kind))
-        setattr(SageMakerResponse, f"list_{name}s", _list(calls, kind))
-    moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # type: ignore[method-assign]
-
-
-def method(call: Any) -> Any:
-    """Return a method for moto's response class that responds with the result of `call`; None is an empty response."""
-
-    def answer(self: SageMakerResponse) -> Any:
-        response = call(copy.deepcopy(self.params), self.region)
-        return EmptyResult() if response is None else ActionResult(response)
-
-    return answer
-
-
-def _describe(calls: Calls, kind: str) -> Any:
-    return lambda self: ActionResult(calls.describe(kind, self._get_param(f"{_words(kind)}Name")))
-
-
-def _list(calls: Calls, kind: str) -> Any:
-    return lambda self: ActionResult(calls.list_kind(kind, self.params))
+        own[f"describe_{name}"] = result(partial(operations.describe, kind))
+        own[f"list_{name}s"] = result(partial(operations.list_kind, kind))
+    any_type = {"validate_instance_type": lambda self, instance_type: None}
+    return [(SageMakerResponse, own), (moto.sagemaker.models.FakeEndpointConfig, any_type)]

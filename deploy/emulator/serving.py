@@ -92,19 +92,24 @@ async def serve(
         stopping = asyncio.ensure_future(signals.wait())
         tasks = {asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))}
         tasks |= {asyncio.ensure_future(_exit(endpoint, *container, report)) for container in containers.items()}
-        try:
-            running = tasks
-            while not stopping.done():
-                done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                for task in done & tasks if stopping not in done else ():
-                    task.result()
-                running = running - done
-        finally:
-            for task in (*tasks, stopping):
-                task.cancel()
-            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+        await _until(stopping, tasks)
         report("stopping")
     return 0
+
+
+async def _until(stopping: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> None:
+    """Wait until `stopping` ends, and cancel the tasks. An error of a task ends the wait, and is raised."""
+    running = tasks
+    try:
+        while not stopping.done():
+            done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & tasks if stopping not in done else ():
+                task.result()
+            running = running - done
+    finally:
+        for task in (*tasks, stopping):
+            task.cancel()
+        await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
 async def _exit(endpoint: Endpoint, name: str, container: Container, report: Callable[[str], None]) -> None:
@@ -116,11 +121,11 @@ async def _exit(endpoint: Endpoint, name: str, container: Container, report: Cal
     failed = await container.wait_for_exit()
     if name:
         failed = Failed(f"inference component {name}: {failed}", failed.advice)
-    if endpoint.status is not Status.IN_SERVICE:
+    if not endpoint.status.is_in_service:
         endpoint.status = Status.FAILED
         raise failed
     target = endpoint.components[name] if name else endpoint
-    target.healthy, target.ended = False, True
+    target.status = Status.EXITED
     which = f"Requests to {name}" if name else "Requests"
     report(f"{failed}. {failed.advice}\n{which} get status 503 until you stop this command (Ctrl-C) and run it again.")
 

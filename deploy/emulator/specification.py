@@ -6,7 +6,7 @@ Each process is one copy of this package's server. The specification's image, in
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.emulator.container import Command, settings_of_arguments, start
@@ -85,40 +85,46 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
         SpecError: a component does not fit on this machine, or its model or an adapter is not on this machine.
     """
     _refuse_without_room(spec, machine)
-    places = _gpus(spec, machine)
-    commands: dict[str, Command] = {}
-    components: dict[str, Component] = {}
-    loaded: dict[str, str] = {}
-    used: set[int] = set()
-    for server in servers(spec):
-        for item in server.components or (None,):
-            number, name = _another(port, used), "" if item is None else item.name
-            if item is not None:
-                # A component without copies gets no process; requests to it fail for lack of capacity, as on AWS.
-                url = f"http://127.0.0.1:{number}" if item.copies else None
-                components[name] = Component(copies=item.copies, container=url)
-                for adapter in item.adapters:
-                    components[adapter.name] = Component(adapter.name, item.copies, url, base=name)
-                    if item.copies:
-                        loaded[adapter.name] = _directory_of_adapter(name, adapter.name, adapters)
-                if not item.copies:
-                    continue
-            variables = {**_variables(server, name), **places.get(name, {})}
-            commands[name] = start(variables, number)
+    gpus, processes = _gpus(spec, machine), _processes(spec)
+    ports = _free_ports(port, processes)
+    commands = {
+        name: start({**_variables(server, name), **gpus.get(name, {})}, ports[name])
+        for name, server in processes.items()
+    }
     if not commands:
         raise SpecError("components[].copies: all components have 0 copies, so there is nothing to start")
-    if unknown := adapters.keys() - {adapter.name for item in spec.components for adapter in item.adapters}:
-        raise SpecError(f"--adapter {sorted(unknown)[0]}: there is no such adapter (components[].adapters)")
-    order = {item.name: components[item.name] for item in spec.components}
-    return Started(commands, {**order, **components}, loaded, tuple(_notes(spec)))
+    return Started(commands, _components(spec, commands), _directories(spec, adapters), tuple(_notes(spec)))
 
 
-def _another(port: Callable[[], int], used: set[int]) -> int:
-    """Return a free port that is not in `used`: `port` may repeat a port whose process does not listen yet."""
-    while (number := port()) in used:
-        continue
-    used.add(number)
-    return number
+def _processes(spec: Spec) -> dict[str, Spec]:
+    """Return the server that each process runs, by the component's name, or "" without components.
+
+    A component without copies gets no process. Requests to it fail for lack of capacity, as on AWS.
+    """
+    if not spec.components:
+        return {"": spec}
+    return {item.name: server for server in servers(spec) for item in server.components if item.copies}
+
+
+def _free_ports(port: Callable[[], int], names: Iterable[str]) -> dict[str, int]:
+    """Return a free port for each name. `port` may repeat a port whose process does not listen yet."""
+    ports: dict[str, int] = {}
+    for name in names:
+        while (number := port()) in ports.values():
+            continue
+        ports[name] = number
+    return ports
+
+
+def _components(spec: Spec, commands: Mapping[str, Command]) -> dict[str, Component]:
+    """Return the specification's components, and then their adapters, by name."""
+    urls = {name: command.url for name, command in commands.items()}
+    bases = {item.name: Component(copies=item.copies, container=urls.get(item.name)) for item in spec.components}
+    return bases | {
+        adapter.name: Component(adapter.name, item.copies, urls.get(item.name), base=item.name)
+        for item in spec.components
+        for adapter in item.adapters
+    }
 
 
 def _refuse_without_room(spec: Spec, machine: Machine) -> None:
@@ -137,7 +143,7 @@ def _refuse_without_room(spec: Spec, machine: Machine) -> None:
 def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
     """Return the variable that assigns GPUs to each component, each GPU to one only, as SageMaker does."""
     left = list(machine.gpus)
-    places: dict[str, dict[str, str]] = {}
+    variables: dict[str, dict[str, str]] = {}
     for server in servers(spec):
         engine = ENGINES.get(str(server.options.get("llm_engine")))
         if not machine.gpus or (engine is not None and not engine.spreads):
@@ -152,8 +158,8 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
                     "Run fewer components here (copies: 0), or use an engine that needs no GPU (--engine echo).",
                 )
             taken, left = left[: item.accelerators], left[item.accelerators :]
-            places[item.name] = {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
-    return places
+            variables[item.name] = {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
+    return variables
 
 
 def _variables(server: Spec, name: str) -> dict[str, str]:
@@ -182,13 +188,18 @@ def _model(server: Spec, who: str) -> dict[str, str]:
     )
 
 
-def _directory_of_adapter(component: str, adapter: str, adapters: Mapping[str, str]) -> str:
-    if adapter not in adapters:
-        raise SpecError(
-            f"component {component}: adapters: {adapter} is in S3, not on this machine",
-            f"Unpack the adapter, and give its directory: --adapter {adapter}=PATH",
-        )
-    return adapters[adapter]
+def _directories(spec: Spec, adapters: Mapping[str, str]) -> dict[str, str]:
+    """Return the directories of the adapters to load, by name. Those of components without copies are not loaded."""
+    loaded = [(item.name, adapter.name) for item in spec.components if item.copies for adapter in item.adapters]
+    for component, adapter in loaded:
+        if adapter not in adapters:
+            raise SpecError(
+                f"component {component}: adapters: {adapter} is in S3, not on this machine",
+                f"Unpack the adapter, and give its directory: --adapter {adapter}=PATH",
+            )
+    if unknown := adapters.keys() - {adapter.name for item in spec.components for adapter in item.adapters}:
+        raise SpecError(f"--adapter {sorted(unknown)[0]}: there is no such adapter (components[].adapters)")
+    return {adapter: adapters[adapter] for _, adapter in loaded}
 
 
 def _notes(spec: Spec) -> Iterator[str]:

@@ -17,14 +17,15 @@ from botocore.exceptions import ClientError
 from moto.core.exceptions import ServiceException
 from moto.sagemaker.responses import SageMakerResponse
 
-from deploy.emulator.authorization import Need, RoleStore, Where
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, method, page
+from deploy.emulator.authorization import RoleStore, Where
+from deploy.emulator.patch import Replacements, methods, result
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, page
 from deploy.s3.prefix import bucket_and_key
 
 if TYPE_CHECKING:
     from deploy.emulator.cloud import Cloud
 
-log = logging.getLogger("deploy.rehearsal")
+log = logging.getLogger("deploy.emulator")
 
 KIND = "transform-job"
 _MB = 2**20
@@ -35,7 +36,7 @@ class InUse(ServiceException):
     code = "ResourceInUse"
 
 
-class Calls:
+class Operations:
     """SageMaker's operations for transform jobs, each named as in boto3."""
 
     def __init__(self, cloud: Cloud) -> None:
@@ -57,8 +58,8 @@ class Calls:
             raise Invalid("BatchStrategy requires SplitType.")
         if p["TransformResources"]["InstanceCount"] > 100:
             raise Invalid("InstanceCount must be at most 100.")
-        if absent := list(_absent(p)):
-            raise Invalid(f"The rehearsal does not support {', '.join(absent)}.")
+        if unsupported := list(_unsupported(p)):
+            raise Invalid(f"The emulator does not support {', '.join(unsupported)}.")
         job = self._jobs.create(KIND, name, p, region)
         job.status, job.left = "InProgress", self._jobs.polls
         role = model.request["ExecutionRoleArn"]  # read now because the model may be deleted while the job runs
@@ -113,27 +114,26 @@ class Calls:
 
         An object that fails gets no output and does not stop the others.
         """
-        where, output = Where(region, ACCOUNT), request["TransformOutput"]
-        store = RoleStore(self._cloud, role, where, output.get("KmsKeyId"))
-        source, failed = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], ""
+        source, output = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], request["TransformOutput"]
+        store = RoleStore(self._cloud, role, Where(region, ACCOUNT), output.get("KmsKeyId"))
+        keys = store.keys(source)
+        failure = "" if keys else f"ClientError: No objects found at {source}"
         bucket, prefix = bucket_and_key(source)
-        store.check(Need("s3:ListBucket", f"arn:{where.partition}:s3:::{bucket}", {"s3:prefix": prefix}))
-        listed = self._cloud.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=prefix)
-        if not (there := [item["Key"] for item in listed.get("Contents", ())]):
-            return f"ClientError: No objects found at {source}"
-        for key in there:
-            target = _target(output["S3OutputPath"], prefix, key)
-            body = store.read(f"s3://{bucket}/{key}")
-            store.check(*store.writing(target))
+        for key in keys:
             try:
-                answers = self._answers(body, request)
+                self._transform_object(
+                    request, store, f"s3://{bucket}/{key}", _target(output["S3OutputPath"], prefix, key)
+                )
             except ValueError as error:
-                failed = f"ClientError: {key}: {error}"
-                continue
-            store.write(target, answers)
-        return failed
+                failure = f"ClientError: {key}: {error}"
+        return failure
 
-    def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
+    def _transform_object(self, request: dict[str, Any], store: RoleStore, uri: str, target: str) -> None:
+        body = store.read(uri)
+        store.check(*store.writing(target))
+        store.write(target, self._responses(body, request))
+
+    def _responses(self, body: bytes, request: dict[str, Any]) -> bytes:
         """Return the container's responses to an object's payloads, joined in order.
 
         Raises:
@@ -141,12 +141,12 @@ class Calls:
         """
         end = b"\n" if request["TransformOutput"].get("AssembleWith") == "Line" else b""
         content_type = request["TransformInput"].get("ContentType", "")
-        answers = (self._cloud.transform(payload, content_type) for payload in _payloads(body, request))
-        return b"".join(answer.removesuffix(end) + end for answer in answers)
+        responses = (self._cloud.transform(payload, content_type) for payload in _payloads(body, request))
+        return b"".join(response.removesuffix(end) + end for response in responses)
 
 
-def _absent(request: dict[str, Any]) -> Iterator[str]:
-    """Yield the job's settings that the rehearsal does not support."""
+def _unsupported(request: dict[str, Any]) -> Iterator[str]:
+    """Yield the job's settings that the emulator does not support."""
     transform_input, source = request["TransformInput"], request["TransformInput"]["DataSource"]["S3DataSource"]
     yield from (name for name in ("DataProcessing", "DataCaptureConfig") if request.get(name))
     if (split := transform_input.get("SplitType", "None")) not in ("None", "Line"):
@@ -197,8 +197,6 @@ def _summary(job: Thing) -> dict[str, Any]:
     return {**summary, "FailureReason": job.reason} if job.reason else summary
 
 
-def install(cloud: Cloud) -> None:
-    """Permanently replace moto's operations for transform jobs with those of `Calls`."""
-    calls = Calls(cloud)
-    for name in [name for name in vars(Calls) if not name.startswith("_")]:
-        setattr(SageMakerResponse, name, method(getattr(calls, name)))
+def replacements(cloud: Cloud) -> Replacements:
+    """Return the operations for transform jobs as replacements for moto's."""
+    return [(SageMakerResponse, methods(Operations(cloud), result))]

@@ -554,3 +554,19 @@ def put(cloud: Cloud, path: str, headers: dict[str, str]) -> int:
     with closing(HTTPConnection(cloud.url.removeprefix("http://"))) as connection:
         connection.request("PUT", path, headers=headers)
         return connection.getresponse().status
+
+
+# -- moto, which the server changes only while it runs ----------------------------------------------------------------
+
+
+def test_moto_is_restored_when_the_server_stops(cloud: Cloud) -> None:
+    def attributes() -> list[Any]:
+        return [getattr(owner, name, None) for owner, replaced in cloud.replacements() for name in replaced]
+
+    before = attributes()
+    other = Cloud()
+    try:
+        assert not any(new is old for new, old in zip(attributes(), before, strict=True))
+    finally:
+        other.stop()
+    assert attributes() == before

@@ -1,4 +1,4 @@
-"""AWS on loopback for tests: the rehearsal's, with a record of every call.
+"""AWS on loopback for tests: the emulator's, with a record of every call.
 
 Tests take it as the fixture `cloud`; boto3 finds it by AWS_ENDPOINT_URL, in this process and in processes of it. Who
 asks may do what their policies allow (`Cloud.policies`) and nothing else; only the tests' own clients may do anything.
@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 from werkzeug.datastructures import EnvironHeaders
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-from deploy.emulator import cloud, rehearsal
+from deploy.emulator import cloud, runtimes
 from deploy.emulator.authorization import Need
 from deploy.emulator.cloud import Call
 from deploy.emulator.endpoint import Limits
@@ -82,7 +82,7 @@ class Cloud(cloud.Cloud):
         _, _, endpoint, route = environ["PATH_INFO"].split("/", 3)
         assert route == "async-invocations"
         headers = CIMultiDict(EnvironHeaders(environ).items())
-        accepted = rehearsal.accept(self, endpoint, call.region, cloud.body_of(environ), headers, Limits())
+        accepted = runtimes.accept(self, endpoint, call.region, cloud.body_of(environ), headers, Limits())
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
         return accepted.answer(start_response)
 

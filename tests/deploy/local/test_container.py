@@ -264,7 +264,7 @@ def test_three_failed_pings_take_it_out_and_one_good_one_brings_it_back(loop: Lo
 
         async def until(healthy: bool) -> None:
             deadline = time.monotonic() + PATIENCE
-            while endpoint.healthy is not healthy:
+            while endpoint.status.is_healthy is not healthy:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.005)
 

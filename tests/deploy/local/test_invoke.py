@@ -293,7 +293,7 @@ def test_an_endpoint_that_is_not_in_service_is_not_found(local: Local) -> None:
 
 
 def test_an_unhealthy_one_is_unavailable(local: Local) -> None:
-    local.endpoint.healthy = False
+    local.endpoint.status = Status.UNHEALTHY
     with pytest.raises(ClientError) as raised:
         local.invoke({})
     assert error(raised)[:2] == (503, "ServiceUnavailable")

@@ -22,7 +22,7 @@ from werkzeug.serving import make_server
 from deploy.emulator.access import check_token
 from deploy.emulator.answers import ApiError
 from deploy.emulator.endpoint import Component, Limits
-from deploy.emulator.rehearsal import relayed
+from deploy.emulator.runtimes import relayed
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE, http

@@ -236,9 +236,9 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
         ({"BatchStrategy": "MultiRecord", "MaxPayloadInMB": 1}, [False], ""),  # which refuses several in a body
         ({"TransformInput": {"SplitType": "None"}}, [False], ""),
         ({"MaxPayloadInMB": 1, "padding": 2**20}, [], "in/a.jsonl: a record is larger than MaxPayloadInMB"),
-        ({"TransformInput": {"SplitType": "RecordIO"}}, None, "The rehearsal does not support SplitType RecordIO"),
-        ({"TransformInput": {"CompressionType": "Gzip"}}, None, "The rehearsal does not support CompressionType Gzip"),
-        ({"DataProcessing": {"JoinSource": "Input"}}, None, "The rehearsal does not support DataProcessing"),
+        ({"TransformInput": {"SplitType": "RecordIO"}}, None, "The emulator does not support SplitType RecordIO"),
+        ({"TransformInput": {"CompressionType": "Gzip"}}, None, "The emulator does not support CompressionType Gzip"),
+        ({"DataProcessing": {"JoinSource": "Input"}}, None, "The emulator does not support DataProcessing"),
     ],
 )
 def test_a_transform_job_answers_an_object_s_records(
@@ -586,7 +586,7 @@ def test_a_user_may_do_what_their_policies_allow(
 
 
 def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> None:
-    with pytest.raises(ClientError, match="CreateTrainingJob is not rehearsed: training jobs do not run here"):
+    with pytest.raises(ClientError, match="CreateTrainingJob is not emulated: training jobs do not run here"):
         boto3.client("sagemaker").create_training_job(
             TrainingJobName="j", RoleArn="arn:aws:iam::123456789012:role/lmi-endpoint",
             AlgorithmSpecification={"TrainingInputMode": "File"}, OutputDataConfig={"S3OutputPath": "s3://a/c"},
@@ -596,7 +596,7 @@ def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> 
 
 
 def test_a_search_is_refused_where_it_would_find_nothing(variables: dict[str, str]) -> None:
-    with pytest.raises(ClientError, match="Search is not rehearsed: use the List operations instead"):
+    with pytest.raises(ClientError, match="Search is not emulated: use the List operations instead"):
         boto3.client("sagemaker").search(Resource="Endpoint")
 
 

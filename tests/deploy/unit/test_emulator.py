@@ -17,8 +17,8 @@ from botocore.eventstream import EventStreamBuffer
 
 from deploy.emulator.access import check_presigned
 from deploy.emulator.answers import ApiError
-from deploy.emulator.rehearsal import Accepted
 from deploy.emulator.relay import internal_stream_failure, model_stream_error, payload_part
+from deploy.emulator.runtimes import Accepted
 
 # -- asynchronous requests ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from deploy.cli.main import main
 from deploy.client import ModelRefused, NotReady, NotSent, Patience, Predictor
 from deploy.client.errors import failure
-from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.endpoint import Endpoint, Status
 from deploy.emulator.runtime import Runtime
 from tests.deploy.local.servers import Loop
 from tests.servers import serve
@@ -64,12 +64,12 @@ def test_its_errors_are_the_client_s(predictor: Predictor, emulated: tuple[str, 
     _, endpoint = emulated
     with pytest.raises(ModelRefused):
         predictor.predict({"inputs": 1})
-    endpoint.healthy = False
+    endpoint.status = Status.UNHEALTHY
     try:
         with pytest.raises(NotReady, match="No instance of endpoint local"):
             predictor.predict(BODY)
     finally:
-        endpoint.healthy = True
+        endpoint.status = Status.IN_SERVICE
 
 
 def test_a_denial_names_the_router_s_action() -> None:

@@ -1,4 +1,4 @@
-"""SageMaker Runtime of a rehearsal: one emulator (runtime.py) for each endpoint, all in front of the same container."""
+"""SageMaker Runtime of the emulated account: a `Runtime` for each endpoint, all in front of the same container."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.error import HTTPError
 
@@ -37,6 +37,7 @@ from handler.core.numbers import is_digits
 # The role needs permissions to read the request, to write the response and to publish to the SNS topics.
 
 _HEADER = "X-Amzn-SageMaker-"
+_INPUT = f"{_HEADER}InputLocation"
 _FILENAME = re.compile(r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9_.-]{0,31}")
 _EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
 
@@ -132,15 +133,9 @@ def accept(
         Invalid: the request violates the API's rules, or the endpoint does not exist, is not in service or has no
             AsyncInferenceConfig.
     """
-    location = headers.get(f"{_HEADER}InputLocation")
-    if (location is None) == (not body):
-        raise Invalid("Exactly one of InputLocation and Body must be given.")
-    if location is not None and not re.fullmatch("s3://[^/]+/.+", location):
-        raise Invalid(f"InputLocation {location} must be s3://bucket/key.")
-    if len(body) > limits.inline_body:
-        raise Invalid(f"Body has {len(body)} bytes, but an inline body must have at most {limits.inline_body} bytes.")
-    folder = _text(headers, "S3OutputPathExtension", _EXTENSION).strip("/")
-    filename = _text(headers, "Filename", _FILENAME)
+    _check_input(headers, body, limits)
+    number = str(uuid.uuid4())
+    names = _object_names(headers, number)
     ttl = _number(headers, "RequestTTLSeconds", 60, 21600, 21600)
     timeout = _number(headers, "InvocationTimeoutSeconds", 1, 3600, int(limits.asynchronous))
     thing = cloud.sagemaker.get("endpoint", endpoint)
@@ -149,23 +144,39 @@ def accept(
     config = cloud.sagemaker.get("endpoint-config", thing.request["EndpointConfigName"]).request
     if "AsyncInferenceConfig" not in config:
         raise Invalid(f"Endpoint {endpoint} does not support asynchronous inference: it has no AsyncInferenceConfig.")
-    role = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"]).request["ExecutionRoleArn"]
-    places = config["AsyncInferenceConfig"]["OutputConfig"]
-    number = str(uuid.uuid4())
-    name = headers.get(INFERENCE_ID) or number
-    output = _place(places["S3OutputPath"], folder, filename or f"{number}.out")
-    failure = _place(places.get("S3FailurePath", places["S3OutputPath"]), folder, filename or f"{number}-error.out")
-    waits = not _has_instances(thing)
-    if waits:
+    model = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"])
+    outputs = config["AsyncInferenceConfig"]["OutputConfig"]
+    if not _has_instances(thing):
         cloud.scaling.wake(endpoint, region)
-        waits = not _has_instances(thing)
-    store = RoleStore(cloud, role, Where(region, ACCOUNT), places.get("KmsKeyId"))
-    topics = places.get("NotificationConfig", {})
-    return Accepted(store, name, body, location, topics, output, failure, ttl, timeout, waits)
+    return Accepted(
+        store=RoleStore(cloud, model.request["ExecutionRoleArn"], Where(region, ACCOUNT), outputs.get("KmsKeyId")),
+        id=headers.get(INFERENCE_ID) or number,
+        body=body,
+        location=headers.get(_INPUT),
+        topics=outputs.get("NotificationConfig", {}),
+        output=f"{outputs['S3OutputPath'].rstrip('/')}/{names[0]}",
+        failure=f"{outputs.get('S3FailurePath', outputs['S3OutputPath']).rstrip('/')}/{names[1]}",
+        ttl=ttl,
+        timeout=timeout,
+        waits=not _has_instances(thing),
+    )
 
 
-def _place(prefix: str, folder: str, name: str) -> str:
-    return "/".join(filter(None, [prefix.rstrip("/"), folder, name]))
+def _check_input(headers: Mapping[str, str], body: bytes, limits: Limits) -> None:
+    location = headers.get(_INPUT)
+    if (location is None) == (not body):
+        raise Invalid("Exactly one of InputLocation and Body must be given.")
+    if location is not None and not re.fullmatch("s3://[^/]+/.+", location):
+        raise Invalid(f"InputLocation {location} must be s3://bucket/key.")
+    if len(body) > limits.inline_body:
+        raise Invalid(f"Body has {len(body)} bytes, but an inline body must have at most {limits.inline_body} bytes.")
+
+
+def _object_names(headers: Mapping[str, str], number: str) -> tuple[str, str]:
+    """Return the names of the response's object and of a failure's object, relative to the endpoint's prefixes."""
+    folder = _text(headers, "S3OutputPathExtension", _EXTENSION).strip("/")
+    prefix, name = f"{folder}/" if folder else "", _text(headers, "Filename", _FILENAME)
+    return f"{prefix}{name or f'{number}.out'}", f"{prefix}{name or f'{number}-error.out'}"
 
 
 def _text(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
@@ -188,7 +199,7 @@ def _has_instances(endpoint: Thing) -> bool:
     return any(endpoint.request.get("Counts", {"all": 1}).values())
 
 
-# -- data capture of a rehearsal, which is written to the rehearsal's S3 with the model's role -------------------------
+# -- data capture, which is written to the emulated S3 with the model's role -------------------------------------------
 
 
 def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
@@ -218,26 +229,16 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # withou
 _STATUS = {"Creating": Status.CREATING, "Failed": Status.FAILED}
 
 
-class Emulators:
-    """The emulators of a rehearsal's endpoints, each started at its endpoint's first request.
+class Runtimes:
+    """The emulators of all endpoints of the account, each started at its endpoint's first request.
 
     Args:
-        container: the URL of the container behind all endpoints.
+        plan: endpoint with the container behind all endpoints, its state, and the limits.
         loop: event loop that runs the emulators. The methods are called from other threads.
-        healthy: function that returns whether the container passes its health checks.
-        part_bytes: maximum size of a stream's parts, as in `Endpoint`.
     """
 
-    def __init__(
-        self,
-        container: str,
-        loop: asyncio.AbstractEventLoop,
-        healthy: Callable[[], bool],
-        limits: Limits,
-        part_bytes: int | None,
-    ) -> None:
-        self._container, self._loop, self._healthy = container, loop, healthy
-        self._limits, self._part_bytes = limits, part_bytes
+    def __init__(self, plan: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
+        self._plan, self._loop = plan, loop
         self._running: dict[str, tuple[Endpoint, str]] = {}
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -267,7 +268,7 @@ class Emulators:
     ) -> list[bytes]:
         """Accept an asynchronous request, and execute it in the background."""
         headers = CIMultiDict(_headers(environ))
-        accepted = accept(cloud, name, region, body_of(environ), headers, self._limits)
+        accepted = accept(cloud, name, region, body_of(environ), headers, self._plan.limits)
         passed = {**to_container(headers, ASYNC, None), INFERENCE_ID: accepted.id}
         self._workers.submit(accepted.work, lambda body: self._ask(body, passed, accepted.timeout))
         return accepted.answer(start_response)
@@ -279,7 +280,7 @@ class Emulators:
             ValueError: the response's status is 5xx, or the container did not respond.
         """
         headers = {"Content-Type": content_type} if content_type else {}
-        status, answer = self._post(payload, headers, self._limits.asynchronous)
+        status, answer = self._post(payload, headers, self._plan.limits.asynchronous)
         if status >= 500:
             raise ValueError(f"Bad HTTP status received from algorithm: {status}")
         return answer
@@ -297,7 +298,7 @@ class Emulators:
         return answer
 
     def _post(self, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
-        request = urllib.request.Request(f"{self._container}/invocations", body, dict(headers))
+        request = urllib.request.Request(f"{self._plan.container}/invocations", body, dict(headers))
         try:
             try:
                 reply = _OPENER.open(request, timeout=seconds)
@@ -315,8 +316,8 @@ class Emulators:
                 started = asyncio.run_coroutine_threadsafe(self._start(thing.name), self._loop)
                 self._running[thing.name] = started.result()
         endpoint, url = self._running[thing.name]
-        endpoint.status = _STATUS.get(thing.status, Status.IN_SERVICE)
-        endpoint.healthy = self._healthy()
+        healthy = Status.IN_SERVICE if self._plan.status.is_healthy else Status.UNHEALTHY
+        endpoint.status = _STATUS.get(thing.status, healthy)
         sagemaker = cloud.sagemaker
         config = sagemaker.get("endpoint-config", thing.request["EndpointConfigName"])
         endpoint.capture = configured(cloud, config, region)
@@ -326,7 +327,7 @@ class Emulators:
         return url
 
     async def _start(self, name: str) -> tuple[Endpoint, str]:
-        endpoint = Endpoint(self._container, name, limits=self._limits, part_bytes=self._part_bytes, account=ACCOUNT)
+        endpoint = replace(self._plan, name=name, account=ACCOUNT)
         started: asyncio.Future[str] = self._loop.create_future()
 
         async def serve() -> None:
