@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.decision import Decision
+from deploy.resolve.decision import Decision, joined
 from deploy.resolve.fit import Fit, Resolution, cheapest, cpu_limit
 from deploy.resolve.instances import InstanceType, find
 from deploy.spec import Spec
@@ -76,32 +77,42 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
         SpecError: a server's settings are invalid, the servers need different hosts, or the instances do not have
             enough resources for the initial copies.
     """
-    groups = servers(spec)
-    resolutions = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
-    if spec.instance.type == "auto":
-        kind = _common_type(spec, groups, resolutions)
-        if any(resolution.decision.instance_type != kind for resolution in resolutions):
-            groups = [_on(server, kind) for server in groups]
-            resolutions = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
-    decisions = [resolution.decision for resolution in resolutions]
-    _one_host(groups, decisions)
-    placed = tuple(_placed(groups, resolutions))
-    sums = Sums(placed, find(decisions[0].instance_type), _instances(spec))
+    served = _serve(spec, servers(spec), resolve)
+    _one_host(served)
+    sums = _sums(spec, served, find(served[0].decision.instance_type))
     if not spec.instance.unchecked and (problem := _without_room(sums, spec)):
         raise SpecError(problem, _MORE_ROOM)
-    joined = replace(
-        decisions[0],
-        download=max(decision.download for decision in decisions),
-        startup=max(decision.startup for decision in decisions),
-        warnings=tuple(dict.fromkeys((*_warnings(groups, decisions), *_tight(sums, spec)))),
-        components={
-            item.name: decision
-            for server, decision in zip(groups, decisions, strict=True)
-            for item in server.components
-        },
+    decision = joined(
+        [item.decision for item in served],
+        (*_warnings(served), *_tight(sums, spec)),
+        components={component.name: item.decision for item in served for component in item.server.components},
     )
-    candidates = resolutions[0].candidates if len(groups) == 1 else None
-    return replace(resolutions[0], decision=joined, candidates=candidates, sums=sums)
+    first = served[0].resolution
+    return replace(first, decision=decision, candidates=first.candidates if len(served) == 1 else None, sums=sums)
+
+
+class Served(NamedTuple):
+    """A server of components, and its resolution."""
+
+    server: Spec
+    resolution: Resolution
+
+    @property
+    def decision(self) -> Decision:
+        return self.resolution.decision
+
+
+def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
+    """Resolve each server. With `auto`, resolve them again on a common instance type if their types differ."""
+    served = [Served(server, _of_one(server, resolve, alone=len(groups) == 1)) for server in groups]
+    if spec.instance.type != "auto":
+        return served
+    kind = _common_type(spec, served)
+    if all(item.decision.instance_type == kind for item in served):
+        return served
+    instance = spec.instance.model_copy(update={"type": kind})
+    on_type = [server.model_copy(update={"instance": instance}) for server in groups]
+    return _serve(spec.model_copy(update={"instance": instance}), on_type, resolve)
 
 
 _MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances. options.replicas adds engines to a copy."
@@ -161,38 +172,37 @@ def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool)
         raise type(error)(f"{title(server)}: {error}", error.advice) from error
 
 
-def _on(server: Spec, kind: str) -> Spec:
-    return server.model_copy(update={"instance": server.instance.model_copy(update={"type": kind})})
-
-
-def _common_type(spec: Spec, groups: Sequence[Spec], resolutions: Sequence[Resolution]) -> str:
+def _common_type(spec: Spec, served: Sequence[Served]) -> str:
     """Return the cheapest instance type that fits each model, and has enough resources for all initial copies.
 
     Raises:
         DoesNotFit: there is no such type.
     """
-    lists = [resolution.candidates.fits for resolution in resolutions if resolution.candidates is not None]
-    fitting = [{item.instance.name for item in fits if item.fits} for fits in lists]
-    places = [{item.instance.name: rank for rank, item in enumerate(fits)} for fits in lists]
-    # A type's rank is its worst rank for any model.
-    ranked = {name: max(of_model[name] for of_model in places) for name in set.intersection(*fitting)}
-    for name in sorted(ranked, key=lambda type_name: (ranked[type_name], type_name)):
-        sums = Sums(tuple(_placed(groups, resolutions)), find(name), _instances(spec))
-        if not any(taken > has for _, taken, has in sums.rows()):
+    candidates = [item.resolution.candidates.fits for item in served if item.resolution.candidates is not None]
+    for name in _types_of_all(candidates):
+        if not any(taken > has for _, taken, has in _sums(spec, served, find(name)).rows()):
             return name
-    if len(groups) == 1:
-        return cheapest(lists[0]).instance.name  # the later check of the copies reports the problem
+    if len(served) == 1:
+        return cheapest(candidates[0]).instance.name  # the later check of the copies reports the problem
     raise DoesNotFit(
         "instance.type: auto: no known instance type has enough resources for the initial copies of all components",
         f"{_MORE_ROOM} Or choose the type yourself with instance.type.",
     )
 
 
-def _placed(groups: Sequence[Spec], resolutions: Sequence[Resolution]) -> Iterator[Placed]:
-    for server, resolution in zip(groups, resolutions, strict=True):
-        chosen = None if resolution.candidates is None else resolution.candidates.chosen
-        for item in server.components:
-            yield placed(item, server.model, resolution.decision, chosen)
+def _types_of_all(candidates: Sequence[Sequence[Fit]]) -> list[str]:
+    """Return the instance types that fit each model, by their worst rank for any model."""
+    ranks = [{item.instance.name: rank for rank, item in enumerate(fits)} for fits in candidates]
+    fitting = [{item.instance.name for item in fits if item.fits} for fits in candidates]
+    return sorted(set.intersection(*fitting), key=lambda name: (max(of_model[name] for of_model in ranks), name))
+
+
+def _sums(spec: Spec, served: Sequence[Served], instance: InstanceType | None) -> Sums:
+    """Return the resources that the copies need, and those of the specification's number of instances."""
+    needed = []
+    for server, resolution in served:
+        needed += [placed(item, server.model, resolution.decision, resolution.chosen) for item in server.components]
+    return Sums(tuple(needed), instance, _instances(spec))
 
 
 def placed(item: Component, model: Model, decision: Decision, fit: Fit | None = None) -> Placed:
@@ -205,29 +215,26 @@ def _instances(spec: Spec) -> int:
     return spec.instance.count if spec.instance.managed is None else spec.instance.managed.max
 
 
-def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
+def _one_host(served: Sequence[Served]) -> None:
     """Check that all images can run on the same host AMI, as an endpoint configuration has only one.
 
     Raises:
         SpecError: the images need different values of InferenceAmiVersion.
     """
-    if len({decision.ami for decision in decisions}) > 1:
-        hosts = "; ".join(
-            f"{title(server)}: {decision.ami or 'the default'}"
-            for server, decision in zip(groups, decisions, strict=True)
-        )
+    if len({item.decision.ami for item in served}) > 1:
+        hosts = "; ".join(f"{title(item.server)}: {item.decision.ami or 'the default'}" for item in served)
         raise SpecError(
             f"components[].image: the images need different host AMIs ({hosts}), but an endpoint has only one",
             "Use images with the same CUDA version (set image.cuda if the tag does not state it), or set instance.ami.",
         )
 
 
-def _warnings(groups: Sequence[Spec], decisions: Sequence[Decision]) -> Iterator[str]:
+def _warnings(served: Sequence[Served]) -> Iterator[str]:
     """Yield the warnings of all servers. A warning that does not concern all servers names its components."""
-    common = set.intersection(*(set(decision.warnings) for decision in decisions))
-    for server, decision in zip(groups, decisions, strict=True):
-        for warning in decision.warnings:
-            yield warning if warning in common else f"{title(server)}: {warning}"
+    common = set.intersection(*(set(item.decision.warnings) for item in served))
+    for item in served:
+        for warning in item.decision.warnings:
+            yield warning if warning in common else f"{title(item.server)}: {warning}"
 
 
 def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
@@ -261,25 +268,43 @@ def _left_over(sums: Sums) -> str:
     """
     assert sums.instance is not None
     resources = [resource for resource in _resources(sums.instance) if resource[2]]
-    free: list[tuple[list[float], int]] = [([has for _, _, has in resources], sums.count)]
+    free = [Room([has for _, _, has in resources], sums.count)]
     for item in sorted(sums.placed, key=lambda placed: tuple(-of_copy(placed) for _, of_copy, _ in resources)):
-        needs = [of_copy(item) for _, of_copy, _ in resources]
-        left = item.copies
-        remaining: list[tuple[list[float], int]] = []
-        for room, count in free:
-            each = min((int(has // need) for has, need in zip(room, needs, strict=True) if need), default=left)
-            full, rest = divmod(left, each) if each else (0, 0)
-            used = min(full, count)
-            if used:
-                remaining.append(([has - each * need for has, need in zip(room, needs, strict=True)], used))
-                left -= used * each
-            if used < count and each and (rest := min(left, each)) > 0:
-                remaining.append(([has - rest * need for has, need in zip(room, needs, strict=True)], 1))
-                left -= rest
-                used += 1
-            if used < count:
-                remaining.append((room, count - used))
-        free = remaining
-        if left > 0:
+        free, left = _place(item.copies, [of_copy(item) for _, of_copy, _ in resources], free)
+        if left:
             return f"component {item.name}"
     return ""
+
+
+class Room(NamedTuple):
+    """A number of equal instances, and the resources that are free on each of them."""
+
+    free: list[float]
+    instances: int
+
+    def copies(self, needs: Sequence[float], most: int) -> int:
+        """Return how many copies fit on one instance, up to `most`."""
+        return min((int(has // need) for has, need in zip(self.free, needs, strict=True) if need), default=most)
+
+    def less(self, needs: Sequence[float], copies: int, instances: int) -> Room:
+        """Return some of the instances, each with `copies` more."""
+        return Room([has - copies * need for has, need in zip(self.free, needs, strict=True)], instances)
+
+
+def _place(left: int, needs: Sequence[float], free: Sequence[Room]) -> tuple[list[Room], int]:
+    """Place copies on instances. Return what is free then, and the number of copies that are left.
+
+    Args:
+        left: number of copies to place.
+        needs: resources that each copy needs.
+    """
+    remaining: list[Room] = []
+    for room in free:
+        each = room.copies(needs, left)
+        full = min(left // each, room.instances) if each else 0
+        left -= each * full
+        rest = min(each, left) if full < room.instances else 0  # on one more instance
+        left -= rest
+        parts = ((each, full), (rest, int(rest > 0)), (0, room.instances - full - int(rest > 0)))
+        remaining += [room.less(needs, copies, instances) for copies, instances in parts if instances]
+    return remaining, left

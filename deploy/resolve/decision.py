@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deploy.spec import Spec
@@ -98,6 +98,22 @@ class Decision:
             pools=(),
             shadow=None,
         )
+
+
+def joined(decisions: Sequence[Decision], warnings: Iterable[str], **changes: Any) -> Decision:
+    """Return the first of several decisions for one endpoint, with the longest timeouts of all, and with `warnings`.
+
+    Args:
+        warnings: the warnings of all decisions. Duplicates are removed.
+        changes: other attributes to replace.
+    """
+    return replace(
+        decisions[0],
+        download=max(decision.download for decision in decisions),
+        startup=max(decision.startup for decision in decisions),
+        warnings=tuple(dict.fromkeys(warnings)),
+        **changes,
+    )
 
 
 def spec_on(spec: Spec, pool: Pool) -> Spec:

@@ -378,6 +378,11 @@ class Resolution:
     sums: Sums | None = None
     prices: Prices = TABLE
 
+    @property
+    def chosen(self) -> Fit | None:
+        """Return the memory that the model needs on the chosen type, or None if it is unknown."""
+        return None if self.candidates is None else self.candidates.chosen
+
 
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:
     """Return the model's memory on every known instance type, best first.

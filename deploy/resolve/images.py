@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
@@ -134,10 +134,15 @@ def cuda_of(tag: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def choose_ami(
-    setting: str, instance: InstanceType | None, cuda: tuple[int, int] | None
-) -> tuple[str | None, tuple[str, ...]]:
-    """Return the InferenceAmiVersion to use, or None for SageMaker's default, and warnings.
+class Ami(NamedTuple):
+    """The InferenceAmiVersion of a host, or None for SageMaker's default, and warnings about it."""
+
+    name: str | None
+    warnings: tuple[str, ...] = ()
+
+
+def choose_ami(setting: str, instance: InstanceType | None, cuda: tuple[int, int] | None) -> Ami:
+    """Choose the host's AMI.
 
     The default host's driver can be years old. If the driver is too old for the image, or if an image with CUDA 12 runs
     on the newest host, the endpoint stays in Creating without any log. So the AMI depends on the image's CUDA version.
@@ -149,19 +154,20 @@ def choose_ami(
     """
     if setting != "auto":
         unknown = (f"instance.ami: {setting} is not one of the AMIs known in 2026: {', '.join(KNOWN_AMIS)}.",)
-        return setting, () if setting in KNOWN_AMIS else unknown
+        return Ami(setting, () if setting in KNOWN_AMIS else unknown)
     if instance is not None and instance.gpus == 0:
-        return None, ()
+        return Ami(None)
     if cuda is None:
         newest = AMI_CUDA_13 if instance is not None and instance.blackwell else None
         host = f"on the newest host ({newest})" if newest else "on the default host, whose driver may be too old"
-        return newest, (f"The image's CUDA version is unknown, so it runs {host}. Set image.cuda, e.g. 12.8 or 13.0.",)
+        text = f"The image's CUDA version is unknown, so it runs {host}. Set image.cuda, e.g. 12.8 or 13.0."
+        return Ami(newest, (text,))
     if cuda[0] >= 13:
-        return AMI_CUDA_13, ()
+        return Ami(AMI_CUDA_13)
     if instance is not None and instance.blackwell:
         text = f"{instance.name} needs the newest host, where endpoints with CUDA {cuda[0]}.{cuda[1]} images have hung"
-        return AMI_CUDA_13, (f"{text} in Creating. Prefer an image with CUDA 13.",)
-    return AMI_CUDA_12, ()
+        return Ami(AMI_CUDA_13, (f"{text} in Creating. Prefer an image with CUDA 13.",))
+    return Ami(AMI_CUDA_12)
 
 
 def push_instructions(uri: str) -> str:

@@ -13,7 +13,7 @@ from deploy.aws import Aws, error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.components import resolve_components
-from deploy.resolve.decision import Decision, Pool, spec_on
+from deploy.resolve.decision import Decision, Pool, joined, spec_on
 from deploy.resolve.fit import (
     Candidates,
     Fit,
@@ -56,33 +56,33 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
         DoesNotFit: the model does not fit on a pool's type.
         SpecError: the settings for a pool's type are invalid, or the types need different host AMIs.
     """
-    resolved: list[tuple[Pool, Resolution]] = []
-    for index, item in enumerate(spec.instance.pools):
-        pool = Pool(item.priority or index + 1, item.type, 0, options=item.options)
-        try:
-            resolution = resolve(spec_on(spec, pool))
-        except (DoesNotFit, SpecError) as error:
-            raise type(error)(f"instance.pools[{index}]: {error}", error.advice) from error
-        decision = resolution.decision
-        pool = replace(
-            pool, gpus=decision.gpus, tensor_parallel=decision.tensor_parallel, expert_parallel=decision.expert_parallel
-        )
-        resolved.append((pool, resolution))
-    resolved.sort(key=lambda item: item[0].priority)
-    decisions = [resolution.decision for _, resolution in resolved]
+    resolutions = [_on_pool(spec, index, resolve) for index in range(len(spec.instance.pools))]
+    resolutions.sort(key=lambda resolution: resolution.decision.pools[0].priority)
+    decisions = [resolution.decision for resolution in resolutions]
     _one_host(decisions)
-    joined = replace(
-        decisions[0],
-        download=max(decision.download for decision in decisions),
-        startup=max(decision.startup for decision in decisions),
-        warnings=tuple(dict.fromkeys(warning for decision in decisions for warning in decision.warnings)),
-        pools=tuple(pool for pool, _ in resolved),
-        components={
-            name: replace(decision, pools=tuple(pool for pool, _ in resolved))
-            for name, decision in decisions[0].components.items()
-        },
+    pools = tuple(decision.pools[0] for decision in decisions)
+    decision = joined(
+        decisions,
+        (warning for decision in decisions for warning in decision.warnings),
+        pools=pools,
+        components={name: replace(decision, pools=pools) for name, decision in decisions[0].components.items()},
     )
-    return replace(resolved[0][1], decision=joined)
+    return replace(resolutions[0], decision=decision)
+
+
+def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> Resolution:
+    """Resolve the specification for one of its pools. The decision's `pools` has only that pool."""
+    item = spec.instance.pools[index]
+    pool = Pool(item.priority or index + 1, item.type, 0, options=item.options)
+    try:
+        resolution = resolve(spec_on(spec, pool))
+    except (DoesNotFit, SpecError) as error:
+        raise type(error)(f"instance.pools[{index}]: {error}", error.advice) from error
+    decision = resolution.decision
+    pool = replace(
+        pool, gpus=decision.gpus, tensor_parallel=decision.tensor_parallel, expert_parallel=decision.expert_parallel
+    )
+    return replace(resolution, decision=replace(decision, pools=(pool,)))
 
 
 def _one_host(decisions: list[Decision]) -> None:
@@ -258,11 +258,11 @@ def resolve(
         NotThere: the image is not in ECR.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
-    return _resolve(spec, _Asked(region, account, aws, hub, prices))
+    return _resolve(spec, _Inputs(region, account, aws, hub, prices))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Inputs:
     """The arguments of `resolve` other than the specification."""
 
     region: str
@@ -272,7 +272,7 @@ class _Asked:
     prices: Prices
 
 
-def _resolve(spec: Spec, inputs: _Asked) -> Resolution:
+def _resolve(spec: Spec, inputs: _Inputs) -> Resolution:
     if spec.shadow is not None:
         return with_shadow(spec, lambda shadow_spec: _resolve(shadow_spec, inputs))
     if spec.instance.pools:
@@ -282,49 +282,43 @@ def _resolve(spec: Spec, inputs: _Asked) -> Resolution:
     return _of_server(spec, inputs)
 
 
-def _of_server(spec: Spec, inputs: _Asked) -> Resolution:
-    """Resolve a specification that has one server and at most one instance type."""
-    aws, prices = inputs.aws, inputs.prices
-    image = images.resolve_image(spec.image, inputs.region, inputs.account, aws)
-    size = find_size(spec, aws, inputs.hub)
-    need, need_warnings = _need(spec, size.shape, image)
-    instance = None if spec.instance.type == "auto" else find(spec.instance.type)
-    fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
-    if instance is not None and not spec.instance.unchecked and not instance.gpus and _needs_gpus(spec, image.uri):
-        on_gpus = () if need is None else rank(need, prices=prices)
-        raise without_gpus(instance, _engine(spec), on_gpus, image.built_for)
-    if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
-        raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Use {able(image.built_for)}, or another image.")
-    chosen, type_warnings = _choose(spec, instance, need, fits, prices)
-    instance = instance if chosen is None else chosen.instance
-    ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
+def _of_server(spec: Spec, inputs: _Inputs) -> Resolution:
+    """Resolve a specification that has one server and at most one instance type.
+
+    There are five decisions: the image, the model's size and needs, the instance type, the host AMI and the timeouts.
+    """
+    image = images.resolve_image(spec.image, inputs.region, inputs.account, inputs.aws)
+    size = find_size(spec, inputs.aws, inputs.hub)
+    need = None if size.shape is None else _need(spec, size.shape, image)
+    choice = _choose(spec, image, need, inputs.prices)
+    ami = images.choose_ami(spec.instance.ami, choice.instance, image.cuda)
     times = _times(spec, need.stored_gib if need is not None else size.packed)
     decision = Decision(
         region=inputs.region,
         account=inputs.account,
         image=image.uri,
-        instance_type=spec.instance.type if instance is None else instance.name,
-        gpus=_min_gpus(spec) if instance is None else instance.gpus,
-        ami=ami,
+        instance_type=spec.instance.type if choice.instance is None else choice.instance.name,
+        gpus=_min_gpus(spec) if choice.instance is None else choice.instance.gpus,
+        ami=ami.name,
         model_data=spec.model.s3 or spec.model.upload,
         download=spec.timeouts.download or times.download,
         startup=spec.timeouts.startup or times.startup,
         provision=spec.timeouts.provision,
-        tensor_parallel=_degree(spec, chosen, instance),
-        expert_parallel=chosen is not None and chosen.experts,
+        tensor_parallel=_degree(spec, choice),
+        expert_parallel=choice.fit is not None and choice.fit.experts,
         warnings=(
             *image.warnings,
             *size.notes,
-            *need_warnings,
-            *type_warnings,
-            *ami_warnings,
-            *_volume_warnings(spec, instance),
-            *device_warnings(spec, instance, _engine_gpus(spec, chosen, instance)),
+            *_context_warnings(spec, size.shape),
+            *choice.warnings,
+            *ami.warnings,
+            *_volume_warnings(spec, choice.instance),
+            *device_warnings(spec, choice.instance, (_degree(spec, choice) or 1) * _others(spec)),
             *times.warnings,
         ),
     )
-    candidates = None if need is None else Candidates(need, size.source, fits, chosen)
-    return Resolution(decision, candidates, prices=prices)
+    candidates = None if need is None else Candidates(need, size.source, choice.fits, choice.fit)
+    return Resolution(decision, candidates, prices=inputs.prices)
 
 
 def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> ModelSize:
@@ -398,43 +392,39 @@ def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
         return None
 
 
-def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple[Need | None, tuple[str, ...]]:
-    """Return the model with its settings, or None if its shape is unknown, and warnings about assumptions."""
-    if shape is None:
-        return None, ()
-    warnings = []
-    context = spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
-    if context is None:
-        context = _CONTEXT
-        warnings.append(f"The model's maximum context is unknown; {_CONTEXT} tokens are assumed. Set model.context.")
-    dtype = spec.model.dtype if spec.model.dtype != "auto" else _precision(spec, shape)
+def _need(spec: Spec, shape: Shape, image: images.ResolvedImage) -> Need:
+    """Return the model with its settings."""
     kv = str(spec.options.get("kv_cache_dtype", "auto")).lower()
     usable = spec.options.get("gpu_memory_utilization")
-    need = Need(
+    return Need(
         shape,
-        dtype,
-        context,
+        spec.model.dtype if spec.model.dtype != "auto" else _precision(spec, shape),
+        _context(spec, shape) or _CONTEXT,
         kv_bytes=1 if kv.startswith(("fp8", "nvfp4", "int8")) else 2,
         degree=_gpus_per_copy(spec),
         usable=float(usable) if isinstance(usable, int | float) and 0 < usable < 1 else Need.usable,
         cuda=image.cuda,
         built_for=image.built_for,
         windows=_frees_windows(spec),
-        weight_only=_is_vllm(spec),
+        weight_only=_engine(spec) == "vllm",
         stages=_others(spec),
         experts=_expert_parallel(spec),
     )
-    return need, tuple(warnings)
+
+
+def _context(spec: Spec, shape: Shape) -> int | None:
+    return spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
+
+
+def _context_warnings(spec: Spec, shape: Shape | None) -> Iterator[str]:
+    if shape is not None and _context(spec, shape) is None:
+        yield f"The model's maximum context is unknown; {_CONTEXT} tokens are assumed. Set model.context."
 
 
 def _frees_windows(spec: Spec) -> bool:
     """Return whether the engine frees the cache outside of a sliding window, as vLLM does by default."""
     off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
-    return _is_vllm(spec) and off == "false" and "kv_transfer_config" not in spec.options
-
-
-def _is_vllm(spec: Spec) -> bool:
-    return _engine(spec) == "vllm"
+    return _engine(spec) == "vllm" and off == "false" and "kv_transfer_config" not in spec.options
 
 
 def _expert_parallel(spec: Spec) -> bool | None:
@@ -467,37 +457,75 @@ def _precision(spec: Spec, shape: Shape) -> Precision:
     return next((_PRECISIONS[value] for value in values if value in _PRECISIONS), stored)
 
 
-def _choose(
-    spec: Spec, instance: InstanceType | None, need: Need | None, fits: tuple[Fit, ...], prices: Prices
-) -> tuple[Fit | None, tuple[str, ...]]:
-    """Return the chosen candidate, or None if the instance type or the model's size is unknown, and warnings.
+class Choice(NamedTuple):
+    """The choice of an instance type.
+
+    Attributes:
+        instance: the instance type, or None if it is not in the tables.
+        fit: memory that the model needs on it, or None if the instance type or the model's size is unknown.
+        fits: all candidates by price, or () if the model's size is unknown.
+        warnings: warnings about the choice, each as a sentence.
+    """
+
+    instance: InstanceType | None
+    fit: Fit | None
+    fits: tuple[Fit, ...]
+    warnings: tuple[str, ...]
+
+
+def _choose(spec: Spec, image: images.ResolvedImage, need: Need | None, prices: Prices) -> Choice:
+    """Choose the instance type, or check the specification's.
 
     Raises:
         SpecError: `auto` cannot choose a type, or the type looks like a typing error.
-        DoesNotFit: the model does not fit.
+        DoesNotFit: the image or the model does not fit.
     """
-    name = spec.instance.type
-    if name == "auto":
-        if need is None:
-            raise SpecError(
-                "instance.type: auto needs the model's size, which is unknown",
-                "Set instance.type to a type, e.g. ml.g6e.xlarge, or set model.shape: {parameters: 8.03e9, layers: 32, "
-                "kv_heads: 8, head_dim: 128}, with the values in the model's config.json.",
-            )
-        chosen = cheapest(fits)
-        return chosen, _remarks(spec, chosen)
+    if spec.instance.type == "auto":
+        return _cheapest(spec, need, () if need is None else rank(need, _on_cpu(spec), prices))
+    instance = find(spec.instance.type)
     if instance is None:
         if not spec.instance.unchecked:
-            refuse_mistyped(name)
-        return None, (f"{name} is not in the tables (of 2026), so the model's fit was not checked.",)
-    if need is None:
-        return None, ("The model's size is unknown, so its fit was not checked. Set model.shape.",)
-    chosen = fit(need, instance, prices.of(instance.name, spec.instance.price))
-    if chosen.fits:
-        return chosen, _remarks(spec, chosen)
+            refuse_mistyped(spec.instance.type)
+        fits = () if need is None else rank(need, _on_cpu(spec), prices)
+        text = f"{spec.instance.type} is not in the tables (of 2026), so the model's fit was not checked."
+        return Choice(None, None, fits, (text,))
     if not spec.instance.unchecked:
+        _check_host(spec, instance, image, need, prices)
+    if need is None:
+        text = "The model's size is unknown, so its fit was not checked. Set model.shape."
+        return Choice(instance, None, (), (text,))
+    fits = rank(need, instance.gpus == 0, prices)
+    chosen = fit(need, instance, prices.of(instance.name, spec.instance.price))
+    if not chosen.fits and not spec.instance.unchecked:
         raise too_small(chosen, fits)
-    return chosen, (f"{name}: {chosen.problem} (instance.unchecked).", *_remarks(spec, chosen))
+    problem = () if chosen.fits else (f"{instance.name}: {chosen.problem} (instance.unchecked).",)
+    return Choice(instance, chosen, fits, (*problem, *_remarks(spec, chosen)))
+
+
+def _cheapest(spec: Spec, need: Need | None, fits: tuple[Fit, ...]) -> Choice:
+    if need is None:
+        raise SpecError(
+            "instance.type: auto needs the model's size, which is unknown",
+            "Set instance.type to a type, e.g. ml.g6e.xlarge, or set model.shape: {parameters: 8.03e9, layers: 32, "
+            "kv_heads: 8, head_dim: 128}, with the values in the model's config.json.",
+        )
+    chosen = cheapest(fits)
+    return Choice(chosen.instance, chosen, fits, _remarks(spec, chosen))
+
+
+def _check_host(
+    spec: Spec, instance: InstanceType, image: images.ResolvedImage, need: Need | None, prices: Prices
+) -> None:
+    """Check that the image can run on the instance type.
+
+    Raises:
+        DoesNotFit: the image needs a GPU, or a newer one.
+    """
+    if not instance.gpus and _needs_gpus(spec, image.uri):
+        on_gpus = () if need is None else rank(need, prices=prices)
+        raise without_gpus(instance, _engine(spec), on_gpus, image.built_for)
+    if old := too_old(instance, image.built_for):
+        raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Use {able(image.built_for)}, or another image.")
 
 
 def _remarks(spec: Spec, chosen: Fit) -> tuple[str, ...]:
@@ -551,32 +579,24 @@ def _number(spec: Spec, *names: str) -> int | None:
     return None
 
 
-def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int | None:
-    if instance is not None and instance.gpus == 0:
+def _degree(spec: Spec, choice: Choice) -> int | None:
+    if choice.instance is not None and choice.instance.gpus == 0:
         return None
-    if chosen is None or _others(spec) > 1:
+    if choice.fit is None or _others(spec) > 1:
         return _degree_option(spec)
-    return chosen.degree
+    return choice.fit.degree
 
 
-def _engine_gpus(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int:
-    return (_degree(spec, chosen, instance) or 1) * _others(spec)
-
-
-def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:
+def _volume_warnings(spec: Spec, instance: InstanceType | None) -> Iterator[str]:
     if instance is None or not instance.nvme_gb:
-        return ()
-    warnings = []
+        return
     if spec.instance.volume_gb is not None:
         raise SpecError(
             f"instance.volume_gb: {instance.name} has {instance.nvme_gb} GB of NVMe, and cannot have an EBS volume",
             "Leave instance.volume_gb out.",
         )
     if spec.encryption.volume_key is not None:
-        warnings.append(
-            f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
-        )
-    return tuple(warnings)
+        yield f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
 
 
 def _times(spec: Spec, gib: float | None) -> Times:

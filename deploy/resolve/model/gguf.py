@@ -71,7 +71,7 @@ def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
         for shape, kind in header.tensors:
             weights[kind] += math.prod(shape)
         metadata = metadata or header.values
-    return _shape(metadata, weights, sum(files.sizes[name] for name in names))
+    return _shape(_Metadata(metadata), weights, sum(files.sizes[name] for name in names))
 
 
 class _Head(io.BytesIO):
@@ -82,44 +82,60 @@ class _Head(io.BytesIO):
         self.name = name
 
 
-def _shape(metadata: Mapping[bytes, object], weights: Counter[int], size: int) -> Shape:
-    architecture = metadata.get(b"general.architecture")
-    of = architecture.decode("utf-8", "replace") if isinstance(architecture, bytes) else None
+class _Metadata:
+    """The entries of a header that concern the model's architecture, by their names without its prefix."""
 
-    def said(name: str) -> object:
-        return metadata.get(f"{of}.{name}".encode())
+    def __init__(self, values: Mapping[bytes, object]) -> None:
+        architecture = values.get(b"general.architecture")
+        self._prefix = architecture.decode("utf-8", "replace") if isinstance(architecture, bytes) else None
+        self._values = values
 
-    def number(name: str, default: int | None = None) -> int:
-        value = default if (own_value := said(name)) is None else own_value
+    def get(self, name: str) -> object:
+        return self._values.get(f"{self._prefix}.{name}".encode())
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a number, or the maximum of a list of numbers."""
+        value = default if (own := self.get(name)) is None else own
         value = max(value, default=0) if isinstance(value, list) else value
         if not isinstance(value, int) or not 0 <= value <= 1 << 31:
-            raise SpecError(f"the .gguf file has an invalid {of}.{name}: {value!r}")
+            raise SpecError(f"the .gguf file has an invalid {self._prefix}.{name}: {value!r}")
         return value
 
-    layers, heads = number("block_count"), number("attention.head_count")
+    def count(self, name: str, layers: int, *, zeros: bool) -> int:
+        """Return the number of layers whose value in a list is zero, or is not; 0 if there is no list."""
+        values = self.get(name)
+        return sum((not value) == zeros for value in values[:layers]) if isinstance(values, list) else 0
+
+
+def _shape(metadata: _Metadata, weights: Counter[int], size: int) -> Shape:
+    layers, heads = metadata.number("block_count"), metadata.number("attention.head_count")
     if not 0 < layers <= _MOST_LAYERS or not heads or not weights.total():
         raise SpecError(f"the .gguf file is invalid: {layers} layers, {heads} heads, {weights.total()} weights")
-    kv_heads, head_dim = number("attention.head_count_kv", heads), number("attention.key_length", 0)
-    if said("attention.kv_lora_rank") is not None:  # latent attention: one vector for K and V
-        kv_heads, head_dim = 1, (number("attention.kv_lora_rank") + number("rope.dimension_count", 0) + 1) // 2
-    of_layers = said("attention.head_count_kv")
-    uncached = sum(item == 0 for item in of_layers[:layers]) if isinstance(of_layers, list) else 0
-    window = number("attention.sliding_window", 0)
-    pattern = said("attention.sliding_window_pattern")
-    windowed = sum(map(bool, pattern[:layers])) if window and isinstance(pattern, list) else 0
-    precisions: Counter[Precision] = Counter()
-    for kind, count in weights.items():
-        precisions[_PRECISIONS.get(kind, "int4")] += count
+    kv_heads, head_dim = metadata.number("attention.head_count_kv", heads), metadata.number("attention.key_length", 0)
+    if metadata.get("attention.kv_lora_rank") is not None:  # latent attention: one vector for K and V
+        values = metadata.number("attention.kv_lora_rank") + metadata.number("rope.dimension_count", 0)
+        kv_heads, head_dim = 1, (values + 1) // 2
+    uncached = metadata.count("attention.head_count_kv", layers, zeros=True)
+    window = metadata.number("attention.sliding_window", 0)
+    windowed = metadata.count("attention.sliding_window_pattern", layers, zeros=False) if window else 0
     return Shape(
         parameters=float(weights.total()),
         layers=layers,
         kv_heads=kv_heads or heads,
-        head_dim=head_dim or max(1, number("embedding_length") // heads),
+        head_dim=head_dim or max(1, metadata.number("embedding_length") // heads),
         heads=heads,
-        context=number("context_length", 0) or None,
+        context=metadata.number("context_length", 0) or None,
         window_layers=min(windowed, layers - uncached),
         window=window if windowed else None,
         uncached_layers=uncached,
-        dtype=precisions.most_common(1)[0][0],
+        dtype=_precision(weights),
         stored=size,
     )
+
+
+def _precision(weights: Counter[int]) -> Precision:
+    """Return the precision of most weights."""
+    precisions: Counter[Precision] = Counter()
+    for kind, count in weights.items():
+        precisions[_PRECISIONS.get(kind, "int4")] += count
+    return precisions.most_common(1)[0][0]

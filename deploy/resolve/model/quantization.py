@@ -6,7 +6,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,16 +84,18 @@ def quantization(config: Config) -> Quantization:
     groups = part(says, "config_groups")  # compressed-tensors
     weights = part(part(groups, next(iter(groups), "")), "weights")
     dtype = _dtype(says, weights)
-    group = weights.get("group_size") or says.get("group_size")
     symmetric = True in (weights.get("symmetric"), says.get("sym")) or says.get("zero_point") is False
+    group = weights.get("group_size") or says.get("group_size")
     size = whole_number("group_size", group if isinstance(group, int) and group > 0 else None)
-    blocks = says.get("weight_block_size") or weights.get("block_structure")
-    block = (
-        max((whole_number("weight_block_size", item) for item in blocks), default=0) if isinstance(blocks, list) else 0
-    )
-    padded = "mxfp4" in str(says.get("quant_method"))  # engines pad gpt-oss's experts
-    kept = _kept(config, says)
-    return Quantization(dtype, _width(dtype, size, symmetric), kept, block=1 if padded else block or size or 1)
+    return Quantization(dtype, _width(dtype, size, symmetric), _kept(config, says), block=_block(says, weights, size))
+
+
+def _block(says: Mapping[str, Any], weights: Mapping[str, Any], group: int) -> int:
+    sizes = says.get("weight_block_size") or weights.get("block_structure")
+    widths = [whole_number("weight_block_size", item) for item in sizes] if isinstance(sizes, list) else []
+    if "mxfp4" in str(says.get("quant_method")):  # engines pad gpt-oss's experts
+        return 1
+    return max(widths, default=0) or group or 1
 
 
 def _dtype(says: Mapping[str, Any], weights: Mapping[str, Any]) -> Precision:
@@ -127,22 +129,27 @@ def _kept(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
     """Return the fraction of each part that stays in 16 bits, according to the lists of excluded modules."""
     kept: dict[Part, float] = dict.fromkeys(_ALWAYS_KEPT, 1.0)
     of_layers: dict[Part, set[int]] = {}
-    for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
-        listed = says.get(name)
-        for module in listed if isinstance(listed, list) else ():
-            words = str(module)[:500].replace("\\", "") + "."
-            word_dtype = next((word_dtype for word, word_dtype in _WORDS if word in words), None)
-            if word_dtype is None:
-                continue
-            if (layer := _NUMBERED_LAYER.search(words)) is None:
-                kept[word_dtype] = 1.0
-            else:
-                of_layers.setdefault(word_dtype, set()).add(int(layer[1]))
-    for word_dtype, numbers in of_layers.items():
-        kept[word_dtype] = max(kept.get(word_dtype, 0.0), min(1.0, len(numbers) / config.layers()))
+    for words in _excluded(says):
+        name = next((name for word, name in _WORDS if word in words), None)
+        if name is None:
+            continue
+        if (layer := _NUMBERED_LAYER.search(words)) is None:
+            kept[name] = 1.0
+        else:
+            of_layers.setdefault(name, set()).add(int(layer[1]))
+    for name, numbers in of_layers.items():
+        kept[name] = max(kept.get(name, 0.0), min(1.0, len(numbers) / config.layers()))
     if str(says.get("quant_method")) == "mxfp4":  # gpt-oss quantizes only its experts
         kept |= {"attention": 1.0}
     return kept
+
+
+def _excluded(says: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the modules that are not quantized, each with a dot at the end."""
+    for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
+        listed = says.get(name)
+        for module in listed if isinstance(listed, list) else ():
+            yield str(module)[:500].replace("\\", "") + "."
 
 
 # -- headers of safetensors files: 8 bytes with the length, then names, types and shapes as JSON -----------------------
@@ -209,21 +216,27 @@ def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Con
 
 
 def _tensors(files: Files, name: str, bits: int) -> Contents:
-    size = files.sizes[name]
-    parameters, end, layers = 0.0, 0, 0
-    header, length = _header(files, name, size)
-    for tensor, fields in header.items():
-        if tensor == "__metadata__":
-            continue
-        if not isinstance(fields, Mapping):
-            raise SpecError(f"{name}: the header's entry {tensor[:100]!r} is not an object")
-        number, span = _numbers(name, tensor, fields, size - 8 - length)
-        parameters += _weights(tensor, str(fields.get("dtype")), number, bits)
-        end = max(end, span)
-        # Encoders of media and draft layers for multi-token prediction have their own layer numbers.
-        if (match := _LAYER.search(tensor)) and not re.search(r"vis|audio|mtp|draft", tensor):
-            layers = max(layers, int(match[1]) + 1)
-    return Contents(parameters, end, layers)
+    header, length = _header(files, name, files.sizes[name])
+    room = files.sizes[name] - 8 - length
+    tensors = [_tensor(name, tensor, fields, room, bits) for tensor, fields in header.items()]
+    return Contents(
+        sum((item.parameters for item in tensors), 0.0),
+        max((item.stored for item in tensors), default=0),
+        max((item.layers for item in tensors), default=0),
+    )
+
+
+def _tensor(name: str, tensor: str, fields: object, room: int, bits: int) -> Contents:
+    """Return the contents of one tensor. Its `stored` is the offset of its end."""
+    if tensor == "__metadata__":
+        return Contents(0.0, 0, 0)
+    if not isinstance(fields, Mapping):
+        raise SpecError(f"{name}: the header's entry {tensor[:100]!r} is not an object")
+    number, end = _numbers(name, tensor, fields, room)
+    # Encoders of media and draft layers for multi-token prediction have their own layer numbers.
+    layer = None if re.search(r"vis|audio|mtp|draft", tensor) else _LAYER.search(tensor)
+    weights = _weights(tensor, str(fields.get("dtype")), number, bits)
+    return Contents(weights, end, 0 if layer is None else int(layer[1]) + 1)
 
 
 def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]:

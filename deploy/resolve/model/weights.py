@@ -149,8 +149,7 @@ def cache(config: Config) -> Cache:
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
     # Gemma's last layers share the caches of earlier ones.
-    shared = min(config.number("num_kv_shared_layers", default=0), len(of_layers))
-    own = of_layers[: len(of_layers) - shared]
+    own = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
     window_layers = own.count(Kind.WINDOW)
     window_heads, window_dim = windowed_attention(config)
     return Cache(
@@ -371,10 +370,15 @@ def _latent(config: Config, hidden: int) -> int:
     compressed, queries = config.number("kv_lora_rank"), config.number("q_lora_rank", default=0)
     parameters = hidden * (compressed + rope) + compressed * heads * (key + value) + heads * value * hidden
     parameters += queries * (hidden + heads * (key + rope)) if queries else hidden * heads * (key + rope)
-    if "index_n_heads" in config:
-        index_heads, index = config.number("index_n_heads"), config.number("index_head_dim")
-        parameters += queries * index_heads * index + hidden * (index + index_heads)
-    return parameters
+    return parameters + _indexer(config, hidden, queries)
+
+
+def _indexer(config: Config, hidden: int, queries: int) -> int:
+    """Return the number of weights in a layer's indexer for sparse attention."""
+    if "index_n_heads" not in config:
+        return 0
+    heads, size = config.number("index_n_heads"), config.number("index_head_dim")
+    return queries * heads * size + hidden * (size + heads)
 
 
 def _feed_forward(
