@@ -19,7 +19,7 @@ from deploy.spec.components import (
     servers,
     with_parts_of_components,
 )
-from deploy.spec.disagreements import disagreements
+from deploy.spec.disagreements import disagreements, duplicates
 from deploy.spec.passthrough import SageMaker
 from deploy.spec.sections import (
     Alarms,
@@ -174,8 +174,7 @@ class Spec(Section):
             yield "instance.price cannot be combined with instance.pools, as it is the price of one type"
         if self.components and any(pool.options for pool in pools):
             yield "instance.pools[].options cannot be combined with components, whose model is the same for all types"
-        types = [pool.type for pool in pools]
         priorities = [str(pool.priority or index) for index, pool in enumerate(pools, 1)]
-        for what, field_values in ("type", types), ("priority", priorities):
-            if twice := {item for item in field_values if field_values.count(item) > 1}:
-                yield f"instance.pools[].{what}: {', '.join(sorted(twice))} is given twice"
+        for what, values in ("type", [pool.type for pool in pools]), ("priority", priorities):
+            if twice := duplicates(values):
+                yield f"instance.pools[].{what}: {twice} is given twice"

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.spec.components import servers
 
 if TYPE_CHECKING:
     from deploy.spec import Spec
-    from deploy.spec.sections import Component
+    from deploy.spec.components import Shadow
+    from deploy.spec.sections import Component, Model
 
 _CONFIG, _VARIANT = "sagemaker.endpoint_config", "sagemaker.variant"
+_LAYOUTS = f"{_VARIANT}.AcceleratorPartitionLayouts"
 
 
 def disagreements(spec: Spec) -> Iterator[str]:
     """Yield a line for each contradiction. It starts with the field's name."""
-    config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
+    config = spec.sagemaker.endpoint_config
     if spec.sagemaker.component and not spec.components:
         yield "sagemaker.component: requires components"
     if "AsyncInferenceConfig" in config and spec.asynchronous is None:
         yield f"{_CONFIG}.AsyncInferenceConfig: requires async"
     if "CrossRegionTrafficConfig" in config and spec.asynchronous is not None:
         yield f"{_CONFIG}.CrossRegionTrafficConfig: cannot be combined with async"
-    if "ManagedInstanceScaling" in variant and spec.instance.managed is None:
+    if "ManagedInstanceScaling" in spec.sagemaker.variant and spec.instance.managed is None:
         yield f"{_VARIANT}.ManagedInstanceScaling: requires instance.managed"
     yield from _shadows(spec)
     yield from _partitions(spec)
-    container = spec.sagemaker.model.get("PrimaryContainer", {})
-    models = [*(server.model for server in servers(spec)), *([spec.shadow.model] if spec.shadow is not None else [])]
-    if "ModelDataSource" in container and any(model is not None and model.id is not None for model in models):
+    if "ModelDataSource" in spec.sagemaker.model.get("PrimaryContainer", {}) and any(
+        model.id is not None for model in _models(spec)
+    ):
         yield "sagemaker.model.PrimaryContainer.ModelDataSource: requires a model in S3 (model.s3 or model.path)"
     rolling = spec.sagemaker.endpoint.get("DeploymentConfig", {}).get("RollingUpdatePolicy")
     managed = spec.instance.managed
@@ -44,16 +46,26 @@ def disagreements(spec: Spec) -> Iterator[str]:
     yield from _beside(spec)
 
 
+def _models(spec: Spec) -> Iterator[Model]:
+    yield from (server.model for server in servers(spec))
+    if spec.shadow is not None and spec.shadow.model is not None:
+        yield spec.shadow.model
+
+
+def duplicates(values: Sequence[object]) -> str:
+    """Return the values that occur more than once, sorted and separated by commas, or an empty string."""
+    return ", ".join(sorted({str(value) for value in values if values.count(value) > 1}))
+
+
 def _beside(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `capture`, `shadow` or `reservation`."""
-    config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
-    for name, value, path, fields, field in (
-        ("capture", spec.capture, _CONFIG, config, "DataCaptureConfig"),
-        ("shadow", spec.shadow, _CONFIG, config, "ShadowProductionVariants"),
-        ("reservation", spec.reservation, _VARIANT, variant, "CapacityReservationConfig"),
+    for name, part, field in (
+        ("capture", "endpoint_config", "DataCaptureConfig"),
+        ("shadow", "endpoint_config", "ShadowProductionVariants"),
+        ("reservation", "variant", "CapacityReservationConfig"),
     ):
-        if value is not None and field in fields:
-            yield f"{path}.{field}: cannot be combined with {name}, which sets it"
+        if getattr(spec, name) is not None and field in getattr(spec.sagemaker, part):
+            yield f"sagemaker.{part}.{field}: cannot be combined with {name}, which sets it"
     if spec.batch is not None and (own := ", ".join(item.name for item in spec.components if _is_its_own(item))):
         yield f"batch: components have their own settings ({own}), but a job has one model; use a separate file"
     if spec.encryption.capture_key is not None and spec.capture is None:
@@ -68,16 +80,19 @@ def _beside(spec: Spec) -> Iterator[str]:
             yield "reservation: is for a single instance type; use instance.type instead of instance.pools"
         if spec.instance.type == "auto":
             yield "reservation: is for a single instance type; set instance.type to that type"
-    if spec.shadow is None:
-        return
+    if spec.shadow is not None:
+        yield from _beside_shadow(spec, spec.shadow)
+
+
+def _beside_shadow(spec: Spec, shadow: Shadow) -> Iterator[str]:
     if spec.instance.variant == "Shadow":
         yield "instance.variant: Shadow is reserved for the shadow variant"
     for name, other in (("components", spec.components), ("async", spec.asynchronous)):
         if other:
             yield f"shadow cannot be combined with {name}"
-    if spec.instance.pools and spec.shadow.type is None:
+    if spec.instance.pools and shadow.type is None:
         yield "shadow.type: is required with instance.pools"
-    if spec.network.isolated and spec.shadow.model is not None and spec.shadow.model.id is not None:
+    if spec.network.isolated and shadow.model is not None and shadow.model.id is not None:
         yield "network.isolated: the container cannot reach the hub; use shadow.model.s3"
 
 
@@ -107,30 +122,31 @@ def _partitions(spec: Spec) -> Iterator[str]:
 
     SageMaker places one component on each partition, if the instances have its type and the component asks for it.
     """
-    path = f"{_VARIANT}.AcceleratorPartitionLayouts"
     layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
     there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]
     if len(layouts) > 1:
-        yield f"{path}: SageMaker accepts only one layout for all accelerators, not {len(layouts)}"
+        yield f"{_LAYOUTS}: SageMaker accepts only one layout for all accelerators, not {len(layouts)}"
     if layouts and not spec.components:
-        yield f"{path}: requires components, one for each partition"
+        yield f"{_LAYOUTS}: requires components, one for each partition"
     for item in spec.components:
-        kinds = [kind for fields in component_fields(spec, item) for kind in _partition_types(fields)]
+        kinds = [*_partition_types(spec, item)]
         field = f"components {item.name}: AcceleratorPartitionType"
         if not layouts and kinds and spec.endpoint is None:  # on another endpoint, its deployment sets them
-            yield f"{field}: requires sagemaker.variant.AcceleratorPartitionLayouts"
+            yield f"{field}: requires {_LAYOUTS}"
         elif layouts and not kinds:
             yield f"{field}: is required, as the instances are partitioned ({', '.join(there)})"
         elif layouts and (other := [kind for kind in kinds if kind not in there]):
-            yield f"{field}: {other[0]} is not in {path} ({', '.join(there)})"
+            yield f"{field}: {other[0]} is not in {_LAYOUTS} ({', '.join(there)})"
         if kinds and item.accelerators != 1:
             yield f"{field}: requires accelerators: 1 (one partition), but accelerators is {item.accelerators}"
 
 
-def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
-    for specification in (fields.get("Specification", {}), *fields.get("Specifications", ())):
-        if (kind := specification.get("ComputeResourceRequirements", {}).get("AcceleratorPartitionType")) is not None:
-            yield kind
+def _partition_types(spec: Spec, item: Component) -> Iterator[str]:
+    for fields in component_fields(spec, item):
+        for specification in (fields.get("Specification", {}), *fields.get("Specifications", ())):
+            kind = specification.get("ComputeResourceRequirements", {}).get("AcceleratorPartitionType")
+            if kind is not None:
+                yield kind
 
 
 def _specifications(spec: Spec, item: Component) -> Iterator[str]:
@@ -143,8 +159,8 @@ def _specifications(spec: Spec, item: Component) -> Iterator[str]:
     if types and not pools:
         yield f"{path}: requires instance.pools, which list the types"
         return
-    if twice := {str(kind) for kind in types if types.count(kind) > 1}:
-        yield f"{path}: {', '.join(sorted(twice))} is given twice"
+    if twice := duplicates(types):
+        yield f"{path}: {twice} is given twice"
     for kind in types:
         if kind is None:
             yield f"{path}: InstanceType is required"

@@ -62,24 +62,32 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
         settings: environment variables of the container.
         directory: the model's directory, which may contain a serving.properties file, or None.
     """
-    by_name = {setting.name: setting for setting in settings}
-    environ = {name: setting.value for name, setting in by_name.items()}
+    origins, environ = dict[str, str](), dict[str, str]()
+    for setting in settings:
+        origins[f"environment variable {setting.name}"] = setting.origin
+        environ[setting.name] = setting.value
     front = environ.get("LMI_FRONT") or "embedded"
-    file = directory / "serving.properties" if directory else None
     reading = read_config(
-        properties=file if file and file.is_file() else None,
+        properties=_properties(directory),
         environ=environ,
         java=front == "djl",
         auto="",  # an image may choose the engine
     )
-    origins = {f"environment variable {name}": setting.origin for name, setting in by_name.items()}
-    problems = [(origins.get(problem.where, problem.where), problem) for problem in reading.problems]
-    wrong = [] if front in FRONTS else [f"{by_name['LMI_FRONT'].origin}: {front}: must be {' or '.join(FRONTS)}"]
-    return wrong + [
-        f"{origin}: {problem.message.replace('option.', '')}"
-        for origin, problem in problems
-        if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, "")
-    ]
+    lines = (
+        []
+        if front in FRONTS
+        else [f"{origins['environment variable LMI_FRONT']}: {front}: must be {' or '.join(FRONTS)}"]
+    )
+    for problem in reading.problems:
+        origin = origins.get(problem.where, problem.where)
+        if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, ""):
+            lines.append(f"{origin}: {problem.message.replace('option.', '')}")
+    return lines
+
+
+def _properties(directory: Path | None) -> Path | None:
+    file = directory / "serving.properties" if directory else None
+    return file if file and file.is_file() else None
 
 
 def options_problems(spec: Spec) -> list[str]:
@@ -120,7 +128,7 @@ def _text(value: Value) -> str:
 # -- locations in S3, other than models and adapters, that SageMaker reads or writes with the role ---------------------
 
 
-_CONFIG = "sagemaker.endpoint_config"
+_CONFIG, _CONTAINER = "sagemaker.endpoint_config", "sagemaker.model.PrimaryContainer"
 
 
 class Written(NamedTuple):
@@ -141,20 +149,23 @@ class Written(NamedTuple):
 
 def written(spec: Spec) -> list[Written]:
     """Return the locations to which SageMaker writes captured data and core dumps."""
-    config = spec.sagemaker.endpoint_config
-    places = []
+    config, dumps = spec.sagemaker.endpoint_config, _core_dumps(spec)
     if spec.capture is not None:
-        places.append(Written("capture.output", "Capture", spec.capture.output, spec.encryption.capture_key))
-    elif (capture := config.get("DataCaptureConfig")) is not None:
-        field = f"{_CONFIG}.DataCaptureConfig"
-        places.append(Written(field, "Capture", capture["DestinationS3Uri"], capture.get("KmsKeyId")))
-    variants = [("sagemaker.variant", "CoreDumps", spec.sagemaker.variant)]
-    for shadow in config.get("ShadowProductionVariants", ()):
-        variants.append((f"{_CONFIG}.ShadowProductionVariants", "ShadowCoreDumps", shadow))
-    for path, sid, variant in variants:
+        return [Written("capture.output", "Capture", spec.capture.output, spec.encryption.capture_key), *dumps]
+    if (capture := config.get("DataCaptureConfig")) is None:
+        return [*dumps]
+    field = f"{_CONFIG}.DataCaptureConfig"
+    return [Written(field, "Capture", capture["DestinationS3Uri"], capture.get("KmsKeyId")), *dumps]
+
+
+def _core_dumps(spec: Spec) -> Iterator[Written]:
+    shadows = spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
+    for path, sid, variant in (
+        ("sagemaker.variant", "CoreDumps", spec.sagemaker.variant),
+        *((f"{_CONFIG}.ShadowProductionVariants", "ShadowCoreDumps", shadow) for shadow in shadows),
+    ):
         if (dump := variant.get("CoreDumpConfig")) is not None:
-            places.append(Written(f"{path}.CoreDumpConfig", sid, dump["DestinationS3Uri"], dump.get("KmsKeyId")))
-    return places
+            yield Written(f"{path}.CoreDumpConfig", sid, dump["DestinationS3Uri"], dump.get("KmsKeyId"))
 
 
 def named(spec: Spec) -> dict[str, str]:
@@ -172,17 +183,16 @@ def named(spec: Spec) -> dict[str, str]:
 def read(spec: Spec) -> dict[str, str]:
     """Return the S3 URIs of model data in `sagemaker` fields, each with the name of its field."""
     container = spec.sagemaker.model.get("PrimaryContainer", {})
-    path = "sagemaker.model.PrimaryContainer"
     fields: dict[str, str] = {}
-    sources = [
-        ("ModelDataSource", container.get("ModelDataSource", {})),
-        *[("AdditionalModelDataSources", source) for source in container.get("AdditionalModelDataSources", ())],
-    ]
-    for field, source in sources:
-        data = source.get("S3DataSource", {})
-        fields |= {data[name]: f"{path}.{field}" for name in ("S3Uri", "ManifestS3Uri") if name in data}
-    explainer = spec.sagemaker.endpoint_config.get("ExplainerConfig", {}).get("ClarifyExplainerConfig", {})
-    shap = explainer.get("ShapConfig", {}).get("ShapBaselineConfig", {})
-    if "ShapBaselineUri" in shap:
-        fields[shap["ShapBaselineUri"]] = f"{_CONFIG}.ExplainerConfig"
-    return fields
+    for field, sources in (
+        ("ModelDataSource", [container.get("ModelDataSource", {})]),
+        ("AdditionalModelDataSources", container.get("AdditionalModelDataSources", ())),
+    ):
+        for data in (source.get("S3DataSource", {}) for source in sources):
+            fields |= {data[name]: f"{_CONTAINER}.{field}" for name in ("S3Uri", "ManifestS3Uri") if name in data}
+    baseline = spec.sagemaker.endpoint_config
+    for name in ("ExplainerConfig", "ClarifyExplainerConfig", "ShapConfig", "ShapBaselineConfig"):
+        baseline = baseline.get(name, {})
+    return fields | (
+        {baseline["ShapBaselineUri"]: f"{_CONFIG}.ExplainerConfig"} if "ShapBaselineUri" in baseline else {}
+    )

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -145,9 +145,30 @@ TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 """Python types by botocore's type name, with their names in messages. Timestamps are not checked, as none is used."""
 
 
+class _Field(NamedTuple):
+    """A field in one part of `sagemaker`.
+
+    Attributes:
+        part: name of the part.
+        name: dotted name with list indices, or "" for the whole part. Messages start with it.
+        path: dotted name without list indices and keys of maps, as in `OWNED`.
+    """
+
+    part: str
+    name: str = ""
+    path: str = ""
+
+    def member(self, name: object) -> _Field:
+        return _Field(self.part, f"{self.name}.{name}", f"{self.path}.{name}".removeprefix("."))
+
+    def item(self, suffix: str) -> _Field:
+        """Return an item of this list or map."""
+        return self._replace(name=f"{self.name}{suffix}")
+
+
 def problems(part: str, content: Fields) -> Iterator[str]:
     """Yield a line for each error in the fields of one part of `sagemaker`. It starts with the field's dotted name."""
-    return _structure(part, shape_of(part), content, "", "")
+    return _structure(_Field(part), shape_of(part), content)
 
 
 def _checked(part: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -188,40 +209,40 @@ def shape_of(part: str) -> Any:
     return shape.members[member].member if member else shape
 
 
-def _value(part: str, shape: Any, value: Any, where: str, path: str) -> Iterator[str]:
+def _value(field: _Field, shape: Any, value: Any) -> Iterator[str]:
     types, words = TYPES.get(shape.type_name, ((str,), "a string (put it in quotes)"))
     if type(value) not in types:  # `isinstance` would accept booleans as numbers
-        yield f"{where}: must be {words}{_given(value)}"
+        yield f"{field.name}: must be {words}{_given(value)}"
     elif shape.type_name == "structure":
-        yield from _structure(part, shape, value, where, path)
+        yield from _structure(field, shape, value)
     elif shape.type_name == "list":
-        yield from _bounds(shape, len(value), where, "entries")
+        yield from _bounds(shape, len(value), field.name, "entries")
         for number, item in enumerate(value):
-            yield from _value(part, shape.member, item, f"{where}[{number}]", path)
+            yield from _value(field.item(f"[{number}]"), shape.member, item)
     elif shape.type_name == "map":
-        yield from _bounds(shape, len(value), where, "entries")
+        yield from _bounds(shape, len(value), field.name, "entries")
         for name, item in value.items():
-            yield from _value(part, shape.key, name, where, path)
-            yield from _value(part, shape.value, item, f"{where}.{name}", path)
+            yield from _value(field, shape.key, name)
+            yield from _value(field.item(f".{name}"), shape.value, item)
     else:
-        yield from _scalar(shape, value, where)
+        yield from _scalar(shape, value, field.name)
 
 
-def _structure(part: str, shape: Any, content: Fields, where: str, path: str) -> Iterator[str]:
-    owned = OWNED[part]
+def _structure(field: _Field, shape: Any, content: Fields) -> Iterator[str]:
+    owned = OWNED[field.part]
     for name, value in content.items():
-        here, below = f"{where}.{name}", f"{path}.{name}".removeprefix(".")
-        if below in owned:
-            yield f"{here}: is set by {owned[below]}"
+        member = field.member(name)
+        if member.path in owned:
+            yield f"{member.name}: is set by {owned[member.path]}"
         elif name not in shape.members:
-            yield f"{here}: there is no such field{_suggestion(part, shape, str(name), where)}"
+            yield f"{member.name}: there is no such field{_suggestion(field.part, shape, str(name))}"
         else:
-            yield from _value(part, shape.members[name], value, here, below)
+            yield from _value(member, shape.members[name], value)
     for name in shape.required_members:
-        below = f"{path}.{name}".removeprefix(".")
-        ours = any(owned_path == below or owned_path.startswith(f"{below}.") for owned_path in (*owned, *_FILLED))
+        path = field.member(name).path
+        ours = any(f"{setting}.".startswith(f"{path}.") for setting in (*owned, *_FILLED))
         if name not in content and not ours:
-            yield f"{where}.{name}: is required"
+            yield f"{field.name}.{name}: is required"
 
 
 def _scalar(shape: Any, value: Any, where: str) -> Iterator[str]:
@@ -274,33 +295,30 @@ def _given(value: Any) -> str:
     return f" (given: {json.dumps(value, ensure_ascii=False)})" if isinstance(value, str | int | float) else ""
 
 
-def _suggestion(part: str, shape: Any, name: str, where: str) -> str:
+def _suggestion(part: str, shape: Any, name: str) -> str:
     """Return text such as `; did you mean sagemaker.variant.EnableSSMAccess?`, or "" if there is no similar name."""
     lowered = {member.lower(): member for member in shape.members}
     if name.lower() in lowered:
         return f"; did you mean {lowered[name.lower()]}?"
     for other in (part, *_SHAPES):
-        if (path := _places(other).get(name)) is not None:
+        if (path := _shortest_paths(other).get(name)) is not None:
             return f"; did you mean sagemaker.{other}.{path}?"
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     return f"; did you mean {lowered[near[0]]}?" if near else ""
 
 
 @functools.cache
-def _places(part: str) -> Mapping[str, str]:
+def _shortest_paths(part: str) -> Mapping[str, str]:
     """Return the shortest dotted name of each field in a part, by the field's name, except for fields in `OWNED`."""
     paths: dict[str, str] = {}
-    level = [("", shape_of(part))]
-    while level:
-        below: list[tuple[str, Any]] = []
-        for path, shape in level:
-            for name, member in shape.members.items():
-                full_path = f"{path}.{name}".removeprefix(".")
-                if full_path in OWNED[part] or path.count(".") > 5:
-                    continue
-                paths.setdefault(name, full_path)
-                inner = member.member if member.type_name == "list" else member
-                if inner.type_name == "structure":
-                    below.append((full_path, inner))
-        level = below
+    structures = [("", shape_of(part))]
+    for path, shape in structures:  # it grows level by level, so the first path of a name is the shortest
+        for name, member in shape.members.items():
+            full_path = f"{path}.{name}".removeprefix(".")
+            if full_path in OWNED[part] or path.count(".") > 5:
+                continue
+            paths.setdefault(name, full_path)
+            inner = member.member if member.type_name == "list" else member
+            if inner.type_name == "structure":
+                structures.append((full_path, inner))
     return paths

@@ -99,22 +99,23 @@ def _suggestion(loc: Sequence[int | str]) -> str:
 
     The same name in another section has priority over a similar name in the same section.
     """
-    *parents, wrong = loc
-    section: type[Section] | None = Spec
-    prefix = ""
-    for part in parents:
-        if isinstance(part, int) or part in _TAGS:
-            continue
-        section = _sections(section).get(str(part)) if section else None
-        prefix += f"{part}."
-    here = {name: f"{prefix}{name}" for name in _names(section)} if section else {}
+    parents = [str(part) for part in loc[:-1] if not isinstance(part, int) and part not in _TAGS]
+    here, wrong = _siblings(parents), str(loc[-1])
     everywhere = {**_everywhere(Spec), **here}
-    if str(wrong) in everywhere:
-        return f"; did you mean {everywhere[str(wrong)]}?"
+    if wrong in everywhere:
+        return f"; did you mean {everywhere[wrong]}?"
     for candidates in (here, everywhere):
-        if close := difflib.get_close_matches(str(wrong), candidates, n=1, cutoff=0.6):
+        if close := difflib.get_close_matches(wrong, candidates, n=1, cutoff=0.6):
             return f"; did you mean {candidates[close[0]]}?"
     return ""
+
+
+def _siblings(parents: Sequence[str]) -> dict[str, str]:
+    """Return the dotted names of a section's settings by name, or an empty dict if there is no such section."""
+    section: type[Section] | None = Spec
+    for part in parents:
+        section = _sections(section).get(part) if section else None
+    return {name: ".".join([*parents, name]) for name in _names(section)} if section else {}
 
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
@@ -282,23 +283,21 @@ def _set(content: dict[str, Any], setting: str) -> None:
         raise SpecError(f"--set {ascii(setting)[1:-1]}: the name contains {_SURROGATE}")
     if not separator or not all(names):
         raise SpecError(f"--set {setting}: must be KEY=VALUE, such as instance.type=ml.g5.xlarge")
-    *parents, last = names
-    for parent in parents:
-        below = content.setdefault(parent, {})
-        if below is None:
-            below = content[parent] = {}
-        if not isinstance(below, dict):
+    for parent in names[:-1]:
+        if content.get(parent) is None:
+            content[parent] = {}
+        content = content[parent]
+        if not isinstance(content, dict):
             raise SpecError(f"--set {setting}: {parent} is not a mapping, so it has no fields")
-        content = below
     try:
         value = yaml.load(text, _Loader)
-        # The value of a variable is not converted: `environment.MODE=0777` is the text 0777.
-        verbatim = names[0] == "environment" and not isinstance(value, str | dict | list | None)
-        content[last] = text if verbatim else value
     except _NOT_YAML as error:
         raise SpecError(f"--set {setting}: the value is not valid YAML: {_where(error)}") from None
     except SpecError as error:
         raise SpecError(f"--set {setting}: {error}") from None
+    # The value of a variable is not converted: `environment.MODE=0777` is the text 0777.
+    verbatim = names[0] == "environment" and not isinstance(value, str | dict | list | None)
+    content[names[-1]] = text if verbatim else value
 
 
 def _where(error: Exception) -> str:
