@@ -12,12 +12,12 @@ from deploy.aws import Aws
 from deploy.batch.job import BatchJob, batch_job, checks, settings_of
 from deploy.batch.running import create, describe, make_model, name_of, output_of, refuse_concurrent, stop, wait, where
 from deploy.cli.arguments import add_spec, spec_of
-from deploy.cli.views import confirm, live_progress, out, print_checks, print_warnings, say, upload_progress
+from deploy.cli.views import confirm, live_progress, out, print_and_refuse, print_warnings, say, upload_progress
 from deploy.deployer.apply import interruptible, status_of
 from deploy.deployer.live import look
 from deploy.deployer.preparation import check_data, resolve_online, upload_models
 from deploy.errors import SpecError
-from deploy.preflight.checks import over_the_network, preflight, refuse_errors
+from deploy.preflight.checks import over_the_network, preflight
 from deploy.resolve.prices import Prices
 from deploy.spec import Spec
 
@@ -48,8 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = out()
     if arguments.resume is not None or arguments.stop is not None:
         return _existing(console, arguments)
-    settings = [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
-    arguments.settings = [*arguments.settings, *settings]
+    arguments.settings = [*arguments.settings, *_settings(arguments)]
     spec = spec_of(arguments)
     settings_of(spec)  # before any call to AWS
     aws = Aws(spec.region)
@@ -69,6 +68,11 @@ def _run(arguments: argparse.Namespace) -> int:
         say(console, _later(name, aws.region))
         return 0
     return _wait(console, aws, name)
+
+
+def _settings(arguments: argparse.Namespace) -> list[str]:
+    """Return the batch's short flags as settings of the specification."""
+    return [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
 
 
 def _existing(console: Console, arguments: argparse.Namespace) -> int:
@@ -98,9 +102,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     if not arguments.no_checks:
         # The checks of the endpoint's name and quota do not apply to a job.
         results = preflight(aws, spec, decision, fetch=over_the_network, without=("name", "quota"))
-        results += checks(aws, spec, decision)
-        print_checks(console, results)
-        refuse_errors(results)
+        print_and_refuse(console, [*results, *checks(aws, spec, decision)])
     say(console, _summary(spec, job, resolution.prices))
     return job
 

@@ -13,7 +13,7 @@ from deploy.aws import Aws
 from deploy.cli.views import confirm, live_progress, out, print_plan, say
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
 from deploy.deployer.live import Live
-from deploy.deployer.plan import removal_of_all
+from deploy.deployer.plan import Plan, removal_of_all
 from deploy.deployer.shadow import plan_end
 from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_groups
 from deploy.errors import SpecError
@@ -68,18 +68,8 @@ def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.
     prefixes = uploads(spec) if arguments.data and spec is not None else []
     for prefix in prefixes:
         check_users(aws, prefix, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL])
-    if planned.actions:
-        print_plan(console, planned, whole=False)
-    else:
-        say(console, f"{name} has no resources in {aws.region}.")
-    if planned.kept:
-        theirs = ", ".join(planned.kept)
-        say(
-            console,
-            f"The endpoint is kept, as it runs components of other deployments: {theirs}. Run this again after they "
-            "are deleted.",
-        )
-    also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
+    _print_removal(console, planned, f"{name} has no resources in {aws.region}.")
+    also = ["its logs"] * arguments.logs + ["its model data"] * arguments.data
     if not planned.actions and not also:
         return 0
     if not confirm(f"Delete {' and '.join([name, *also])} permanently?", yes=arguments.yes, needed=True):
@@ -87,17 +77,35 @@ def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.
     with live_progress(console) as report:
         apply(aws, planned, (), ApplyOptions(options.say, report), run)
     if arguments.logs:
-        components = {existing.name for existing in live.of(Kind.COMPONENT)}
-        components |= {component.name for component in spec.components} if spec is not None else set()
-        endpoint = None if planned.kept or is_guest(name) else name
-        for group in delete_logs(aws, log_groups(endpoint, sorted(components))):
-            say(console, f"deleted the log group {group}")
+        _delete_logs(aws, console, None if planned.kept or is_guest(name) else name, live, spec)
     for prefix in prefixes:
-        removed, others = delete_data(aws, prefix)
-        note = f"; {others} objects were not uploaded by lmi deploy, and are kept" if others else ""
-        say(console, f"deleted {removed} objects under {prefix}{note}")
+        _delete_data(aws, console, prefix)
     say(console, f"{name} is deleted." if not planned.kept else f"{name} is deleted, except for its endpoint.")
     return 0
+
+
+def _print_removal(console: Console, planned: Plan, nothing: str) -> None:
+    """Print what will be deleted, or `nothing`, and what is kept."""
+    if planned.actions:
+        print_plan(console, planned, whole=False)
+    else:
+        say(console, nothing)
+    if planned.kept:
+        text = f"The endpoint is kept, as it runs components of other deployments: {', '.join(planned.kept)}."
+        say(console, f"{text} Run this again after they are deleted.")
+
+
+def _delete_logs(aws: Aws, console: Console, endpoint: str | None, live: Live, spec: Spec | None) -> None:
+    components = {existing.name for existing in live.of(Kind.COMPONENT)}
+    components |= {component.name for component in spec.components} if spec is not None else set()
+    for group in delete_logs(aws, log_groups(endpoint, sorted(components))):
+        say(console, f"deleted the log group {group}")
+
+
+def _delete_data(aws: Aws, console: Console, prefix: str) -> None:
+    removed, others = delete_data(aws, prefix)
+    note = f"; {others} objects were not uploaded by lmi deploy, and are kept" if others else ""
+    say(console, f"deleted {removed} objects under {prefix}{note}")
 
 
 def _end_shadow(aws: Aws, live: Live, console: Console, run: Run, arguments: argparse.Namespace) -> int:

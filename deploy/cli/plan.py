@@ -32,6 +32,8 @@ from deploy.deployer.shadow import Share, refuse_specification
 from deploy.errors import SpecError
 from deploy.preflight.check import Check
 from deploy.preflight.checks import over_the_network, preflight
+from deploy.resolve.components import Sums
+from deploy.resolve.fit import Resolution
 from deploy.resolve.resolver import advice
 from deploy.spec import Spec
 from deploy.spec.reading import schema
@@ -91,24 +93,13 @@ def _print(
         checks: results of the preflight checks, or () if AWS was not called.
         reason: reason why AWS was not called, or None if it was.
     """
-    decision = preparation.decision
+    decision, resolution = preparation.decision, preparation.resolution
     warnings = [*preparation.warnings, *comparison.warnings]
-    resolution = preparation.resolution
     sums = comparison.sums or resolution.sums
     advised = advice(preparation.spec, decision, resolution.candidates)
     if arguments.json:
-        more: dict[str, Any] = {
-            "region": decision.region,
-            "account": decision.account,
-            "instance_type": decision.instance_type,
-        }
-        if (candidates := resolution.candidates) is not None and (chosen := candidates.chosen) is not None:
-            price = {"usd_per_hour": chosen.price.usd, "exact": chosen.price.exact}
-            more |= {"fit": {**fit_as_json(chosen), "remarks": chosen.remarks}, "price": price}
-        if sums is not None:
-            more |= {"components": components_as_json(sums)}
-        verdicts = checks_as_json(checks)
-        print(plan_as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
+        more = {"unasked": reason, "warnings": warnings, "advice": advised, "checks": checks_as_json(checks)}
+        print(plan_as_json(comparison.plan, **_resolution_as_json(resolution, sums), **more))
         return
     console = out()
     say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
@@ -119,12 +110,21 @@ def _print(
     if sums is not None:
         print_sums(console, sums)
     print_warnings(console, warnings)
-    for sentence in advised:
-        say(console, f"advice: {sentence}", "dim")
+    for line in advised:
+        say(console, f"advice: {line}", "dim")
     print_checks(console, checks)
-    for upload in comparison.uploads:
-        say(console, str(upload))  # the checks include its findings
+    for line in map(str, comparison.uploads):  # the checks include their findings
+        say(console, line)
     print_plan(console, comparison.plan)
+
+
+def _resolution_as_json(resolution: Resolution, sums: Sums | None) -> dict[str, Any]:
+    decision, chosen = resolution.decision, resolution.chosen
+    more: dict[str, Any] = {name: getattr(decision, name) for name in ("region", "account", "instance_type")}
+    if chosen is not None:
+        price = {"usd_per_hour": chosen.price.usd, "exact": chosen.price.exact}
+        more |= {"fit": {**fit_as_json(chosen), "remarks": chosen.remarks}, "price": price}
+    return more if sums is None else {**more, "components": components_as_json(sums)}
 
 
 # -- `lmi deploy schema`: print the specification's JSON schema --------------------------------------------------------

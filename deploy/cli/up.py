@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,14 +12,23 @@ from rich.console import Console
 
 from deploy.aws import Aws
 from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
-from deploy.cli.views import confirm, live_progress, out, print_checks, print_plan, print_warnings, say, upload_progress
+from deploy.cli.views import (
+    confirm,
+    live_progress,
+    out,
+    print_and_refuse,
+    print_plan,
+    print_warnings,
+    say,
+    upload_progress,
+)
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
 from deploy.deployer.preparation import prepare, upload_models
 from deploy.deployer.release import compare_online
 from deploy.deployer.shadow import Share, refuse_specification
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
-from deploy.preflight.checks import over_the_network, preflight, refuse_errors
+from deploy.preflight.checks import over_the_network, preflight
 from deploy.resolve.fit import Resolution
 from deploy.resources.resource import TAG_BEFORE
 from deploy.resources.updating import num_batches
@@ -80,15 +90,13 @@ def _deploy(
     spec = preparation.spec
     print_warnings(console, comparison.warnings)
     if not comparison.plan.changing:
-        what = spec.name if share is None else f"the shadow of {spec.name}"
-        say(console, f"{what} already matches the specification, so there is nothing to do.")
+        text = "already matches the specification, so there is nothing to do."
+        say(console, f"{spec.name} {text}" if share is None else f"the shadow of {spec.name} {text}")
         return 0
     print_plan(console, comparison.plan, whole=False)
     if not arguments.no_checks:
         # The plan already reports who owns the name.
-        checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
-        print_checks(console, checks)
-        refuse_errors(checks)
+        print_and_refuse(console, preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",)))
     say(console, _instances(spec, preparation.resolution))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
@@ -98,19 +106,24 @@ def _deploy(
             upload_models(spec, aws, report_upload)
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
-    if share is not None:
-        say(
-            console,
-            f"The shadow of {spec.name} is in service. lmi deploy promote makes it serve, down --shadow removes it.",
-        )
-        return 0
-    say(console, f"{spec.name} is in service. Try it: {first_request(spec)}")
-    if command == "promote" and live.config is not None and (old := live.config.tags.get(TAG_BEFORE)):
-        say(
-            console,
-            f"To roll back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
-        )
+    before = live.config.tags.get(TAG_BEFORE) if command == "promote" and live.config is not None else None
+    for line in _next_steps(spec, share, before):
+        say(console, line)
     return 0
+
+
+def _next_steps(spec: Spec, share: Share | None, before: str | None) -> Iterator[str]:
+    """Yield what the user can do now.
+
+    Args:
+        before: name of the endpoint's previous configuration after `promote`, or None.
+    """
+    if share is not None:
+        yield f"The shadow of {spec.name} is in service. lmi deploy promote makes it serve, down --shadow removes it."
+        return
+    yield f"{spec.name} is in service. Try it: {first_request(spec)}"
+    if before:
+        yield f"To roll back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {before}"
 
 
 def first_request(spec: Spec) -> str:

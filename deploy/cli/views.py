@@ -24,7 +24,7 @@ from deploy.diagnostics import advice
 from deploy.errors import Refused
 from deploy.operations.status import MINUTES, Component, Status
 from deploy.preflight.check import Check, Verdict
-from deploy.preflight.checks import lines
+from deploy.preflight.checks import lines, refuse_errors
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve.components import Placed, Sums
 from deploy.resolve.fit import COLUMNS, Candidates, Fit, rows, title
@@ -270,6 +270,16 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
     styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
     for check in checks:
         say(console, "\n".join(lines([check])), styles[check.verdict])
+
+
+def print_and_refuse(console: Console, checks: Sequence[Check]) -> None:
+    """Print the checks.
+
+    Raises:
+        Refused: a check found an error.
+    """
+    print_checks(console, checks)
+    refuse_errors(checks)
 
 
 def _print_action(console: Console, action: Action, whole: bool) -> None:

@@ -62,26 +62,29 @@ def _reservation(context: Context, arn: str) -> Iterator[Check]:
     except sagemaker.exceptions.ResourceNotFound:
         yield error("reservation", f"{arn} does not exist", "Correct `reservation`.")
         return
+    yield _plan_check(context, name, plan)
+
+
+def _plan_check(context: Context, name: str, plan: Mapping[str, Any]) -> Check:
     instance_type = context.decision.instance_type
     types = sorted({capacity["InstanceType"] for capacity in plan.get("ReservedCapacitySummaries", ())})
     available, needed = plan.get("AvailableInstanceCount", 0), context.spec.instance.count
     if plan["Status"] in _ENDED:
-        yield error("reservation", f"{name} is {plan['Status']}", "Use another reservation, or omit `reservation`.")
-    elif "endpoint" not in plan.get("TargetResources", ()):
+        return error("reservation", f"{name} is {plan['Status']}", "Use another reservation, or omit `reservation`.")
+    if "endpoint" not in plan.get("TargetResources", ()):
         what = ", ".join(plan.get("TargetResources", ())) or "nothing"
-        yield error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
-    elif types and instance_type not in types:
+        return error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
+    if types and instance_type not in types:
         advice = f"Set instance.type: {types[0]}, or use another reservation."
-        yield error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {instance_type}", advice)
-    elif plan["Status"] != "Active":
+        return error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {instance_type}", advice)
+    if plan["Status"] != "Active":
         start = plan.get("StartTime", "a later time")
         advice = "No instance starts before then. Wait, or leave `reservation` out."
-        yield warning("reservation", f"{name} is {plan['Status']} and starts at {start}", advice)
-    elif available < needed:
+        return warning("reservation", f"{name} is {plan['Status']} and starts at {start}", advice)
+    if available < needed:
         advice = "Instances that already serve this endpoint do not count as free. No additional instance would start."
-        yield warning("reservation", f"{name} has {available} free instances, but {needed} are needed", advice)
-    else:
-        yield ok("reservation", f"{name}: {available} free instances of {instance_type}")
+        return warning("reservation", f"{name} has {available} free instances, but {needed} are needed", advice)
+    return ok("reservation", f"{name}: {available} free instances of {instance_type}")
 
 
 _SECONDS = 5.0  # timeout of one request
@@ -272,24 +275,18 @@ def _network(context: Context) -> Check | None:
         groups = ec2.describe_security_groups(GroupIds=list(network.security_groups))["SecurityGroups"]
     except ClientError as failure:
         if error_code(failure).endswith((".NotFound", ".Malformed")):
-            message = failure.response["Error"]["Message"]
-            return error("network", message, "Correct network.subnets and network.security_groups.")
+            advice = "Correct network.subnets and network.security_groups."
+            return error("network", failure.response["Error"]["Message"], advice)
         raise
-    vpcs = {item["VpcId"] for item in (*subnets, *groups)}
+    vpcs = sorted({item["VpcId"] for item in (*subnets, *groups)})
     if len(vpcs) > 1:
-        return error(
-            "network",
-            f"subnets and security groups belong to several VPCs: {', '.join(sorted(vpcs))}",
-            "Use network.subnets and network.security_groups of one VPC.",
-        )
-    zones = {subnet["AvailabilityZone"] for subnet in subnets}
+        says = f"subnets and security groups belong to several VPCs: {', '.join(vpcs)}"
+        return error("network", says, "Use network.subnets and network.security_groups of one VPC.")
+    zones = {item["AvailabilityZone"] for item in subnets}
     if len(zones) < 2:
-        return warning(
-            "network",
-            f"all subnets are in {next(iter(zones))}",
-            "Use subnets in several zones (network.subnets), for more capacity and in case a zone fails.",
-        )
-    return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
+        advice = "Use subnets in several zones (network.subnets), for more capacity and in case a zone fails."
+        return warning("network", f"all subnets are in {', '.join(zones)}", advice)
+    return ok("network", f"{vpcs[0]}, {len(zones)} zones")
 
 
 def _endpoint(context: Context) -> Check | None:

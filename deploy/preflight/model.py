@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -14,10 +14,10 @@ from deploy.preflight.key import SECRET, compared, customers
 from deploy.resolve.images import ECR_URI
 from deploy.resolve.model.files import endpoint
 from deploy.resources.environment import MODEL_DATA
-from deploy.s3.archive import read_artifact
+from deploy.s3.archive import Artifact, read_artifact
 from deploy.s3.lint import Finding, Level, lint
 from deploy.s3.prefix import ARCHIVE, Prefix, check_region, objects, reader
-from deploy.s3.upload import plan_upload
+from deploy.s3.upload import UploadPlan, plan_upload
 from deploy.spec.options import is_aws_image
 from handler.core.sizes import format_size
 
@@ -28,13 +28,7 @@ def model(context: Context) -> list[Check]:
     spec = context.spec.model
     how = {"isolated": context.spec.network.isolated, "own_code": context.spec.own_code}
     if spec.directory is not None and spec.upload is not None:
-        planned = plan_upload(context.aws, spec.directory, spec.upload, **how)
-        checks = [ok("model", f"{spec.path} to {planned.prefix}: {planned}")]
-        if planned.foreign:
-            says = f"{planned.prefix} contains other objects ({len(planned.foreign)}), e.g. {planned.foreign[0]}"
-            advice = "SageMaker loads them too. Delete those that do not belong to the model."
-            checks.append(warning("model", says, advice))
-        return checks + _as_checks([*planned.findings, *planned.foreign_findings])
+        return _upload(f"{spec.path}", plan_upload(context.aws, spec.directory, spec.upload, **how))
     if spec.s3 is not None and spec.s3.endswith(ARCHIVE):
         return _archive(context, spec.s3)
     if spec.s3 is not None:
@@ -46,6 +40,15 @@ def model(context: Context) -> list[Check]:
     if spec.id == _DEMO:
         return [ok("model", "demo: included in the image, or downloaded by the container from PyPI")]
     return [_hub(context, str(spec.id))]
+
+
+def _upload(path: str, planned: UploadPlan) -> list[Check]:
+    checks = [ok("model", f"{path} to {planned.prefix}: {planned}")]
+    if planned.foreign:
+        says = f"{planned.prefix} contains other objects ({len(planned.foreign)}), e.g. {planned.foreign[0]}"
+        advice = "SageMaker loads them too. Delete those that do not belong to the model."
+        checks.append(warning("model", says, advice))
+    return checks + _as_checks([*planned.findings, *planned.foreign_findings])
 
 
 _LARGE_ARCHIVE = 10e9  # bytes; unpacking a larger archive in one thread takes minutes
@@ -63,20 +66,23 @@ def _archive(context: Context, uri: str) -> list[Check]:
         says = f"the archive is {format_size(size)}, and each instance unpacks it before it starts the container"
         advice = "Uncompressed files start faster (model.path with model.upload) and need less disk space."
         checks.append(warning("model", says, advice))
-    read = read_artifact(context.aws, uri)
+    return [*checks, *_contents(context, uri, read_artifact(context.aws, uri))]
+
+
+def _contents(context: Context, uri: str, read: Artifact) -> Iterator[Check]:
+    """Check the beginning of an archive."""
     own = any(context.spec.environment.get(name, "").startswith(f"{MODEL_DATA}/") for name in _MODEL_IDS)
     if problem := read.fault or read.problem:
         verdict = warning if read.unseen else error
-        checks.append(verdict("model", f"{uri}: {problem}", _PACK))
+        yield verdict("model", f"{uri}: {problem}", _PACK)
     elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
-        checks.append(error("model", f"{uri} contains no weights", _PACK))
+        yield error("model", f"{uri} contains no weights", _PACK)
     elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI searches the directory
         says = f"{uri}: all files are in the directory {read.folder!r}, where the server does not look for them"
-        checks.append(error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}"))
+        yield error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}")
     if _SCRIPT in read.others and not any(_SCRIPT in value for value in context.spec.environment.values()):
         says = f"{uri} contains {_SCRIPT}, which the server does not run"
-        checks.append(warning("model", says, "Move its functions to a file model.py (documents: custom-code)."))
-    return checks
+        yield warning("model", says, "Move its functions to a file model.py (documents: custom-code).")
 
 
 _SCRIPT = "inference.py"  # the user's code in PyTorch's containers and in those of Hugging Face's inference toolkit
@@ -154,31 +160,25 @@ def image(context: Context) -> Check:
     if match is None:
         advice = "SageMaker pulls images only from ECR. Push the image to ECR, and correct image.uri."
         return error("image", f"{uri} is not in ECR", advice)
-    account, region, repository, tag, digest = match.group("account", "region", "repository", "tag", "digest")
-    if region != context.aws.region:
-        return error(
-            "image",
-            f"{uri} is in {region}, but the endpoint is in {context.aws.region}",
-            f"Push the image to ECR in {context.aws.region}, or set region: {region}.",
-        )
-    which = {"registryId": account, "repositoryName": repository}
-    image_ids = [{"imageDigest": digest} if digest else {"imageTag": tag or "latest"}]
-    ecr = context.aws.client("ecr")
+    if match["region"] != context.aws.region:
+        advice = f"Push the image to ECR in {context.aws.region}, or set region: {match['region']}."
+        return error("image", f"{uri} is in {match['region']}, but the endpoint is in {context.aws.region}", advice)
+    which = {"registryId": match["account"], "repositoryName": match["repository"]}
+    image_id = {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
     try:
-        result = ecr.describe_images(**which, imageIds=image_ids)["imageDetails"][0]
+        result = context.aws.client("ecr").describe_images(**which, imageIds=[image_id])["imageDetails"][0]
     except ClientError as failure:
         if error_code(failure) in ("ImageNotFoundException", "RepositoryNotFoundException"):
-            return error(
-                "image", f"{uri} does not exist", "Push the image, or correct image.uri (image.repository, image.tag)."
-            )
-        if account != context.decision.account:  # for example AWS's repository, which users may not list
+            advice = "Push the image, or correct image.uri (image.repository, image.tag)."
+            return error("image", f"{uri} does not exist", advice)
+        if match["account"] != context.decision.account:  # for example AWS's repository, which users may not list
             return ok("image", f"{uri} (in another account, not checked)")
         raise
     size = result.get("imageSizeInBytes", 0)
     return _platform(context, which, result["imageDigest"]) or (
         warning("image", f"the image is {format_size(size)}", "Each instance pulls the image when it starts.")
         if size > _LARGE
-        else ok("image", f"{repository}@{result['imageDigest'][:19]}, {format_size(size)}")
+        else ok("image", f"{match['repository']}@{result['imageDigest'][:19]}, {format_size(size)}")
     )
 
 
