@@ -92,12 +92,12 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
     return None
 
 
-def number(most: int) -> Callable[[str], int]:
-    """Return a function that parses an integer from 1 to `most`."""
+def number(maximum: int) -> Callable[[str], int]:
+    """Return a function that parses an integer from 1 to `maximum`."""
 
     def read(text: str) -> int:
-        if not is_digits(text) or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}")
+        if not is_digits(text) or not 1 <= int(text) <= maximum:
+            raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {maximum}")
         return int(text)
 
     return read

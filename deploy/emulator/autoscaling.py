@@ -130,8 +130,8 @@ class Scaling:
                 for (resource, _, _), rule in self.policies.items():
                     if rule["PolicyARN"] in alarm.alarm_actions:
                         (step,) = rule["StepScalingPolicyConfiguration"]["StepAdjustments"]
-                        most = self.targets[resource, INSTANCES]["MaxCapacity"]
-                        self.set_count(endpoint, resource, min(step["ScalingAdjustment"], most))
+                        maximum = self.targets[resource, INSTANCES]["MaxCapacity"]
+                        self.set_count(endpoint, resource, min(step["ScalingAdjustment"], maximum))
 
     def set_count(self, endpoint: str, resource: str, count: int) -> None:
         """Set a variant's number of instances."""

@@ -165,11 +165,11 @@ async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> No
         raise model_error(reply.status, (await _read(reply, _FAILURE)).decode("utf-8", "replace"), log_stream)
 
 
-async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read(reply: aiohttp.ClientResponse, maximum: int) -> bytes:
     data = bytearray()
-    while len(data) < most and (piece := await reply.content.readany()):
+    while len(data) < maximum and (piece := await reply.content.readany()):
         data += piece
-    return bytes(data[:most])
+    return bytes(data[:maximum])
 
 
 def reset_when_closed(connection: Any) -> None:

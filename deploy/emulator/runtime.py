@@ -129,7 +129,7 @@ class Runtime:
     async def _route(self, request: web.Request) -> web.StreamResponse:
         """Respond to InvokeInferenceRouter. The router's only target is the endpoint."""
         endpoint = self._endpoint
-        most = endpoint.limits.small_body
+        limit = endpoint.limits.small_body
         try:
             checked = self._check_request(request, ROUTED)
             if not request.headers.get(_TARGET):
@@ -137,8 +137,8 @@ class Runtime:
             body = await self._body(request)
             if not body:
                 raise validation_error("The request's body can't be empty.")
-            if len(body) > most:
-                raise validation_error(f"Request body is larger than {most} bytes, a router's maximum.", 413)
+            if len(body) > limit:
+                raise validation_error(f"Request body is larger than {limit} bytes, a router's maximum.", 413)
             answer = await self._whole(checked, body, ROUTED)
         except ApiError as error:
             raise ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members) from error

@@ -186,12 +186,12 @@ def _text(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> st
     return value or ""
 
 
-def _number(headers: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+def _number(headers: Mapping[str, str], name: str, minimum: int, maximum: int, default: int) -> int:
     text = headers.get(_HEADER + name)
     if text is None:
         return default
-    if not (is_digits(text) and len(text) < 9) or not least <= int(text) <= most:
-        raise Invalid(f"{name} {text!r} must be a number from {least} to {most}.")
+    if not (is_digits(text) and len(text) < 9) or not minimum <= int(text) <= maximum:
+        raise Invalid(f"{name} {text!r} must be a number from {minimum} to {maximum}.")
     return int(text)
 
 

@@ -167,12 +167,12 @@ def _payloads(body: bytes, request: dict[str, Any]) -> Iterator[bytes]:
         ValueError: a record is larger than MaxPayloadInMB.
     """
     by_line = request["TransformInput"].get("SplitType") == "Line"
-    several, most = request.get("BatchStrategy") == "MultiRecord", request.get("MaxPayloadInMB", _PAYLOAD) * _MB
+    several, limit = request.get("BatchStrategy") == "MultiRecord", request.get("MaxPayloadInMB", _PAYLOAD) * _MB
     gathered = b""
     for record in re.findall(rb"[^\n]*\n|[^\n]+", body) if by_line else [body]:
-        if len(record.removesuffix(b"\n")) > most:
+        if len(record.removesuffix(b"\n")) > limit:
             raise ValueError("a record is larger than MaxPayloadInMB")
-        if gathered and not (several and len(gathered) + len(record) <= most):
+        if gathered and not (several and len(gathered) + len(record) <= limit):
             yield gathered
             gathered = b""
         gathered += record

@@ -253,11 +253,11 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
             if item.fit is not None and item.memory_mb < (needed := round(1024 * (item.fit.weights + item.fit.rest))):
                 yield f"component {item.name}: memory_mb is {item.memory_mb}, but the model needs about {needed} MB."
     if spec.scaling is not None and sums.instance.gpus:
-        most = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
+        gpus = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
         have = sums.count * sums.instance.gpus
-        if most > have:
+        if gpus > have:
             where = _where(sums, spec)
-            yield f"scaling.max: with all components at their maximum, {most} GPUs are needed, but {where} have {have}."
+            yield f"scaling.max: with all components at their maximum, {gpus} GPUs are needed, but {where} have {have}."
 
 
 def _left_over(sums: Sums) -> str:
@@ -270,7 +270,7 @@ def _left_over(sums: Sums) -> str:
     resources = [resource for resource in _resources(sums.instance) if resource[2]]
     free = [Room([has for _, _, has in resources], sums.count)]
     for item in sorted(sums.placed, key=lambda placed: tuple(-of_copy(placed) for _, of_copy, _ in resources)):
-        free, left = _place(item.copies, [of_copy(item) for _, of_copy, _ in resources], free)
+        free, left = _distribute(item.copies, [of_copy(item) for _, of_copy, _ in resources], free)
         if left:
             return f"component {item.name}"
     return ""
@@ -282,16 +282,16 @@ class Room(NamedTuple):
     free: list[float]
     instances: int
 
-    def copies(self, needs: Sequence[float], most: int) -> int:
-        """Return how many copies fit on one instance, up to `most`."""
-        return min((int(has // need) for has, need in zip(self.free, needs, strict=True) if need), default=most)
+    def copies(self, needs: Sequence[float], maximum: int) -> int:
+        """Return how many copies fit on one instance, up to `maximum`."""
+        return min((int(has // need) for has, need in zip(self.free, needs, strict=True) if need), default=maximum)
 
     def less(self, needs: Sequence[float], copies: int, instances: int) -> Room:
         """Return some of the instances, each with `copies` more."""
         return Room([has - copies * need for has, need in zip(self.free, needs, strict=True)], instances)
 
 
-def _place(left: int, needs: Sequence[float], free: Sequence[Room]) -> tuple[list[Room], int]:
+def _distribute(left: int, needs: Sequence[float], free: Sequence[Room]) -> tuple[list[Room], int]:
     """Place copies on instances. Return what is free then, and the number of copies that are left.
 
     Args:

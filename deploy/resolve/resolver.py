@@ -662,9 +662,9 @@ def _advised_number(spec: Spec, decision: Decision) -> Iterator[str]:
 
 
 def _routing(spec: Spec) -> Iterator[str]:
-    most = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
-    if most >= _MANY and isinstance(spec.routing, PrefixAware):
+    count = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
+    if count >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
-            f"With up to {most} instances: prefix-aware routing compares the beginnings of prompts, not the caches. "
+            f"With up to {count} instances: prefix-aware routing compares the beginnings of prompts, not the caches. "
             "Dynamo on HyperPod routes by each worker's cache: compare both for long shared prompts."
         )

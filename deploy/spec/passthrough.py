@@ -265,13 +265,13 @@ def _scalar(shape: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _bounds(shape: Any, size: float, where: str, what: str) -> Iterator[str]:
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    minimum, maximum = shape.metadata.get("min"), shape.metadata.get("max")
     unit = f" {what}" if what else ""
     verb = "have" if what else "be"
-    if least is not None and size < least:
-        yield f"{where}: must {verb} at least {least:g}{unit} (given: {size:g})"
-    elif most is not None and size > most:
-        yield f"{where}: must {verb} at most {most:g}{unit} (given: {size:g})"
+    if minimum is not None and size < minimum:
+        yield f"{where}: must {verb} at least {minimum:g}{unit} (given: {size:g})"
+    elif maximum is not None and size > maximum:
+        yield f"{where}: must {verb} at most {maximum:g}{unit} (given: {size:g})"
 
 
 _SHOWN = 12  # maximum number of an enumeration's values to list in a message
@@ -285,8 +285,8 @@ def _no_such_word(value: str, words: list[str]) -> str:
 
 
 def _either(values: Any) -> str:
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _given(value: Any) -> str:
