@@ -88,6 +88,7 @@ class App:
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],
             *own,
+            *(grpc_routes(model) if model.config.grpc_port else ()),
             *page.routes,
             Route("/ping", Endpoint({"GET": self._ping})),
             Route("/models", Endpoint({"GET": self._models})),
@@ -224,6 +225,19 @@ class App:
             return await send_refusal(scope, send, refused)
         message = "Requested resource is not found, please refer to API document."
         await send_error(scope, send, RouteNotFound(message))
+
+
+def grpc_routes(model: ServedModel) -> list[Route]:
+    """Return the routes of Triton's gRPC calls for inference."""
+    from handler.http.grpc import INFER, STREAM  # imports grpcio
+    from handler.protocols.triton.grpc import InferMessages
+
+    dialects = {INFER: InferMessages(may_stream=False), STREAM: InferMessages(may_stream=True)}
+    return [
+        Route(path + model_path, Endpoint({"POST": Inference(model, dialect)}, errors=dialect.errors))
+        for path, dialect in dialects.items()
+        for model_path in ("/{model}", "/{model}/versions/{version}")
+    ]
 
 
 # -- other ASGI servers ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import uvicorn
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core import loop
 from handler.core.errors import ConfigError, Problem, Problems, Unavailable
+from handler.core.package import install
 from handler.core.values import Task
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
@@ -35,6 +37,9 @@ from handler.protocols.kernel.errors import FRONT_END
 from handler.serving.head import request_id
 from handler.serving.model import ServedModel
 from handler.serving.start import StartTimes, running
+
+if TYPE_CHECKING:
+    from handler.http.grpc import GrpcServer
 
 log = logging.getLogger("handler.server")
 
@@ -238,6 +243,7 @@ async def _serve(
     listener.listen(BACKLOG)  # uvicorn does so too, but an engine may be ready and announced earlier
     # uvloop accepts one connection per socket in each iteration, so a burst would wait for as many iterations
     sockets = [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
+    grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
     serving = asyncio.ensure_future(server.serve(sockets=sockets))
 
     def announce(spec: Spec) -> None:
@@ -269,9 +275,28 @@ async def _serve(
             await serving
         finally:
             signals.leave()
+            if grpc is not None:
+                await grpc.stop()
     if not hosting.cancelled():
         hosting.result()
     return 0
+
+
+async def _serve_grpc(config: Config, host: str, app: ASGIApp, access: Access) -> GrpcServer:
+    """Serve Triton's gRPC clients, beside HTTP.
+
+    Raises:
+        ConfigError: grpcio is not installed, or the server cannot listen.
+    """
+    try:
+        from handler.http.grpc import GrpcServer
+    except ImportError:
+        raise ConfigError(f"option.grpc_port needs {install('lmi-handler[triton]')}") from None
+    max_calls = config.max_rolling_batch_size + config.job_queue_size
+    server = GrpcServer(app, patience=config.client_timeout, max_bytes=config.max_request_size, max_calls=max_calls)
+    port = await server.start(host, config.grpc_port, access)
+    log.info("gRPC: listening on %s:%d", host, port)
+    return server
 
 
 async def _host(

@@ -239,6 +239,7 @@ class Options:
     capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
     capture_file_mb: int = option(integer(1, 1 << 20), 64, "maximum MiB of a capture file; beyond it, a new file begins")
     capture_total_mb: int = option(integer(1, 1 << 30), 1024, "maximum MiB of all capture files; beyond it, the oldest are deleted")
+    grpc_port: int = option(integer(0, 65535), 0, "port for Triton's gRPC clients, usually 8001; 0: none (wire/triton.md)")
     tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics also uses TGI's names (wire/README.md)")
     djl_metrics: bool = option(boolean, False, "log metrics of each request under DJL Serving (djl.md)")
     cloudwatch_metrics_interval: float = option(number(0), 0.0, "seconds between metrics for CloudWatch in the embedded server's log (monitoring.md); 0 disables them")

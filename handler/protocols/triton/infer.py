@@ -22,7 +22,7 @@ from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.request import INPUTS, PROMPT, read_id, read_inputs
+from handler.protocols.triton.request import INPUTS, PROMPT, check_single_sequence, read_id, read_inputs
 from handler.protocols.triton.response import ResponseOptions, TritonDocument
 
 HEADER = "inference-header-content-length"
@@ -35,7 +35,7 @@ _REGION = "shared_memory_region"
 _QUEUEING = ("priority", "timeout")
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 
-_FORMATS = {
+FORMATS = {
     **{f"UINT{8 << index}": code for index, code in enumerate("BHIQ")},
     **{f"INT{8 << index}": code for index, code in enumerate("bhiq")},
     **{"BOOL": "?", "FP16": "e", "FP32": "f", "FP64": "d", "BF16": "H"},
@@ -124,7 +124,7 @@ class _Reader:
             if name in self.values:
                 raise self._refused(f"input '{name}' already exists in request")
             expected = INPUT_TYPES[name].datatype
-            if datatype not in _FORMATS and datatype != "BYTES":
+            if datatype not in FORMATS and datatype != "BYTES":
                 raise InvalidPayload(f"invalid datatype for input {name}")
             if datatype != expected:
                 raise self._refused(
@@ -192,7 +192,7 @@ class _Reader:
                 what = f"expected {number} string elements for inference input '{name}' for model '{self._model}', got"
                 raise self._refused(f"{what} {len(texts) if len(texts) < number else 'more'}")
             return texts
-        code = _FORMATS[datatype]
+        code = FORMATS[datatype]
         if size != number * struct.calcsize(code):
             expected = f"Expected {number * struct.calcsize(code)}, got {size}"
             raise self._refused(f"input byte size mismatch for input '{name}' for model '{self._model}'. {expected}")
@@ -265,6 +265,13 @@ def _elements(data: list[Any]) -> Iterator[Any]:
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
+class OutputTensor(NamedTuple):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    items: Sequence[Any]
+
+
 class Selection(NamedTuple):
     """The output tensors of a response.
 
@@ -280,6 +287,16 @@ class Selection(NamedTuple):
     has_batch: bool
     sagemaker: bool
 
+    def tensors(self, values: Mapping[str, Any]) -> Iterator[OutputTensor]:
+        """Yield the selected tensors in the order of `values`, which are their contents by name."""
+        present = {**values, **{name: 0 for name in _INDICES if name in self.names}}
+        for name, value in present.items():
+            if name in (self.names or present):
+                if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
+                    value = [value if isinstance(value, list) else [value]]
+                shape, items = _shape_of(value if self.has_batch else value[0])
+                yield OutputTensor(name, OUTPUT_TYPES[name].datatype, shape, items)
+
 
 class InferDocument(TritonDocument):
     """The output tensors in the order of the model. Binary data stands behind the JSON document."""
@@ -294,14 +311,13 @@ class InferDocument(TritonDocument):
         return self._headers
 
     def _encode(self) -> bytes:
-        texts, values, extras = self._outputs()
-        named = {name: value for name, value in extras.items() if name in self._options.extras}
-        present: dict[str, Any] = {TEXT_OUTPUT: texts, **(values or {}), **named}
-        present.update({name: 0 for name in _INDICES if name in self._selection.names})
         tensors, data = list[Mapping[str, Any]](), list[bytes]()
-        for name, value in present.items():
-            if name in (self._selection.names or present):
-                tensors.append(self._tensor(name, value, data))
+        for name, datatype, shape, items in self._selection.tensors(self._options.values(*self._outputs())):
+            content: Mapping[str, Any] = {"data": items}
+            if self._selection.names.get(name, self._selection.is_binary):
+                data.append(packed(datatype, items))
+                content = {"parameters": {"binary_data_size": len(data[-1])}}
+            tensors.append({"name": name, "datatype": datatype, "shape": shape, **content})
         fixed = dict(self._options.fixed)
         id = {"id": fixed.pop("id")} if "id" in fixed else {}
         document = JSON.encode({**id, **fixed, "outputs": tensors})
@@ -310,17 +326,6 @@ class InferDocument(TritonDocument):
         elif data:
             self.content_type, self._headers = _OCTETS, ((HEADER, str(len(document))),)
         return b"".join([document, *data])
-
-    def _tensor(self, name: str, value: Any, data: list[bytes]) -> Mapping[str, Any]:
-        """Describe a tensor. Its binary data, if any, is appended to `data`."""
-        if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
-            value = [value if isinstance(value, list) else [value]]
-        shape, items = _shape_of(value if self._selection.has_batch else value[0])
-        head = {"name": name, "datatype": OUTPUT_TYPES[name].datatype, "shape": shape}
-        if not self._selection.names.get(name, self._selection.is_binary):
-            return {**head, "data": items}
-        data.append(_packed(OUTPUT_TYPES[name].datatype, items))
-        return {**head, "parameters": {"binary_data_size": len(data[-1])}}
 
 
 def _shape_of(value: list[Any]) -> tuple[list[int], list[Any]]:
@@ -332,12 +337,13 @@ def _shape_of(value: list[Any]) -> tuple[list[int], list[Any]]:
     return shape, value
 
 
-def _packed(datatype: str, items: Sequence[Any]) -> bytes:
+def packed(datatype: str, items: Sequence[Any]) -> bytes:
+    """Return the binary data of a tensor."""
     if datatype == "BYTES":
         texts = ((item or "").encode() for item in items)
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
     values = (math.nan if item is None else item for item in items)
-    return struct.pack(f"<{len(items)}{_FORMATS[datatype]}", *values)
+    return struct.pack(f"<{len(items)}{FORMATS[datatype]}", *values)
 
 
 # -- the dialect -------------------------------------------------------------------------------------------------
@@ -357,13 +363,14 @@ class InferErrors(TritonErrors):
 
 
 class Infer(Dialect):
-    """The dialect of `infer`, whose response is always whole.
+    """The dialect of `infer`, whose response is always whole over HTTP.
 
     Args:
         sagemaker: whether the route is /invocations, where a content type replaces `HEADER` (Triton's
             src/sagemaker_server.cc).
     """
 
+    may_stream = False
     any_media = True  # as in Triton, only a header tells binary data from JSON
     media_types = (_OCTETS,)
     unique_keys = True
@@ -414,14 +421,23 @@ class Infer(Dialect):
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
         names = _read_outputs(document.get("outputs", []), model)
         values = {**reader.values, **{_FLAGS[name]: True for name in names if name in _FLAGS}}
-        if values.pop("stream", False) or values.pop("streaming", False):
+        streams = bool(values.pop("stream", False) or values.pop("streaming", False))
+        if streams and not self.may_stream:
             unknown.append("stream")
-        options, _, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: False)
+            streams = False
+        options, read, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: streams)
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
         own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
-        options = options._replace(request=own)
         sagemaker = self._sagemaker and media_type != _OCTETS
-        reply = InferDocument(options, Selection(names, is_binary, reader.has_batch, sagemaker))
+        if streams:
+            check_single_sequence(own.sampling, read)
+        selection = Selection(names, is_binary, reader.has_batch, sagemaker)
+        return self._respond(options._replace(request=own), selection, ignored, streams=streams)
+
+    def _respond(
+        self, options: ResponseOptions, selection: Selection, ignored: Sequence[str], *, streams: bool
+    ) -> ParsedRequest:
+        reply = InferDocument(options, selection)
         return ParsedRequest((options.request,), reply, self.errors, ignored, headers=reply.headers)
 
 

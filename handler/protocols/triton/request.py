@@ -404,7 +404,7 @@ class Triton(Dialect):
         request, streams = options.request, self._streams(parameters)
         errors = TritonErrors(events=True)
         if streams:
-            _check_single_sequence(request.sampling, parameters)
+            check_single_sequence(request.sampling, parameters)
             return ParsedRequest((request,), TritonStream(options, errors), errors, ignored, streams=True)
         if self._route is Route.STREAM:
             return ParsedRequest((request,), TritonDocument(options, EVENTS), errors, ignored, streams=True)
@@ -568,7 +568,7 @@ def _without_prompt(inputs: Mapping[str, Any], parameters: ParsedParameters, str
     return streams or any(name.startswith(LLMAPI) for name in inputs)
 
 
-def _check_single_sequence(sampling: Sampling, parameters: ParsedParameters) -> None:
+def check_single_sequence(sampling: Sampling, parameters: ParsedParameters) -> None:
     for field in ("n", "best_of", "num_beams"):
         if (count := getattr(sampling, field)) > 1:
             raise InvalidParameter(f"{parameters.names[field]}={show(count)}: must be 1 when streaming")

@@ -33,6 +33,11 @@ class ResponseOptions(NamedTuple):
     extras: frozenset[str]
     before: str
 
+    def values(self, texts: list[str], tensors: TensorValues | None, extras: TritonExtras) -> Mapping[str, Any]:
+        """Return the contents of the output tensors that the request asks for, by name, in the order of the model."""
+        shown = {name: item for name, item in extras.items() if name in self.extras}
+        return {"text_output": texts, **(tensors or {}), **shown}
+
     def response(
         self, text: str | list[str], values: TensorValues | None = None, extras: TritonExtras | None = None
     ) -> Mapping[str, object]:
@@ -138,5 +143,7 @@ class TritonStream(TokenStream):
         }
         if finish is not None:
             extras["finish_reason"] = _REASONS.get(finish)
-        values = None if self._lines is None else self._lines.line(token)
+        return self._render(text, None if self._lines is None else self._lines.line(token), extras, finish)
+
+    def _render(self, text: str, values: TensorValues | None, extras: TritonExtras, finish: Finish | None) -> bytes:
         return EVENTS.encode(self._options.response(text, values, extras))

@@ -1,0 +1,383 @@
+"""Triton's gRPC service: each call is a request to the ASGI application, which checks keys, logs and answers it.
+
+Source: triton-inference-server/common, protobuf/grpc_service.proto.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf import json_format
+from starlette.types import ASGIApp, Message, Scope
+from tritonclient.grpc import service_pb2
+
+from handler.core.errors import ConfigError, InvalidPayload
+from handler.http.protocol import EXCHANGE, AsgiExchange
+from handler.http.security import Access
+from handler.protocols.triton.grpc import FRAMES, body_of, failure, messages
+from handler.protocols.triton.infer import HEADER
+
+log = logging.getLogger("handler.server")
+
+SERVICE = "inference.GRPCInferenceService"
+INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
+"""Paths of calls. The model's name and its version follow them in the path of the application's request."""
+_MAX_REQUESTS = 128  # running requests of one stream; further ones are read when others end
+_MAX_UNSENT = 1 << 16  # bytes in front of a stream's writer
+_OVERHEAD = 1 << 16  # bytes of a message besides its tensors
+_OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", "te", HEADER)
+
+_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    429: grpc.StatusCode.UNAVAILABLE,
+    500: grpc.StatusCode.INTERNAL,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+"""Maps HTTP statuses to gRPC's. All others are INVALID_ARGUMENT."""
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """Return the message of an error response."""
+        try:
+            value = json.loads(self.body)
+            return str(value.get("error") or value["message"])
+        except (ValueError, LookupError, AttributeError):
+            return self.body.decode(errors="replace") or f"status {self.status}"
+
+    async def check(self, context: Any) -> None:
+        """End the call with an error if the status is one."""
+        if self.status >= 400:
+            await context.abort(_code(self.status), self.error)
+
+
+class _Outbox:
+    """The messages of a stream that the client has not taken yet."""
+
+    def __init__(self) -> None:
+        self._messages: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self.size = 0
+
+    def put(self, data: bytes) -> None:
+        self._messages.append(data)
+        self.size += len(data)
+        self._changed.set()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def room(self) -> None:
+        """Wait until little is left to send."""
+        while self.size > _MAX_UNSENT:
+            self._room.clear()
+            await self._room.wait()
+
+    async def take(self, is_over: Callable[[], bool]) -> bytes | None:
+        """Return the next message, or None if there is none and `is_over` returns true."""
+        while not self._messages:
+            if is_over():
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        data = self._messages.popleft()
+        self.size -= len(data)
+        if self.size <= _MAX_UNSENT:
+            self._room.set()
+        return data
+
+
+class _Exchange(AsgiExchange):
+    """The exchange of one request of a stream, whose frames go to the outbox.
+
+    Args:
+        id: id of the request.
+        drop: ends the stream's call.
+        patience: maximum seconds that the outbox may be full.
+    """
+
+    def __init__(self, id: str, outbox: _Outbox, drop: Callable[[], object], patience: float) -> None:
+        super().__init__(receiver(b""), self._send, "2")
+        self._id, self._outbox, self._drop, self._patience = id, outbox, drop, patience
+        self._is_framed, self._rest = False, b""
+        self.status = 0
+
+    @property
+    def num_unsent(self) -> int:  # type: ignore[override]
+        return self._outbox.size
+
+    def drop(self) -> None:
+        super().drop()
+        self._drop()
+
+    def resume(self) -> None:
+        self.is_paused = self.is_over or not self._is_framed
+
+    def write_chunk(self, data: bytes) -> bool:
+        if self.is_paused or self._outbox.size > _MAX_UNSENT:
+            return False
+        for message in messages(data):
+            self._outbox.put(message)
+        return True
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response without a task, unless the outbox is full."""
+        await self._send(message)
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._is_framed = (b"content-type", FRAMES.encode()) in message["headers"]
+            return
+        if self._outbox.size > _MAX_UNSENT:
+            try:
+                await asyncio.wait_for(self._outbox.room(), self._patience)
+            except asyncio.TimeoutError:
+                self.drop()
+                raise OSError("the client reads too slowly") from None
+        data, last = message.get("body", b""), not message.get("more_body", False)
+        if self._is_framed:
+            for part in messages(data):
+                self._outbox.put(part)
+        else:
+            self._rest += data
+        if last:
+            if not self._is_framed:
+                self._outbox.put(failure(self._id, Answer(self.status, self._rest).error))
+            self.is_over = True
+            self.wake()
+
+
+def receiver(body: bytes) -> Callable[[], Any]:
+    """Return a `receive` function of ASGI that returns the body once, and then waits."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not parts:
+            await asyncio.get_running_loop().create_future()  # a call that ends is cancelled
+        return parts.pop()
+
+    return receive
+
+
+class GrpcServer:
+    """Serves Triton's gRPC service.
+
+    Args:
+        app: the application that answers.
+        patience: maximum seconds that a client may leave its stream unread.
+        max_bytes: maximum size of a request's body.
+        max_calls: maximum number of concurrent calls.
+    """
+
+    def __init__(self, app: ASGIApp, *, patience: float, max_bytes: int, max_calls: int) -> None:
+        self._app, self._patience = app, patience
+        options = [
+            ("grpc.max_receive_message_length", max_bytes + _OVERHEAD),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, self._handlers()),
+                grpc.method_handlers_generic_handler(
+                    "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
+                ),
+            )
+        )
+
+    async def start(self, host: str, port: int, access: Access) -> int:
+        """Listen, and return the port.
+
+        Raises:
+            ConfigError: the server cannot listen on this address.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if access.certfile is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                pair = ((access.keyfile or access.certfile).read_bytes(), access.certfile.read_bytes())
+                bound = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError:
+            raise ConfigError(f"cannot listen on {address} (option.grpc_port)") from None
+        await self._server.start()
+        return int(bound)
+
+    async def stop(self) -> None:
+        await self._server.stop(1.0)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> Mapping[str, Any]:
+        methods: dict[str, Callable[[Any, Any], Any]] = {
+            "ServerLive": self._state(lambda request: "/v2/health/live", "live"),
+            "ServerReady": self._state(lambda request: "/v2/health/ready", "ready"),
+            "ModelReady": self._state(lambda request: f"{_path(request)}/ready", "ready"),
+            "ServerMetadata": functools.partial(self._read, lambda request: "/v2", None),
+            "ModelMetadata": functools.partial(self._read, _path, None),
+            "ModelConfig": functools.partial(self._read, lambda request: f"{_path(request)}/config", "config"),
+            "RepositoryIndex": functools.partial(self._read, lambda request: "/v2/repository/index", "models"),
+            "ModelInfer": self._infer,
+        }
+        handlers = {name: self._handler(name, method) for name, method in methods.items()}
+        stream = service_pb2.ModelInferRequest.FromString
+        return {**handlers, "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream, stream)}
+
+    def _handler(self, name: str, method: Callable[[Any, Any], Any]) -> Any:
+        descriptor = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
+        request = getattr(service_pb2, descriptor.input_type.name)
+        response = getattr(service_pb2, descriptor.output_type.name)
+
+        async def handle(message: Any, context: Any) -> Any:
+            value = await method(message, context)
+            if isinstance(value, response):
+                return value
+            return json_format.ParseDict(value, response(), ignore_unknown_fields=True)
+
+        return grpc.unary_unary_rpc_method_handler(handle, request.FromString, response.SerializeToString)
+
+    def _state(self, path: Callable[[Any], str], field: str) -> Callable[[Any, Any], Any]:
+        async def handle(request: Any, context: Any) -> Mapping[str, Any]:
+            answer = await self._call(context, "GET", path(request))
+            if answer.status in (401, 403):
+                await answer.check(context)
+            return {field: answer.status == 200}
+
+        return handle
+
+    async def _read(self, path: Callable[[Any], str], field: str | None, request: Any, context: Any) -> Any:
+        route = path(request)
+        answer = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
+        await answer.check(context)
+        value = json.loads(answer.body)
+        return value if field is None else {field: value}
+
+    async def _check(self, request: bytes, context: Any) -> bytes:
+        """Answer a health check: SERVING or NOT_SERVING (grpc/grpc, health.proto)."""
+        ready = (await self._call(context, "GET", "/v2/health/ready")).status == 200
+        return b"\x08\x01" if ready else b"\x08\x02"
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        outbox = _Outbox()
+        status = await self._request(INFER, request, context, outbox, bool)
+        response = service_pb2.ModelStreamInferResponse.FromString(await outbox.take(lambda: True) or b"")
+        if response.error_message:
+            await context.abort(_code(status), response.error_message)
+        response.infer_response.parameters.clear()
+        return response.infer_response
+
+    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[bytes]:
+        """Answer the requests of a stream concurrently. An error of one request does not end the stream."""
+        outbox, running, call = _Outbox(), set[asyncio.Task[int]](), asyncio.current_task()
+        drop = call.cancel if call is not None else bool
+
+        def ended(task: asyncio.Task[int]) -> None:
+            running.discard(task)
+            outbox.wake()
+
+        async def read() -> None:
+            async for request in requests:
+                task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
+                running.add(task)
+                task.add_done_callback(ended)
+                if len(running) >= _MAX_REQUESTS:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+        reader = asyncio.ensure_future(read())
+        reader.add_done_callback(lambda _: outbox.wake())
+        try:
+            while (message := await outbox.take(lambda: reader.done() and not running)) is not None:
+                yield message
+        finally:
+            for task in (reader, *running):
+                task.cancel()
+
+    async def _request(self, path: str, request: Any, context: Any, outbox: _Outbox, drop: Callable[[], object]) -> int:
+        """Put the messages of a request's response into the outbox, and return its status."""
+        name, version = request.model_name, request.model_version
+        try:
+            body = body_of(request)
+        except InvalidPayload as error:
+            outbox.put(failure(request.id, f"[request id: {request.id or '<id_unknown>'}] {error.message}"))
+            return 400
+        headers = [(HEADER, str(body.length)), ("content-length", str(len(body.data)))]
+        exchange = _Exchange(request.id, outbox, drop, self._patience)
+        path = f"{path}/{name}" + (f"/versions/{version}" if version else "")
+        scope = _scope(context, exchange, "POST", path, headers)
+        try:
+            await self._app(scope, receiver(body.data), exchange.send)
+        except Exception:  # one request must not end the others of its stream
+            log.exception("request %s failed", request.id)
+        finally:
+            exchange.close()
+        if not exchange.is_over:
+            outbox.put(failure(request.id, "internal error"))
+            return 500
+        return exchange.status
+
+    async def _call(self, context: Any, method: str, path: str) -> Answer:
+        """Answer a request that reads the server's or the model's state."""
+        status, parts = 0, list[bytes]()
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
+
+        receive = receiver(b"")
+        exchange = AsgiExchange(receive, send, "2")
+        scope = _scope(context, exchange, method, path)
+        with contextlib.closing(exchange):
+            await self._app(scope, receive, exchange.send)
+        return Answer(status, b"".join(parts))
+
+
+def _path(request: Any) -> str:
+    return f"/v2/models/{request.name}" + (f"/versions/{request.version}" if request.version else "")
+
+
+def _code(status: int) -> Any:
+    return _CODES.get(status, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def _scope(
+    context: Any, exchange: AsgiExchange, method: str, path: str, headers: Iterable[tuple[str, str]] = ()
+) -> Scope:
+    """Return the ASGI scope of a call. The call's metadata are the request's headers."""
+    metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
+    passed = [pair for pair in metadata if pair[0] not in _OWN_HEADERS and not pair[0].startswith("grpc-")]
+    pairs = [("host", "localhost"), *headers, *passed]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "2",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in pairs],
+        "client": None,
+        "server": None,
+        "extensions": {EXCHANGE: exchange},
+    }

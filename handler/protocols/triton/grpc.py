@@ -1,0 +1,231 @@
+"""Triton's gRPC messages: requests as bodies of `infer`, and responses as messages in the framing of gRPC.
+
+A response of this dialect is a sequence of ModelStreamInferResponse messages. Each has gRPC's prefix of five bytes: a
+zero, and the length (grpc/grpc, doc/PROTOCOL-HTTP2.md). A request that does not stream has one.
+Sources: triton-inference-server/common, protobuf/grpc_service.proto; server, docs/protocol/extension_*.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tritonclient.grpc import service_pb2
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.framing import JSON
+from handler.core.values import Finish, Token
+from handler.protocols.kernel.dialect import ParsedRequest, TokenEncoder
+from handler.protocols.kernel.tensors import TensorValues
+from handler.protocols.triton.api import TritonExtras
+from handler.protocols.triton.infer import FORMATS, Infer, InferDocument, OutputTensor, Selection, packed
+from handler.protocols.triton.response import ResponseOptions, TritonStream
+
+FRAMES = "application/grpc+proto"
+PREFIX = struct.Struct(">BI")
+_FINAL = "triton_final_response"
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_LENGTH = struct.Struct("<I")
+
+_CONTENTS = {
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    **{name: f"{name.lower()}_contents" for name in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")},
+}
+"""Maps a datatype to the field of InferTensorContents for its elements."""
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+class Body(NamedTuple):
+    """A body of `infer`, and the length of the JSON document at its beginning."""
+
+    data: bytes
+    length: int
+
+
+def body_of(request: Any) -> Body:
+    """Return the body of `infer` that is equivalent to a ModelInferRequest. All its tensors are binary data.
+
+    Raises:
+        InvalidPayload: the contents or a parameter are invalid.
+    """
+    contents = list(_contents(request))
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": [*tensor.shape],
+            "parameters": {"binary_data_size": len(data)},
+        }
+        for tensor, data in zip(request.inputs, contents, strict=True)
+    ]
+    outputs = [{"name": output.name, "parameters": {"binary_data": True}} for output in request.outputs]
+    parameters = {name: _parameter(name, value) for name, value in request.parameters.items()}
+    if not isinstance(parameters.pop(_EMPTY_FINAL, False), bool):
+        raise InvalidPayload(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
+    document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
+    data = JSON.encode({**({"id": request.id} if request.id else {}), **document})
+    return Body(b"".join([data, *contents]), len(data))
+
+
+def _contents(request: Any) -> Iterator[bytes]:
+    """Yield the binary data of each input."""
+    raw = request.raw_input_contents
+    for index, tensor in enumerate(request.inputs):
+        fields = [field.name for field, _ in tensor.contents.ListFields()]
+        name, of_model = f"'{tensor.name[:_SHOWN]}'", f"for model '{request.model_name[:_SHOWN]}'"
+        if raw and fields:
+            message = f"contents field must not be specified when using raw_input_contents for {name} {of_model}"
+            raise InvalidPayload(message)
+        if raw and index < len(raw):
+            yield raw[index]
+        elif len(fields) != 1:
+            raise InvalidPayload(f"unable to find data for input tensor {name} {of_model} in request.")
+        elif fields[0] != _CONTENTS.get(tensor.datatype):
+            what = f"unexpected explicit tensor data for input tensor {name} {of_model}"
+            raise InvalidPayload(f"{what}: {fields[0]} does not fit datatype {tensor.datatype[:_SHOWN]!r}")
+        else:
+            yield _packed(name, tensor.datatype, getattr(tensor.contents, fields[0]))
+
+
+_SHOWN = 64  # characters of a name in a message
+
+
+def _packed(name: str, datatype: str, items: Sequence[Any]) -> bytes:
+    if datatype == "BYTES":
+        return b"".join(_LENGTH.pack(len(item)) + item for item in items)
+    try:
+        return struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
+    except struct.error as error:
+        raise InvalidPayload(f"input {name}: {error}") from None
+
+
+def _parameter(name: str, value: Any) -> Any:
+    kind = value.WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "bool_param", "string_param", "double_param"):
+        expected = "int64_param, bool_param, or string_param."
+        raise InvalidPayload(f"invalid value type for '{name[:_SHOWN]}' parameter, expected {expected}")
+    return getattr(value, kind)
+
+
+# -- responses ---------------------------------------------------------------------------------------------------
+
+
+def framed(message: Any) -> bytes:
+    """Return a message, or its bytes, with gRPC's prefix."""
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+    return PREFIX.pack(0, len(data)) + data
+
+
+def messages(frames: bytes) -> Iterator[bytes]:
+    """Yield the messages of complete frames."""
+    start = 0
+    while start < len(frames):
+        _, length = PREFIX.unpack_from(frames, start)
+        start += PREFIX.size
+        yield frames[start : start + length]
+        start += length
+
+
+def failure(id: str, message: str) -> bytes:
+    """Return a ModelStreamInferResponse for a request that was refused."""
+    response = service_pb2.ModelInferResponse(id=id)
+    data: bytes = service_pb2.ModelStreamInferResponse(
+        error_message=message, infer_response=response
+    ).SerializeToString()
+    return data
+
+
+def _response(options: ResponseOptions, tensors: Sequence[OutputTensor] = (), *, final: bool) -> Any:
+    """Return a ModelInferResponse with the tensors as raw contents."""
+    response = service_pb2.ModelInferResponse(**options.fixed)
+    response.parameters[_FINAL].bool_param = final
+    for name, datatype, shape, items in tensors:
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
+        response.raw_output_contents.append(packed(datatype, items))
+    return response
+
+
+class MessageDocument(InferDocument):
+    """The output tensors as one message."""
+
+    def __init__(self, options: ResponseOptions, selection: Selection) -> None:
+        super().__init__(options, selection)
+        self.content_type = FRAMES
+
+    def _encode(self) -> bytes:
+        tensors = [*self._selection.tensors(self._options.values(*self._outputs()))]
+        response = _response(self._options, tensors, final=True)
+        return framed(service_pb2.ModelStreamInferResponse(infer_response=response))
+
+
+class MessageStream(TritonStream):
+    """One message for each token. The last one says so, thus no empty final message follows, as in Triton."""
+
+    def __init__(self, options: ResponseOptions, selection: Selection, dialect: Infer) -> None:
+        super().__init__(options, dialect.errors)
+        self.content_type = FRAMES
+        self._selection = selection
+        self._is_plain = options.tensors is None and options.extras <= {"finish_reason"}
+
+    def _token(self, position: int, token: Token) -> bytes:
+        return self._event(token, None)
+
+    def _render(self, text: str, values: TensorValues | None, extras: TritonExtras, finish: Finish | None) -> bytes:
+        tensors = self._selection.tensors(self._options.values([text], values, extras))
+        response = _response(self._options, [*tensors], final=finish is not None)
+        return framed(service_pb2.ModelStreamInferResponse(infer_response=response))
+
+    def token_encoder(self) -> TokenEncoder | None:
+        """Return an encoder that appends only the text to the rest of a message, which is the same for each token.
+
+        A parser merges the two occurrences of `infer_response` (protobuf's guide "Encoding").
+        """
+        if not self._is_plain:
+            return None
+        tensors = [*self._selection.tensors({"text_output": [""]})]
+        response = _response(self._options, tensors, final=False)
+        del response.raw_output_contents[:]
+        rest: bytes = service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+        empty, has_text = service_pb2.ModelInferResponse, bool(tensors)
+
+        def encode(token: Token) -> bytes:
+            if not has_text:
+                return framed(rest)
+            text = token.text.encode()
+            content = empty(raw_output_contents=[_LENGTH.pack(len(text)) + text])
+            return framed(rest + service_pb2.ModelStreamInferResponse(infer_response=content).SerializeToString())
+
+        return encode
+
+    def _end(self) -> bytes:
+        return b""
+
+    def _broken_off(self, error: ServingError) -> bytes:
+        response = _response(self._options, final=True)
+        return framed(
+            service_pb2.ModelStreamInferResponse(
+                error_message=self._errors.body(error)["error"], infer_response=response
+            )
+        )
+
+
+class InferMessages(Infer):
+    """The dialect of `infer` over gRPC.
+
+    Args:
+        may_stream: whether a response may have several messages.
+    """
+
+    def __init__(self, *, may_stream: bool) -> None:
+        super().__init__()
+        self.name, self.may_stream = "triton_grpc", may_stream
+
+    def _respond(
+        self, options: ResponseOptions, selection: Selection, ignored: Sequence[str], *, streams: bool
+    ) -> ParsedRequest:
+        reply = MessageStream(options, selection, self) if streams else MessageDocument(options, selection)
+        return ParsedRequest((options.request,), reply, self.errors, ignored, streams=streams)
