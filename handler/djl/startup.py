@@ -74,6 +74,7 @@ _EMBEDDED_ONLY = {
     **dict.fromkeys(("option.tgi_metrics", "option.cloudwatch_metrics_interval"), "DJL Serving has its own metrics"),
     **{key: "DJL Serving has no such routes" for key in KNOWN if key.startswith("option.batches_")},
     "option.enable_tokenizer_info_endpoint": "DJL Serving has no such route",
+    "option.grpc_port": "DJL Serving has its own ports",
     "option.batch_transform": "DJL Serving sends the statuses of refused requests",
     "option.client_timeout": "DJL Serving has its own time limits",
     "option.keep_alive_timeout": "DJL Serving has its own time limits",

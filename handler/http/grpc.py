@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp, Message, Scope
 from tritonclient.grpc import service_pb2
 
@@ -239,21 +240,20 @@ class GrpcServer:
             "ModelInfer": self._infer,
         }
         handlers = {name: self._handler(name, method) for name, method in methods.items()}
-        stream = service_pb2.ModelInferRequest.FromString
-        return {**handlers, "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream, stream)}
+        return {**handlers, "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream)}
 
     def _handler(self, name: str, method: Callable[[Any, Any], Any]) -> Any:
         descriptor = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
         request = getattr(service_pb2, descriptor.input_type.name)
         response = getattr(service_pb2, descriptor.output_type.name)
 
-        async def handle(message: Any, context: Any) -> Any:
-            value = await method(message, context)
+        async def handle(data: bytes, context: Any) -> Any:
+            value = await method(await _parsed(request, data, context), context)
             if isinstance(value, response):
                 return value
             return json_format.ParseDict(value, response(), ignore_unknown_fields=True)
 
-        return grpc.unary_unary_rpc_method_handler(handle, request.FromString, response.SerializeToString)
+        return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
     def _state(self, path: Callable[[Any], str], field: str) -> Callable[[Any, Any], Any]:
         async def handle(request: Any, context: Any) -> Mapping[str, Any]:
@@ -285,7 +285,7 @@ class GrpcServer:
         response.infer_response.parameters.clear()
         return response.infer_response
 
-    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Answer the requests of a stream concurrently. An error of one request does not end the stream."""
         outbox, running, call = _Outbox(), set[asyncio.Task[int]](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
@@ -295,7 +295,8 @@ class GrpcServer:
             outbox.wake()
 
         async def read() -> None:
-            async for request in requests:
+            async for data in requests:
+                request = await _parsed(service_pb2.ModelInferRequest, data, context)
                 task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
                 running.add(task)
                 task.add_done_callback(ended)
@@ -307,6 +308,7 @@ class GrpcServer:
         try:
             while (message := await outbox.take(lambda: reader.done() and not running)) is not None:
                 yield message
+            reader.result()
         finally:
             for task in (reader, *running):
                 task.cancel()
@@ -349,6 +351,14 @@ class GrpcServer:
         with contextlib.closing(exchange):
             await self._app(scope, receive, exchange.send)
         return Answer(status, b"".join(parts))
+
+
+async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
+    """Return the message in a call's bytes. If they are not valid, end the call as Triton does."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
 
 
 def _path(request: Any) -> str:

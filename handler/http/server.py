@@ -231,6 +231,7 @@ async def _serve(
     signals: loop.StopSignals,
 ) -> int:
     app, progress, times = StartingApp(config.model_name), Progress(), StartTimes()
+    grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
     server = HttpServer(
         app,
         access,
@@ -243,7 +244,6 @@ async def _serve(
     listener.listen(BACKLOG)  # uvicorn does so too, but an engine may be ready and announced earlier
     # uvloop accepts one connection per socket in each iteration, so a burst would wait for as many iterations
     sockets = [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
-    grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
     serving = asyncio.ensure_future(server.serve(sockets=sockets))
 
     def announce(spec: Spec) -> None:

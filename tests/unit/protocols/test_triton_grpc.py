@@ -1,0 +1,186 @@
+"""Triton's gRPC messages, without a connection."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from handler.core.errors import GenerationFailed, InvalidPayload
+from handler.core.values import Delta, Finish, Token
+from handler.protocols.kernel.dialect import BinaryBody, Reply, ServerContext
+from handler.protocols.triton.grpc import PREFIX, InferMessages, body_of, messages
+
+
+def request(**more: Any) -> Any:
+    message = service_pb2.ModelInferRequest(model_name="model", id="7", **more)
+    for name, datatype in (("text_input", "BYTES"), ("max_tokens", "INT32"), ("stream", "BOOL")):
+        message.inputs.add(name=name, datatype=datatype, shape=[1, 1])
+    return message
+
+
+def with_raw(*contents: bytes) -> Any:
+    message = request()
+    message.raw_input_contents.extend(contents)
+    return message
+
+
+def with_typed(*contents: dict[str, Any]) -> Any:
+    message = request()
+    for tensor, fields in zip(message.inputs, contents, strict=True):
+        tensor.contents.CopyFrom(service_pb2.InferTensorContents(**fields))
+    return message
+
+
+TEXT, LENGTH, TRUE = b"\x02\0\0\0hi", b"\x05\0\0\0", b"\1"
+TYPED: tuple[dict[str, Any], ...] = ({"bytes_contents": [b"hi"]}, {"int_contents": [5]}, {"bool_contents": [True]})
+
+
+@pytest.mark.parametrize("message", [with_raw(TEXT, LENGTH, TRUE), with_typed(*TYPED)])
+def test_raw_and_typed_contents_are_the_same_body(message: Any) -> None:
+    body = body_of(message)
+    assert body.data[body.length :] == TEXT + LENGTH + TRUE
+    document = json.loads(body.data[: body.length])
+    assert document["id"] == "7"
+    assert [tensor["parameters"]["binary_data_size"] for tensor in document["inputs"]] == [6, 4, 1]
+    assert document["parameters"] == {"binary_data_output": True}
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (with_raw(TEXT), "unable to find data for input tensor 'max_tokens'"),
+        (request(), "unable to find data for input tensor 'text_input'"),
+        (with_typed(TYPED[0], {"int64_contents": [5]}, TYPED[2]), "int64_contents does not fit datatype 'INT32'"),
+        (with_typed(TYPED[0], {"int_contents": [5], "fp32_contents": [5]}, TYPED[2]), "unable to find data"),
+    ],
+)
+def test_contents_that_do_not_fit_are_refused(message: Any, words: str) -> None:
+    with pytest.raises(InvalidPayload, match=words):
+        body_of(message)
+
+
+def test_raw_and_typed_contents_together_are_refused() -> None:
+    message = with_typed(*TYPED)
+    message.raw_input_contents.append(TEXT)
+    with pytest.raises(InvalidPayload, match="contents field must not be specified"):
+        body_of(message)
+
+
+def test_a_value_outside_its_datatype_is_refused() -> None:
+    message = with_typed(*TYPED)
+    message.inputs[1].datatype, message.inputs[1].contents.int_contents[:] = "INT8", [300]
+    with pytest.raises(InvalidPayload, match="input 'max_tokens'"):
+        body_of(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("custom", {"int64_param": 3}, False),
+        ("custom", {"double_param": 0.5}, False),
+        ("custom", {"uint64_param": 3}, True),
+        ("custom", {}, True),
+        ("triton_enable_empty_final_response", {"bool_param": True}, False),
+        ("triton_enable_empty_final_response", {"int64_param": 1}, True),
+    ],
+)
+def test_parameters_have_the_types_that_triton_takes(name: str, value: dict[str, Any], refused: bool) -> None:
+    message = with_raw(TEXT, LENGTH, TRUE)
+    message.parameters[name].CopyFrom(service_pb2.InferParameter(**value))
+    if refused:
+        with pytest.raises(InvalidPayload, match="invalid value type"):
+            body_of(message)
+    else:
+        parameters = json.loads(body_of(message).data[: body_of(message).length])["parameters"]
+        assert (name in parameters) is (name == "custom")
+
+
+# -- responses -----------------------------------------------------------------------------------------------------
+
+
+def reply_to(*, streams: bool = True, **inputs: Any) -> Reply:
+    tensors = {"text_input": ("BYTES", "hi"), "max_tokens": ("INT32", 5), "stream": ("BOOL", streams), **inputs}
+    document = {
+        "id": "7",
+        "inputs": [
+            {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
+            for name, (datatype, value) in tensors.items()
+        ],
+    }
+    parsed = InferMessages(may_stream=True).parse(BinaryBody(document, b""), ServerContext("echo"))
+    assert parsed.streams is streams
+    return parsed.reply
+
+
+def decoded(frames: bytes) -> list[Any]:
+    return [service_pb2.ModelStreamInferResponse.FromString(message) for message in messages(frames)]
+
+
+def delta(text: str, finish: Finish | None = None) -> Delta:
+    return Delta(1, 0, (Token(5, text, -0.5, False),), finish)
+
+
+def test_each_message_has_its_length_in_front() -> None:
+    frames = reply_to().feed(0, delta("a"))
+    zero, length = PREFIX.unpack_from(frames)
+    assert (zero, length) == (0, len(frames) - 5)
+
+
+@given(st.text())
+def test_the_encoder_writes_what_feed_writes(text: str) -> None:
+    one, other = reply_to(), reply_to()
+    one.feed(0, delta("first"))
+    other.feed(0, delta("first"))
+    encode = one.token_encoder()
+    assert encode is not None
+    (quick,) = decoded(encode(Token(5, text, -0.5, False)))
+    response = quick.infer_response
+    assert (response.id, response.model_name, response.model_version) == ("7", "model", "1")
+    assert [(output.name, output.datatype, [*output.shape]) for output in response.outputs] == [
+        ("text_output", "BYTES", [1, 1])
+    ]
+    data = text.encode()
+    assert [*response.raw_output_contents] == [struct.pack("<I", len(data)) + data]
+    assert response.parameters["triton_final_response"].bool_param is False
+    assert decoded(other.feed(0, delta(text))) == [quick]
+
+
+def test_only_the_last_message_is_final() -> None:
+    reply = reply_to()
+    found = decoded(reply.feed(0, delta("a")) + reply.feed(0, delta("b")) + reply.feed(0, delta("c", Finish.LENGTH)))
+    finals = [message.infer_response.parameters["triton_final_response"].bool_param for message in found]
+    assert finals == [False, False, True]
+    assert reply.finished
+
+
+def test_outputs_that_change_are_written_one_by_one() -> None:
+    reply = reply_to(return_log_probs=("BOOL", True))
+    assert reply.token_encoder() is None
+    (first,) = decoded(reply.feed(0, delta("a")))
+    (second,) = decoded(reply.feed(0, delta("b")))
+    for message, total in ((first, -0.5), (second, -1.0)):
+        response = message.infer_response
+        contents = dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=True))
+        assert struct.unpack("<f", contents["cum_log_probs"]) == (total,)
+        assert struct.unpack("<f", contents["output_log_probs"]) == (-0.5,)
+
+
+def test_a_stream_that_fails_ends_with_its_error() -> None:
+    reply = reply_to()
+    reply.feed(0, delta("a"))
+    (last,) = decoded(reply.feed(0, Delta(1, 0, (), Finish.ERROR, GenerationFailed("broken"))))
+    assert "broken" in last.error_message
+    assert (last.infer_response.id, last.infer_response.model_name) == ("7", "model")
+    assert last.infer_response.parameters["triton_final_response"].bool_param is True
+
+
+def test_a_whole_response_is_one_final_message() -> None:
+    (whole,) = decoded(reply_to(streams=False).feed(0, delta("a", Finish.LENGTH)))
+    assert whole.infer_response.parameters["triton_final_response"].bool_param is True
+    assert whole.infer_response.raw_output_contents[0].endswith(b"a")
