@@ -1,4 +1,4 @@
-"""Triton's gRPC service: each call is a request to the ASGI application, which checks keys, logs and answers it.
+"""Triton's gRPC service: each call is a request to the ASGI application, which checks keys, logs and responds.
 
 Source: triton-inference-server/common, protobuf/grpc_service.proto.
 """
@@ -49,7 +49,7 @@ _CODES = {
 """Maps HTTP statuses to gRPC's. All others are INVALID_ARGUMENT."""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: bytes
 
@@ -161,7 +161,7 @@ class _Exchange(AsgiExchange):
             self._rest += data
         if last:
             if not self._is_framed:
-                self._outbox.put(failure(self._id, Answer(self.status, self._rest).error))
+                self._outbox.put(failure(self._id, Response(self.status, self._rest).error))
             self.is_over = True
             self.wake()
 
@@ -182,7 +182,7 @@ class GrpcServer:
     """Serves Triton's gRPC service.
 
     Args:
-        app: the application that answers.
+        app: the application that responds.
         patience: maximum seconds that a client may leave its stream unread.
         max_bytes: maximum size of a request's body.
         max_calls: maximum number of concurrent calls.
@@ -257,22 +257,22 @@ class GrpcServer:
 
     def _state(self, path: Callable[[Any], str], field: str) -> Callable[[Any, Any], Any]:
         async def handle(request: Any, context: Any) -> Mapping[str, Any]:
-            answer = await self._call(context, "GET", path(request))
-            if answer.status in (401, 403):
-                await answer.check(context)
-            return {field: answer.status == 200}
+            response = await self._call(context, "GET", path(request))
+            if response.status in (401, 403):
+                await response.check(context)
+            return {field: response.status == 200}
 
         return handle
 
     async def _read(self, path: Callable[[Any], str], field: str | None, request: Any, context: Any) -> Any:
         route = path(request)
-        answer = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
-        await answer.check(context)
-        value = json.loads(answer.body)
+        response = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
+        await response.check(context)
+        value = json.loads(response.body)
         return value if field is None else {field: value}
 
     async def _check(self, request: bytes, context: Any) -> bytes:
-        """Answer a health check: SERVING or NOT_SERVING (grpc/grpc, health.proto)."""
+        """Return the state for a health check: SERVING or NOT_SERVING (grpc/grpc, health.proto)."""
         ready = (await self._call(context, "GET", "/v2/health/ready")).status == 200
         return b"\x08\x01" if ready else b"\x08\x02"
 
@@ -286,7 +286,7 @@ class GrpcServer:
         return response.infer_response
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Answer the requests of a stream concurrently. An error of one request does not end the stream."""
+        """Respond to the requests of a stream concurrently. An error of one request does not end the stream."""
         outbox, running, call = _Outbox(), set[asyncio.Task[int]](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
 
@@ -336,8 +336,8 @@ class GrpcServer:
             return 500
         return exchange.status
 
-    async def _call(self, context: Any, method: str, path: str) -> Answer:
-        """Answer a request that reads the server's or the model's state."""
+    async def _call(self, context: Any, method: str, path: str) -> Response:
+        """Respond to a request that reads the server's or the model's state."""
         status, parts = 0, list[bytes]()
 
         async def send(message: Message) -> None:
@@ -350,7 +350,7 @@ class GrpcServer:
         scope = _scope(context, exchange, method, path)
         with contextlib.closing(exchange):
             await self._app(scope, receive, exchange.send)
-        return Answer(status, b"".join(parts))
+        return Response(status, b"".join(parts))
 
 
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:

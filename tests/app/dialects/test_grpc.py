@@ -56,13 +56,14 @@ def open_triton() -> Iterator[Triton]:
 def ask(id: str = "7", *, name: str = "model", version: str = "", **inputs: Any) -> Any:
     request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=id)
     for tensor, value in {**ASK, **inputs}.items():
-        kind, data = {
-            str: ("BYTES", lambda text: struct.pack("<I", len(text.encode())) + text.encode()),
-            bool: ("BOOL", lambda flag: bytes([flag])),
-            int: ("INT32", lambda number: struct.pack("<i", number)),
-        }[type(value)]
+        if isinstance(value, str):
+            kind, data = "BYTES", struct.pack("<I", len(value.encode())) + value.encode()
+        elif isinstance(value, bool):
+            kind, data = "BOOL", bytes([value])
+        else:
+            kind, data = "INT32", struct.pack("<i", value)
         request.inputs.add(name=tensor, datatype=kind, shape=[1, 1])
-        request.raw_input_contents.append(data(value))
+        request.raw_input_contents.append(data)
     return request
 
 
