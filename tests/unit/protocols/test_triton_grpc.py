@@ -113,7 +113,7 @@ def reply_to(*, streams: bool = True, **inputs: Any) -> Reply:
             for name, (datatype, value) in tensors.items()
         ],
     }
-    parsed = InferMessages(may_stream=True).parse(BinaryBody(document, b""), ServerContext("echo"))
+    parsed = InferMessages(may_stream=True).parse(BinaryBody(document, b"", ""), ServerContext("echo"))
     assert parsed.streams is streams
     return parsed.reply
 
