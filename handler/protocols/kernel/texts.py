@@ -128,7 +128,7 @@ def text_of(text: Text, name: str, context: ServerContext) -> str:
 def embedding_requests(
     texts: Sequence[Text], name: str, pooling: Pooling, context: ServerContext, **fields: Any
 ) -> list[Request]:
-    """Return a request for the vector of each text.
+    """Return a request for the embedding of each text.
 
     Args:
         name: the client's name for the field of the texts, for messages.
@@ -147,7 +147,7 @@ def embedding_requests(
 
 
 def cosine(first: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors of length 1."""
+    """Return the cosine of two embeddings of length 1."""
     return math.fsum(a * b for a, b in zip(first, other, strict=True))
 
 

@@ -438,7 +438,8 @@ class OpenAiEmbeddings(InputDialect):
             return {
                 "object": "list",
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+                    {"object": "embedding", "index": index, "embedding": embedding}
+                    for index, embedding in enumerate(vectors)
                 ],
                 "model": options.model,
                 "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
@@ -452,6 +453,6 @@ def encoder_of(others: Mapping[str, Any]) -> Callable[[Sequence[float]], Any]:
     return _base64_of if others.get("encoding_format") == "base64" else json_of
 
 
-def _base64_of(vector: Sequence[float]) -> str:
-    """Encode a vector in base64 as OpenAI does, with little-endian 32-bit floats."""
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+def _base64_of(embedding: Sequence[float]) -> str:
+    """Encode an embedding in base64 as OpenAI does, with little-endian 32-bit floats."""
+    return base64.b64encode(struct.pack(f"<{len(embedding)}f", *embedding)).decode()

@@ -37,7 +37,7 @@ from handler.protocols.kernel.texts import (
 
 
 TeiVectors = list[list[float]]
-"""A list of one vector per text, even for a single text."""
+"""A list of one embedding per text, even for a single text."""
 
 
 class TeiRank(TypedDict):
@@ -184,7 +184,7 @@ class Tei(Dialect):
 
 
 class TeiSimilarity(Tei):
-    """The dialect of /similarity, which compares a sentence with others by the cosine of their vectors."""
+    """The dialect of /similarity, which compares a sentence with others by the cosine of their embeddings."""
 
     name = "tei_similarity"
     table = SIMILARITY
@@ -220,7 +220,7 @@ def unknown_parameters(params: Mapping[str, Any], table: Table) -> list[str]:
 
 
 def _similarities(vectors: Vectors, num_tokens: int) -> list[float]:
-    return [cosine(vectors[0], vector) for vector in vectors[1:]]
+    return [cosine(vectors[0], embedding) for embedding in vectors[1:]]
 
 
 def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:
@@ -245,7 +245,7 @@ _SIMILARITY = TeiSimilarity()
 
 
 class TeiEmbed(Tei):
-    """The dialect of /embed, which answers with vectors.
+    """The dialect of /embed, which answers with embeddings.
 
     If `inputs` is an object, it answers as /similarity does, like TEI's `/` with TASK=sentence-similarity.
     """

@@ -95,7 +95,7 @@ class VllmClassify(InputDialect):
 
 
 class VllmPoolingDialect(InputDialect):
-    """The dialect of /pooling, which answers with the output of the pooler: vectors or the labels' probabilities."""
+    """The dialect of /pooling, which answers with the output of the pooler: embeddings or the labels' probabilities."""
 
     name = "vllm_pooling"
     errors = ERRORS
@@ -172,7 +172,7 @@ class Pairs(NamedTuple):
 
 
 class VllmScoring(PooledDialect):
-    """The dialect of /score. An embedding model scores a pair by the cosine of the texts' vectors."""
+    """The dialect of /score. An embedding model scores a pair by the cosine of the texts' embeddings."""
 
     name = "vllm_score"
     errors = ERRORS
