@@ -28,7 +28,7 @@ from handler.serving.preprocessor import Preprocessor
 from handler.serving.request_log import RequestLog
 from handler.serving.sessions import Sessions
 from handler.serving.stored_responses import ResponseStore
-from tests.unit.scheduler.test_batcher import Scripted
+from tests.doubles.scripted_engine import Scripted
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100)
 

@@ -150,20 +150,11 @@ def components(context: ServerContext) -> dict[str, Shape]:
 
 
 def _path_item(path: str) -> dict[str, Any]:
-    names = re.findall(r"\{(\w+)\}", path)
-    item: dict[str, Any] = {}
-    if names:
-        item["parameters"] = [
-            {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "schema": TEXT,
-                "description": PATH_PARAMETERS.get(name, name),
-            }
-            for name in names
-        ]
-    return item
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": TEXT, "description": PATH_PARAMETERS.get(name, name)}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    return {"parameters": parameters} if parameters else {}
 
 
 def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from handler.protocols.lmi.response import DocumentReply
 from handler.scheduler.batcher import Batcher, ClientChannel, FastPath
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.model import ServedModel
+from tests.doubles.scripted_engine import Scripted, prompt
 from tests.services import begin, echo_service, load_echo
-from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 # -- the driver: a sink that fails is told so, and its neighbours do not notice ----------------------------------------
 

@@ -19,8 +19,8 @@ from handler.engines.process.replicas import ReplicaSet, Router, Workload
 from handler.engines.process.supervisor import Host, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import AdapterRegistry, Outcome
+from tests.doubles.scripted_engine import Scripted, prompt, run, text
 from tests.one_test import in_one_test
-from tests.unit.scheduler.test_batcher import Scripted, prompt, run, text
 from tests.user_files import write_adapter
 
 # -- replicas ----------------------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import AdapterRegistry, Outcome, Registered, adapter_path, adapters_of, check_name
+from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
 from tests.one_test import in_one_test
-from tests.unit.scheduler.test_batcher import Scripted, prompt, run, submit, text
 from tests.user_files import write_adapter
 
 # -- the registry of adapters: names, numbers, changes; and the checks of an adapter's directory -----------------------
