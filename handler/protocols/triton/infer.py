@@ -477,7 +477,9 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
     for name in _QUEUEING:
         value = parameters.get(name, 0)
         if type(value) is not int or not 0 <= value < 1 << 64:
-            raise InvalidParameter(f"{name}={show(value)}: must be an integer from 0 to {(1 << 64) - 1}")
+            raise InvalidParameter(
+                f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            )
     known = ("binary_data_output", *_STATEFUL, *_QUEUEING)
     return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
 
