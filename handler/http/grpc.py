@@ -49,7 +49,7 @@ _CODES = {
 """Maps HTTP statuses to gRPC's. All others are INVALID_ARGUMENT."""
 
 
-class Response(NamedTuple):
+class StateResponse(NamedTuple):
     status: int
     body: bytes
 
@@ -161,7 +161,7 @@ class _Exchange(AsgiExchange):
             self._rest += data
         if last:
             if not self._is_framed:
-                self._outbox.put(failure(self._id, Response(self.status, self._rest).error))
+                self._outbox.put(failure(self._id, StateResponse(self.status, self._rest).error))
             self.is_over = True
             self.wake()
 
@@ -336,7 +336,7 @@ class GrpcServer:
             return 500
         return exchange.status
 
-    async def _call(self, context: Any, method: str, path: str) -> Response:
+    async def _call(self, context: Any, method: str, path: str) -> StateResponse:
         """Respond to a request that reads the server's or the model's state."""
         status, parts = 0, list[bytes]()
 
@@ -350,7 +350,7 @@ class GrpcServer:
         scope = _scope(context, exchange, method, path)
         with contextlib.closing(exchange):
             await self._app(scope, receive, exchange.send)
-        return Response(status, b"".join(parts))
+        return StateResponse(status, b"".join(parts))
 
 
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:

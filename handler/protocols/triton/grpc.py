@@ -39,14 +39,14 @@ _CONTENTS = {
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-class Body(NamedTuple):
+class InferBody(NamedTuple):
     """A body of `infer`, and the length of the JSON document at its beginning."""
 
     data: bytes
     length: int
 
 
-def body_of(request: Any) -> Body:
+def body_of(request: Any) -> InferBody:
     """Return the body of `infer` that is equivalent to a ModelInferRequest. All its tensors are binary data.
 
     Raises:
@@ -68,7 +68,7 @@ def body_of(request: Any) -> Body:
         raise InvalidPayload(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
     document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
     data = JSON.encode({**({"id": request.id} if request.id else {}), **document})
-    return Body(b"".join([data, *contents]), len(data))
+    return InferBody(b"".join([data, *contents]), len(data))
 
 
 def _contents(request: Any) -> Iterator[bytes]:
@@ -149,7 +149,7 @@ def _response(options: ResponseOptions, tensors: Sequence[OutputTensor] = (), *,
     return response
 
 
-class MessageDocument(InferDocument):
+class WholeMessage(InferDocument):
     """The output tensors as one message."""
 
     def __init__(self, options: ResponseOptions, selection: Selection) -> None:
@@ -162,7 +162,7 @@ class MessageDocument(InferDocument):
         return framed(service_pb2.ModelStreamInferResponse(infer_response=response))
 
 
-class MessageStream(TritonStream):
+class TokenMessages(TritonStream):
     """One message for each token. The last one says so, thus no empty final message follows, as in Triton."""
 
     def __init__(self, options: ResponseOptions, selection: Selection, dialect: Infer) -> None:
@@ -227,5 +227,5 @@ class InferMessages(Infer):
     def _respond(
         self, options: ResponseOptions, selection: Selection, ignored: Sequence[str], *, streams: bool
     ) -> ParsedRequest:
-        reply = MessageStream(options, selection, self) if streams else MessageDocument(options, selection)
+        reply = TokenMessages(options, selection, self) if streams else WholeMessage(options, selection)
         return ParsedRequest((options.request,), reply, self.errors, ignored, streams=streams)
