@@ -25,6 +25,8 @@ class Engine(RemoteEngine[ResponseCheck]):
         super().__init__("scripted", ["http://a"], 60.0)
         self.script, self.num_tokens = iter(script), num_tokens
         self.on_trial: list[bool] = []
+        self.num_checks = 0
+        self.disconnected = False
         self.begin("scripted", 100, EngineConfig(Config()), {})
 
     def new_call(self, request: EngineRequest) -> ResponseCheck:
@@ -40,10 +42,10 @@ class Engine(RemoteEngine[ResponseCheck]):
             self.on_trial.append(not server.serves(self._loop.time()))
 
     async def check(self, server: RemoteServer) -> None:
-        pass
+        self.num_checks += 1
 
     async def disconnect(self) -> None:
-        pass
+        self.disconnected = True
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +88,25 @@ def test_the_first_token_ends_a_servers_trial() -> None:
     output, engine = last([FAILED], num_tokens=3)
     assert output.finish is Finish.LENGTH
     assert engine.on_trial == [False] * 3, "other requests may use the server while this one is still running"
+
+
+def test_a_known_server_is_not_checked_before_each_request() -> None:
+    _, engine = last([], num_tokens=3)
+    assert engine.num_checks == 0
+
+
+def test_the_engines_end_closes_its_connections() -> None:
+    _, engine = last([])
+    assert engine.disconnected
+
+
+def test_a_server_that_failed_at_startup_gets_no_requests_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.engines.remote.servers._PAUSE", 60)
+    engine = Engine([])
+    (server,) = engine._servers
+    engine.begin("scripted", 100, EngineConfig(Config()), {server.url: FAILED})
+    assert server.is_out(engine._loop.time())
+    engine.close()
 
 
 def test_a_server_on_trial_gets_one_request() -> None:

@@ -16,7 +16,7 @@ from handler.config.loader import read_config
 from handler.core.errors import InvalidPayload
 from handler.core.media import SAMPLE_RATE, MediaSource, Medium
 from handler.engines.process.sandbox import Sandbox
-from handler.serving.media.audio import read_size
+from handler.serving.media.audio import check_pages, read_size
 from handler.serving.media.loader import MediaLoader, media_rules
 from tests.app.media.clips import clip_file, flac, id3, tone, wav
 
@@ -193,3 +193,10 @@ def test_a_clip_that_takes_too_long_ends_its_own_decoding(clips: MediaLoader) ->
     ):
         clips.load([source(clip_file(tone(50.0, 44_100), 44_100, "MP3"))]).result()
     assert load(clips, clip_file())[0].size == (8000,)
+
+
+def test_page_headers_in_other_pages_are_counted_one_by_one() -> None:
+    page = b"OggS" + bytes(22) + bytes([255]) + bytes([255]) * 255  # of 255 * 255 bytes, which contain the headers
+    check_pages(page + b"OggS" * 64)
+    with pytest.raises(InvalidPayload, match="more than 64 page headers"):
+        check_pages(page + b"OggS" * 65)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,6 +31,7 @@ from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.scheduler.lora import AdapterRegistry
 from handler.serving.check import check
 from handler.serving.engine import check_replicas, replica_places
+from handler.serving.model import ServedAdapters
 from handler.serving.start import server_context
 from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.response_templates import TEMPLATES
@@ -461,3 +464,13 @@ def test_a_check_finds_it_too(tmp_path: Path) -> None:
 def test_tokenizer_info_shows_it_as_it_is(tmp_path: Path) -> None:
     template_served(tmp_path, TEMPLATES["hermes"])
     assert tokenizer_config(tmp_path)["response_template"] == TEMPLATES["hermes"]
+
+
+def test_a_call_about_adapters_is_counted_until_its_end() -> None:
+    home: Any = SimpleNamespace(registry=None, at_start=())
+    formatters: Any = None
+    adapters = ServedAdapters(home, lambda: None, formatters)
+    with contextlib.suppress(RuntimeError), adapters.counted():
+        assert adapters.num_calls == 1
+        raise RuntimeError
+    assert adapters.num_calls == 0

@@ -1,0 +1,50 @@
+"""Requests to a user's handlers: their results, and clients that disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from handler.http import custom
+
+
+class Leaving:
+    """An exchange whose client disconnects when the work has begun."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.begun = asyncio.Event()
+
+    def wake(self) -> None: ...
+
+    async def wait(self) -> None:
+        await self.begun.wait()
+        self.is_over = True
+
+
+def test_work_for_a_client_that_disconnects_is_cancelled() -> None:
+    cancelled = False
+
+    async def run() -> None:
+        client: Any = Leaving()
+
+        async def work() -> None:
+            nonlocal cancelled
+            client.begun.set()
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+
+        assert await custom._unless_gone(work(), client) is None
+        await asyncio.sleep(0.2)
+
+    asyncio.run(run())
+    assert cancelled
+
+
+def test_a_handlers_result_is_sent_as_json() -> None:
+    request: Any = None
+    response = asyncio.run(custom._answer(lambda: {"a": 1}, request))
+    assert (response.status_code, bytes(response.body)) == (200, b'{"a":1}')
