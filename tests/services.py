@@ -24,7 +24,7 @@ async def echo_service() -> ServedModel:
     """Ready; the caller closes it."""
     model = await load_echo()
     model.start()
-    await model.opened
+    await model.availability.opened
     return model
 
 

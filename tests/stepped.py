@@ -110,11 +110,11 @@ class Bench:
                 request_log=request_log,
             )
             model.start()
-            await model.opened
+            await model.availability.opened
             return model
 
         self.model = self.loop.run(make())
-        self.batcher = self.model._batcher
+        self.batcher = self.model.driver.batcher
         self.batch = RollingBatch(self.model, self.loop, **options)
         Bench.opened.append(self)
 
@@ -147,7 +147,7 @@ class Bench:
     def close(self) -> None:
         self.batch.reset()
         self.loop.poll()
-        self.model._validator = None  # the tests' own
+        self.model.preprocessor.encoder.validator = None  # the tests' own
         self.model.close()
         self.loop.poll()
         self.loop.close()

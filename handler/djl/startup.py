@@ -238,9 +238,9 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
 
 async def _wait_ready(model: ServedModel) -> None:
     began = time.monotonic()
-    while not (await asyncio.wait({model.opened}, timeout=10))[0]:
+    while not (await asyncio.wait({model.availability.opened}, timeout=10))[0]:
         log.info("still loading after %d s", time.monotonic() - began)
-    model.opened.result()
+    model.availability.opened.result()
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:

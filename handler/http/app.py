@@ -83,7 +83,7 @@ class App:
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
         own = [
             Route(path, Endpoint({"POST": Inference(model, dialect), **page.beside(path)}, errors=dialect.errors))
-            for path, dialect in model.routes.dialects.items()
+            for path, dialect in model.admission.routes.dialects.items()
         ]
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],
@@ -128,10 +128,11 @@ class App:
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
-            if self._model.routes.has(path):  # a client that may only invoke must not reach routes like /adapters
+            routes = self._model.admission.routes
+            if routes.has(path):  # a client that may only invoke must not reach routes like /adapters
                 scope["path"] = path
             elif admitted:
-                error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.routes.refusal(path)}")
+                error = InvalidPayload(f"header {ATTRIBUTES}: {routes.refusal(path)}")
                 with self._model.refused(error, id=scope["request_id"]) as task:
                     return await send_answer(scope, send, task.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
@@ -153,12 +154,13 @@ class App:
 
     async def _ping(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._model
-        value: ModelState = {"status": "Healthy" if model.healthy else "Unhealthy", "state": model.state}
-        if model.reason:
-            value["reason"] = model.reason
+        healthy, reason = model.availability.healthy, model.availability.reason
+        value: ModelState = {"status": "Healthy" if healthy else "Unhealthy", "state": model.availability.state}
+        if reason:
+            value["reason"] = reason
         if replicas := model.replicas:
             value["replicas"] = {"ready": sum(replica.ready for replica in replicas), "total": len(replicas)}
-        await send_json(scope, send, 200 if model.healthy else 503, value)
+        await send_json(scope, send, 200 if healthy else 503, value)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._model.config
@@ -174,7 +176,7 @@ class App:
         model, config = self._model, self._model.config
         if (name := scope["path_params"]["model"]) != config.model_name:
             return await send_error(scope, send, ModelNotFound(name, served=[config.model_name]))
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.started_at))
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.availability.started_at))
         states = ["READY" if replica.ready else "PENDING" for replica in model.replicas] or [self._status()]
         workers: list[Worker] = [
             {"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)
@@ -214,7 +216,9 @@ class App:
         await send_json(scope, send, 200, value)
 
     def _status(self) -> str:
-        return {"ready": "READY", "loading": "PENDING", "restarting": "PENDING"}.get(self._model.state, "UNLOADED")
+        return {"ready": "READY", "loading": "PENDING", "restarting": "PENDING"}.get(
+            self._model.availability.state, "UNLOADED"
+        )
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self._model.metrics

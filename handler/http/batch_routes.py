@@ -46,7 +46,8 @@ class BatchRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._num_waiting = 0
-        self._endpoints = [path for path in model.routes.dialects if path.startswith("/v1/") and "{" not in path]
+        paths = model.admission.routes.dialects
+        self._endpoints = [path for path in paths if path.startswith("/v1/") and "{" not in path]
 
     @property
     def routes(self) -> list[Route]:
@@ -66,7 +67,7 @@ class BatchRoutes:
     def _json(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
         async def checked(scope: Scope, receive: Receive) -> Answered | None:
             if scope["method"] in ("POST", "DELETE"):
-                self._model.check_open()
+                self._model.availability.check_open()
             return await answer(scope, receive)
 
         return json_handler(self._model, checked, ERRORS)

@@ -103,7 +103,7 @@ class HandleRoutes:
     def _is_called(self, scope: Scope) -> bool:
         """Return whether the function serves this path, and the path names this model."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
-        if match is None or self._model.state in ("loading", "stopping"):
+        if match is None or self._model.availability.state in ("loading", "stopping"):
             return False
         name, *version = [part for part in match.groups() if part is not None] or [self._model.config.model_name]
         return name == self._model.config.model_name and version in ([], ["1"])
@@ -247,7 +247,10 @@ class CustomCode:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._model.adapters.counted(), Share(self._model.memory) as memory:  # a graceful stop waits for it
+        with (
+            self._model.adapters.counted(),
+            Share(self._model.admission.memory) as memory,
+        ):  # a graceful stop waits for it
             try:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
@@ -449,7 +452,7 @@ class _Overrides:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._handlers.get((scope["method"], scope["path"]))
-        if handler is None or self._model.state in ("loading", "stopping"):
+        if handler is None or self._model.availability.state in ("loading", "stopping"):
             return await self._app(scope, receive, send)
         scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
         own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]

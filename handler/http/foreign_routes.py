@@ -181,7 +181,7 @@ class TgiRoutes:
         return Endpoint({method: handle}, errors=TOKENIZE.errors)
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._model.healthy:
+        if self._model.availability.healthy:
             await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", b""))
         else:
             await send_json(scope, send, 503, UNHEALTHY)
@@ -250,13 +250,13 @@ class TritonRoutes:
         await _send_state(scope, send, fine=True)
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_state(scope, send, fine=self._model.healthy)
+        await _send_state(scope, send, fine=self._model.availability.healthy)
 
     async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._model
         state: TritonState = {"name": model.config.model_name, "version": VERSION, "state": "READY"}
-        if not model.healthy:
-            state["state"], state["reason"] = "UNAVAILABLE", model.reason or model.state
+        if not model.availability.healthy:
+            state["state"], state["reason"] = "UNAVAILABLE", model.availability.reason or model.availability.state
         await send_json(scope, send, 200, [state])
 
     # -- the model -----------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class TritonRoutes:
 
     async def _model_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
-            await _send_state(scope, send, fine=self._model.healthy)
+            await _send_state(scope, send, fine=self._model.availability.healthy)
 
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):

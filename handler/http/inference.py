@@ -8,6 +8,7 @@ import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qs
 
@@ -91,7 +92,7 @@ async def read_body(
         TooSlow: the body was not received in time.
         Overloaded: there is not enough memory for the body.
     """
-    body = start_now(_read_body(scope, receive, limit, memory or Share(model.memory)))
+    body = start_now(_read_body(scope, receive, limit, memory or Share(model.admission.memory)))
     if body.done():  # it was received together with the head
         return body.result()
     seconds = model.config.client_timeout
@@ -241,6 +242,22 @@ class StreamChannel(ClientChannel, Protocol):
     def resume(self) -> None: ...
 
 
+class Writing(IntEnum):
+    """The phase of a `BodyWriter`, in order.
+
+    Attributes:
+        OPEN: more chunks may follow.
+        ENDED: the last chunk has been written.
+        BROKEN: the connection cannot be written to any more.
+        OVERFLOWED: the connection was given up because the client read too slowly.
+    """
+
+    OPEN = 0
+    ENDED = 1
+    BROKEN = 2
+    OVERFLOWED = 3
+
+
 class BodyWriter:
     """A writer that sends chunks in order: immediately, or from a task while the client reads too slowly.
 
@@ -255,9 +272,7 @@ class BodyWriter:
             are buffered for all clients together.
 
     Attributes:
-        ended: whether the last chunk has been written.
-        overflowed: whether the client read too slowly.
-        broken: whether the connection cannot be written to any more.
+        phase: current phase.
     """
 
     def __init__(self, send: Send, channel: StreamChannel, hold: Callable[[int], object] = bool) -> None:
@@ -267,7 +282,7 @@ class BodyWriter:
         self._backlog: list[bytes] = []
         self._size = 0
         self._task: asyncio.Task[None] | None = None
-        self.ended = self.overflowed = self.broken = False
+        self.phase = Writing.OPEN
 
     def pull(self, source: Source) -> None:
         """Write the bytes that are available from the source."""
@@ -280,9 +295,11 @@ class BodyWriter:
         self.write(data, last=last)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        self.ended, self._channel.written_at = last, time.monotonic()
-        if self.broken:
+        self._channel.written_at = time.monotonic()
+        if self.phase >= Writing.BROKEN:
             return
+        if last:
+            self.phase = Writing.ENDED
         if self._task is not None:
             self._backlog.append(data)
             self._size += len(data)
@@ -306,7 +323,7 @@ class BodyWriter:
 
     def _note_sent(self, size: int) -> None:
         self._size -= size
-        if not self.broken:
+        if self.phase < Writing.BROKEN:
             self._count()
 
     def _count(self) -> None:
@@ -314,16 +331,15 @@ class BodyWriter:
         try:
             self._hold(self._size + self._channel.num_unsent)
         except Overloaded:
-            self.overflowed = True
-        if self.overflowed or self._size > _MAX_BACKLOG:
-            self.overflowed = True
-            self._break()
+            return self._break(Writing.OVERFLOWED)
+        if self._size > _MAX_BACKLOG:
+            self._break(Writing.OVERFLOWED)
 
-    def _break(self) -> None:
+    def _break(self, phase: Writing = Writing.BROKEN) -> None:
         self._channel.is_paused = True
         self._backlog.clear()
-        if not self.broken:
-            self.broken = True
+        if self.phase < Writing.BROKEN:
+            self.phase = phase
             self._channel.wake()
 
     async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any, size: int) -> None:
@@ -333,13 +349,13 @@ class BodyWriter:
             while self._backlog:
                 data = b"".join(self._backlog)
                 self._backlog.clear()
-                await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
+                await self._send({"type": "http.response.body", "body": data, "more_body": self.phase < Writing.ENDED})
                 self._note_sent(len(data))
         except (OSError, RuntimeError):  # the connection was closed in the meantime
             self._break()
         finally:
             self._task = None
-            if not (self.ended or self.broken):
+            if self.phase < Writing.ENDED:
                 self._channel.resume()
 
 
@@ -367,7 +383,7 @@ class Inference:
 
     @property
     def dialect(self) -> Dialect:
-        return self._dialect or self._model.dialect
+        return self._dialect or self._model.preprocessor.dialect
 
     @property
     def is_configured(self) -> bool:
@@ -479,7 +495,7 @@ class _ResponseSender:
         task.write_tokens_to(exchange)
         await _end_of(writer, exchange, task.keep_alive)
         if not exchange.is_over:  # the connection cannot be written to any more
-            if writer.overflowed:
+            if writer.phase is Writing.OVERFLOWED:
                 id = self._scope["request_id"]
                 message = "request %s: the connection is closed because the client reads too slowly"
                 log.info(message, id, extra=of_request(id))
@@ -494,9 +510,9 @@ def stream_to(task: RequestTask, writer: BodyWriter) -> None:
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, keep_alive: bytes) -> None:
     """Wait until a stream has ended or its client has disconnected, and send keep-alives during long pauses."""
-    while not (exchange.is_over or writer.broken):
+    while not (exchange.is_over or writer.phase >= Writing.BROKEN):
         patience = None
-        if keep_alive and not writer.ended:
+        if keep_alive and writer.phase < Writing.ENDED:
             patience = KEEP_ALIVE - (time.monotonic() - exchange.written_at)
             if patience <= 0:
                 writer.write(keep_alive)

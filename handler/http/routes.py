@@ -96,7 +96,7 @@ class ModelRoutes:
         if not _is_anthropic(scope):
             value: OpenAiModels = {"object": "list", "data": [self._describe(*entry) for entry in self._ids().items()]}
             return await send_json(scope, send, 200, value)
-        models = [anthropic.model(id, self._model.started_at, self._max_tokens) for id in self._ids()]
+        models = [anthropic.model(id, self._model.availability.started_at, self._max_tokens) for id in self._ids()]
         try:
             page = anthropic.page(models, QueryParams(scope["query_string"]))
         except ServingError as error:
@@ -110,7 +110,8 @@ class ModelRoutes:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
             return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
         if _is_anthropic(scope):
-            return await send_json(scope, send, 200, anthropic.model(id, self._model.started_at, self._max_tokens))
+            value = anthropic.model(id, self._model.availability.started_at, self._max_tokens)
+            return await send_json(scope, send, 200, value)
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
     def _ids(self) -> dict[str, str | None]:
@@ -132,7 +133,7 @@ class ModelRoutes:
         return {
             "id": id,
             "object": "model",
-            "created": int(model.started_at),
+            "created": int(model.availability.started_at),
             "owned_by": "lmi-handler",
             "root": id if parent else model.context.source or model.config.model_name,
             "parent": parent,
@@ -333,15 +334,15 @@ class ResponseRoutes:
     def _handler(self, answer: StoredAnswer, *, changes: bool = False) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
-            with Share(self._model.memory) as memory:
+            with Share(self._model.admission.memory) as memory:
                 await send_answer(scope, send, await found(scope, memory))
                 await exchange.read()  # the response needs memory until then
 
         async def found(scope: Scope, memory: Share) -> HttpResponse:
-            store, id = self._model.store, scope["path_params"]["response"]
+            store, id = self._model.preprocessor.store, scope["path_params"]["response"]
             try:
                 if changes:
-                    self._model.check_open()
+                    self._model.availability.check_open()
                 if store is None:
                     raise NotFound("responses are not stored on this server (option.responses_store)")
                 query = QueryParams(scope["query_string"])
@@ -445,7 +446,7 @@ class PageRoutes:
         vary = (b"vary", b"accept")
         if "text/html" in scope["headers_by_name"].get("accept", "").lower():
             await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
-        elif self._model.healthy:
+        elif self._model.availability.healthy:
             await send_answer(scope, send, HttpResponse(200, "text/plain", b""), [vary])
         else:
             await send_json(scope, send, 503, UNHEALTHY, [vary])

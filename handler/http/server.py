@@ -256,7 +256,7 @@ async def _serve(
             progress.stop()
         if state is State.CLOSED:
             server.stop()
-        elif state is State.READY and not model.restarts:
+        elif state is State.READY and not model.availability.engine.restarts:
             print(f"{CLEAR}{times.ready(model)}", file=sys.stderr)
             print(_greeting(listener, access, model, formatters), file=sys.stderr, flush=True)
 
@@ -313,8 +313,8 @@ async def _host(
     async with running_model as model:
         app.open(model, make(model))
         await asyncio.wait({serving})
-        failure = model.opened.exception() if model.opened.done() else None
-        if failure is not None and not model.draining:
+        failure = model.availability.opened.exception() if model.availability.opened.done() else None
+        if failure is not None and not model.availability.draining:
             raise failure
 
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from enum import Enum
 from typing import Any
 
 from handler.core.errors import FormatterFailed, ServingError, serving_error
@@ -133,6 +134,14 @@ def _forget(index: int, delta: Delta) -> None:
     pass
 
 
+class _Phase(Enum):
+    """What a threaded reply does: nothing, formatting on the thread, or nothing any more."""
+
+    IDLE = 0
+    FORMATTING = 1
+    CLOSED = 2
+
+
 class ThreadedReply(WrappedReply):
     """A reply that calls the `feed` of another reply, which runs user code, on a separate thread.
 
@@ -155,18 +164,17 @@ class ThreadedReply(WrappedReply):
         self._thread = thread
         self._deliver = deliver
         self._waiting: deque[tuple[int, Delta]] = deque()
-        self._busy = False
+        self._phase = _Phase.IDLE
         self._data = b""
-        self._closed = False
 
     def put(self, index: int, delta: Delta) -> None:
         self._waiting.append((index, delta))
-        if not self._busy:
+        if self._phase is _Phase.IDLE:
             self._submit()
 
     def close(self) -> None:
         """Stop the delivery of deltas."""
-        self._closed = True
+        self._phase = _Phase.CLOSED
         self._deliver = _forget  # otherwise, the request would stay in memory until a garbage collection
 
     def feed(self, index: int, delta: Delta) -> bytes:
@@ -176,14 +184,14 @@ class ThreadedReply(WrappedReply):
         return self._reply.feed(index, delta)
 
     def _submit(self) -> None:
-        self._busy = True
+        self._phase = _Phase.FORMATTING
         formatted: _Formatted = []
         self._thread.run(functools.partial(self._returned, formatted), self._title, self._format, formatted)
 
     def _format(self, formatted: _Formatted) -> None:
         """Format deltas on the thread, for at most one turn."""
         end = time.monotonic() + _TURN
-        while self._waiting and not self._closed:
+        while self._waiting and self._phase is not _Phase.CLOSED:
             index, delta = self._waiting.popleft()
             data = b"" if delta.error is not None else self._reply.feed(index, delta)
             formatted.append((index, delta, data, self._reply.finished))
@@ -191,13 +199,13 @@ class ThreadedReply(WrappedReply):
                 return
 
     def _returned(self, formatted: _Formatted, future: Future[None]) -> None:
-        self._busy = False
         for index, delta, data, finished in formatted:
-            if not self._closed:
+            if self._phase is not _Phase.CLOSED:
                 self._data, self.finished = data, finished
                 self._deliver(index, delta)
-        if self._closed:
+        if self._phase is _Phase.CLOSED:
             return
+        self._phase = _Phase.IDLE
         error = future.exception()
         if error is not None:
             self._deliver(0, Delta(0, 0, (), Finish.ERROR, serving_error(error)))

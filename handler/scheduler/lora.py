@@ -224,6 +224,14 @@ class _Command(NamedTuple):
     then: Then | None
 
 
+class _Link(NamedTuple):
+    """The connection of a registry to its engine (see `AdapterRegistry.bind`)."""
+
+    engine: SteppedEngine
+    keys: Iterator[int]
+    requests: Callable[[], Iterable[Request]]
+
+
 class AdapterRegistry:
     """The adapters of a model, in order of registration.
 
@@ -248,9 +256,7 @@ class AdapterRegistry:
         # A request that was read before its adapter was replaced gets the successor. If there is none, it is refused.
         self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
         self._commands: dict[int, _Command] = {}  # by the engine's key
-        self._engine: SteppedEngine | None = None
-        self._keys: Iterator[int] = itertools.count()
-        self._requests: Callable[[], Iterable[Request]] = tuple
+        self._link: _Link | None = None
 
     def bind(self, engine: SteppedEngine, keys: Iterator[int], requests: Callable[[], Iterable[Request]]) -> None:
         """Connect the registry to the engine. The batcher calls this once.
@@ -259,7 +265,7 @@ class AdapterRegistry:
             keys: unused keys for engine commands.
             requests: returns all queued and running requests.
         """
-        self._engine, self._keys, self._requests = engine, keys, requests
+        self._link = _Link(engine, keys, requests)
 
     # -- look-ups ------------------------------------------------------------------------------------------------
 
@@ -364,10 +370,10 @@ class AdapterRegistry:
         adapter = Adapter(name, next(self._ids), str(path))
         if not preload:
             return then(self._enter(adapter, preload=False))
-        if self._engine is None or not self._engine.ready:
+        if self._link is None or not self._link.engine.ready:
             raise Unavailable("the engine is not ready: no adapter can be loaded")
         self._loading[name] = adapter
-        self._send(_Command(adapter, then))
+        self._send(self._link, _Command(adapter, then))
 
     def _enter(self, adapter: Adapter, *, preload: bool) -> Registered:
         """Make an adapter, or its new version, available to new requests."""
@@ -429,8 +435,8 @@ class AdapterRegistry:
     def drop_unused(self) -> None:
         """Drop leaving adapters from the engine if no request uses them any more."""
         for adapter in self._forget_unused():
-            if self._engine is not None and self._engine.ready:  # an engine that restarts has no adapters to drop
-                self._send(_Command(adapter, None))
+            if self._link is not None and self._link.engine.ready:  # an engine that restarts has no adapters to drop
+                self._send(self._link, _Command(adapter, None))
 
     def lose_engine(self, error: ServingError) -> None:
         """Fail all pending loads with `error`. The next engine loads adapters only when a request needs them."""
@@ -442,17 +448,17 @@ class AdapterRegistry:
     def _forget_unused(self) -> list[Adapter]:
         if not self._leaving:
             return []
-        used = {request.adapter.id for request in self._requests() if request.adapter is not None}
+        requests = self._link.requests() if self._link is not None else ()
+        used = {request.adapter.id for request in requests if request.adapter is not None}
         unused = [adapter for id, adapter in self._leaving.items() if id not in used]
         for adapter in unused:
             del self._leaving[adapter.id]
         return unused
 
-    def _send(self, command: _Command) -> None:
-        assert self._engine is not None
-        key = next(self._keys)
+    def _send(self, link: _Link, command: _Command) -> None:
+        key = next(link.keys)
         self._commands[key] = command
-        self._engine.change_adapter(key, command.adapter, drop=command.then is None)
+        link.engine.change_adapter(key, command.adapter, drop=command.then is None)
 
 
 class AdapterHome(NamedTuple):

@@ -22,7 +22,7 @@ from handler.serving.head import Head
 from handler.serving.large_bodies import LARGE
 from handler.serving.media.loader import MediaLoader, MediaRules
 from handler.serving.preprocessor import Decoded, Preprocessor
-from handler.serving.quota import BODY_MEMORY, Share
+from handler.serving.quota import BODY_MEMORY, Quota, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.turns import TurnThreads
 
@@ -93,17 +93,27 @@ class Admission:
     """The decoding, parsing and tokenizing of requests. All methods must be called on the event loop's thread.
 
     Args:
+        routes: routes for inference.
         rules: rules for loading media.
-        stepped: whether the event loop runs only in steps of its host.
-
-    Attributes:
+        memory: memory quota of all requests.
         gate: gate for dynamic batches, which a request must pass before it is submitted, or None for rolling batches.
+        stepped: whether the event loop runs only in steps of its host.
     """
 
-    gate: BatchGate | None = None
-
-    def __init__(self, preprocessor: Preprocessor, rules: MediaRules, *, stepped: bool) -> None:
+    def __init__(
+        self,
+        preprocessor: Preprocessor,
+        routes: InferenceRoutes,
+        rules: MediaRules,
+        memory: Quota,
+        gate: BatchGate | None = None,
+        *,
+        stepped: bool,
+    ) -> None:
         self.preprocessor = preprocessor
+        self.routes = routes
+        self.memory = memory
+        self.gate = gate
         self._media = MediaLoader(rules)
         self._num_tokenizing = 0
         self._stepped = stepped

@@ -50,13 +50,14 @@ class EngineDriver:
         rests: whether to rest. False if the loop runs only during calls of its host, and has no other work.
 
     Attributes:
+        batcher: batcher of the engine.
         loop: the event loop.
         fd: file descriptor that is watched, or None while no engine is running.
         sinks: callbacks that receive the deltas of a request, by the batcher's id.
     """
 
     def __init__(self, batcher: Batcher, *, rests: bool = True) -> None:
-        self._batcher = batcher
+        self.batcher = batcher
         self._rests = rests
         self._rest: asyncio.TimerHandle | None = None  # timer that ends the current rest
         self._requests_began = False  # whether requests have started since the last wake-up, with or without a step
@@ -69,7 +70,7 @@ class EngineDriver:
 
     @property
     def num_tokens(self) -> int:
-        return self._batcher.num_tokens
+        return self.batcher.num_tokens
 
     def watch(self, fd: int | None) -> None:
         """Watch a file descriptor, and wake up when it is readable. The engine passes None before closing it."""
@@ -110,20 +111,20 @@ class EngineDriver:
             Overloaded: the queue is full.
             InvalidPayload: the request's adapter was unregistered after the request was parsed.
         """
-        num_active = self._batcher.num_active
-        id = self._batcher.submit(request, prompt, started, follows=follows)
-        if self._batcher.num_active > num_active:  # otherwise the request starts when a step has made room
+        num_active = self.batcher.num_active
+        id = self.batcher.submit(request, prompt, started, follows=follows)
+        if self.batcher.num_active > num_active:  # otherwise the request starts when a step has made room
             self._requests_began = True
         self.sinks[id] = sink
         return id
 
     def set_fast_path(self, fast_path: FastPath) -> None:
         """Encode the plain tokens of a request with `fast_path`. The sink gets all other output."""
-        self._batcher.set_fast_path(fast_path.id, fast_path)
+        self.batcher.set_fast_path(fast_path.id, fast_path)
 
     def cancel(self, id: int) -> None:
         if self.sinks.pop(id, None) is not None:
-            self._batcher.cancel(id)
+            self.batcher.cancel(id)
 
     def notify(self, task: Notified) -> None:
         """Notify a request's host at the end of this step.
@@ -151,7 +152,7 @@ class EngineDriver:
             if self._rest is None:  # otherwise the end of the rest runs the next step
                 self._wake_up()
         finally:
-            nobody_waits = self._batcher.ready and not self._batcher.num_queued
+            nobody_waits = self.batcher.ready and not self.batcher.num_queued
             self._tick_in(_TICK if nobody_waits else _SHORT_TICK)
 
     def _tick_in(self, seconds: float) -> None:
@@ -175,7 +176,7 @@ class EngineDriver:
 
     def step(self) -> None:
         """Run a step of the batcher and deliver its output."""
-        deltas = self._batcher.step()
+        deltas = self.batcher.step()
         self._write_lines()  # before the deltas, because the tokens of a sequence precede its end
         for delta in deltas:
             sink = self.sinks.get(delta.id)
@@ -189,7 +190,7 @@ class EngineDriver:
 
     def _write_lines(self) -> None:
         """Write the encoded plain tokens. This is the hot path, run once per token."""
-        for fast_path, line in zip(self._batcher.fast_paths, self._batcher.lines, strict=True):
+        for fast_path, line in zip(self.batcher.fast_paths, self.batcher.lines, strict=True):
             channel = fast_path.channel
             try:
                 if channel is None or not channel.write_chunk(line):

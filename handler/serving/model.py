@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from handler.config.config import Config
-from handler.config.environment import secrets
-from handler.core.errors import ConfigError, RouteNotFound, ServingError, Unavailable, client_words
+from handler.core.errors import ConfigError, RouteNotFound, ServingError, Unavailable
 from handler.core.loop import run_in_daemon_thread
 from handler.core.user_functions import Role
 from handler.engines.base import EngineInfo
@@ -20,11 +18,12 @@ from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, Host, State
 from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
 from handler.protocols import registry
-from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
+from handler.serving.availability import Availability
 from handler.serving.batches.store import BatchStore
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import EngineDriver
@@ -35,8 +34,8 @@ from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Quota
 from handler.serving.request.gate import BatchGate
-from handler.serving.request.task import CapturedTask, RequestTask
-from handler.serving.request_log import RequestLog
+from handler.serving.request.task import RequestTask
+from handler.serving.request_log import Capture, RequestLog
 
 _SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
 
@@ -51,6 +50,7 @@ class ServedModel:
         stepped: whether the event loop runs only in steps of its host. Such a host does dynamic batching itself.
 
     Attributes:
+        availability: whether the model can serve.
         driver: driver of the batcher, for hosts that wait for the engine themselves.
         handle: `handle` function of the user's model.py for hosts that call it, or None.
     """
@@ -70,36 +70,20 @@ class ServedModel:
         self.config = config
         self.batches = batches
         self._request_log = request_log
-        self.preprocessor, self.context, self.store = preprocessor, preprocessor.context, preprocessor.store
-        self.dialect = preprocessor.dialect
-        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, self.context.task))
-        self.admission = Admission(preprocessor, media_rules(config), stepped=stepped)
-        total, spare = config.requests_total_bytes, config.requests_total_bytes // 4
-        self.memory = Quota(
-            total - spare,
-            spare,
-            _SMALL,
-            "all requests together need too much memory (option.requests_total_bytes)",
-            beside=spare,
-        )
-        self.draining = self._closing = False
-        self.started_at = time.time()
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Future that is done when the engine is ready and has loaded the adapters next to the model. It raises a
-        ConfigError if that failed.
-        """
-        self._opening: asyncio.Task[None] | None = None
+        self.preprocessor = preprocessor
+        self.availability = Availability(config.model_name, engine)
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._num_receiving = 0
-        self._engine, self._validator = engine, preprocessor.encoder.validator
         handle = preprocessor.formatters.handle
         self.handle = None if handle is None else CustomHandle(handle, config)
-        self._gate: BatchGate | None = None
+        gate = None
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
             limits = config.job_queue_size, config.predict_timeout
-            self._gate = self.admission.gate = BatchGate(size, delay, *limits, max_lines=self.max_batch_lines)
-        self._batcher = Batcher(
+            gate = BatchGate(size, delay, *limits, max_lines=self.max_batch_lines)
+        routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, self.context.task))
+        self.admission = Admission(preprocessor, routes, media_rules(config), _memory(config), gate, stepped=stepped)
+        batcher = Batcher(
             ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,
             max_active=self.max_sequences,
@@ -108,11 +92,11 @@ class ServedModel:
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
         )
-        self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self.check_open, preprocessor.adapter_formatters)
+        self.driver = EngineDriver(batcher, rests=not stepped)
+        self.adapters = ServedAdapters(adapters, self.availability.check_open, preprocessor.adapter_formatters)
         gauges = Gauges(
             queued=lambda: self.num_queued,
-            active=lambda: self._batcher.num_active,
+            active=lambda: batcher.num_active,
             tokens=lambda: self.driver.num_tokens,
             restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
@@ -152,7 +136,7 @@ class ServedModel:
         head = Head(headers, dialect)
         try:
             if route is not None:
-                head = Head(headers, self.routes.dialect(route))
+                head = Head(headers, self.admission.routes.dialect(route))
             head = self.preprocessor.read_head(head)
             self.check_room()
             self._check_engine()
@@ -160,12 +144,8 @@ class ServedModel:
             error = refusal
         name = id or request_id(headers)
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
-        requests = self._request_log
-        if requests is None or not requests.chooses():
-            task = self._make_task(stats, head, on_bytes)
-        else:
-            kind = functools.partial(CapturedTask, requests, name, route or path)
-            task = self._make_task(stats, head, on_bytes, kind)
+        capture = None if self._request_log is None else self._request_log.capture(name, route or path)
+        task = self._make_task(stats, head, on_bytes, capture)
         if error is not None:
             task.refuse(error)
         return task
@@ -181,19 +161,17 @@ class ServedModel:
         stats: RequestStats,
         head: Head,
         on_bytes: Callable[[RequestTask], object] = lambda task: None,
-        kind: Callable[..., RequestTask] = RequestTask,
+        capture: Capture | None = None,
     ) -> RequestTask:
         tasks = self._tasks
-        task = kind(self.admission, self.driver, stats, head, on_bytes, tasks.discard, self.memory)
+        task = RequestTask(self.admission, self.driver, stats, head, on_bytes, tasks.discard, capture)
         tasks.add(task)
         return task
 
     def check_room(self) -> None:
         """Raise `Unavailable` if a new request would be refused."""
-        if self._engine.state is State.CLOSED and not self.draining:
-            raise Unavailable(f"the engine is down: {self.reason}")
-        self.check_open()
-        (self._gate or self._batcher).check_room()
+        self.availability.check_engine()
+        (self.admission.gate or self.driver.batcher).check_room()
 
     def _check_engine(self) -> None:
         """Raise RouteNotFound if no engine is loaded, because `handle` of model.py answers all requests."""
@@ -210,24 +188,23 @@ class ServedModel:
         """
 
         def changed(state: State) -> None:
-            if state is State.READY and not self.opened.done():
-                if self.adapters.at_start or self.handle is not None:
-                    self._opening = asyncio.ensure_future(self._open())
-                    self._opening.add_done_callback(lambda _: changed(State.READY if self._is_open else State.CLOSED))
-                    return
-                self.opened.set_result(None)
-            if state is State.CLOSED and not self.opened.done() and not self._closing:
-                self.opened.set_exception(ConfigError(f"the engine could not start: {self._engine.reason}"))
             self.metrics.ready.set(state is State.READY)
             on_state(state)
 
-        if self._validator is not None:
-            self._validator.start()  # while the engine is loading: later it would delay the first response
-        self._engine.attach(Host(self.driver.watch, changed, self.driver.soon))
+        if (validator := self.preprocessor.encoder.validator) is not None:
+            validator.start()  # while the engine is loading: later it would delay the first response
+        finish = self._finish_start if self.adapters.at_start or self.handle is not None else None
+        on_engine = self.availability.follow(changed, finish)
+        self.availability.engine.attach(Host(self.driver.watch, on_engine, self.driver.soon))
+
+    async def _finish_start(self) -> None:
+        await self.adapters.load_at_start()
+        if self.handle is not None:
+            await self.handle.begin()
 
     def drain(self) -> None:
         """Refuse new requests from now on, and let running ones finish."""
-        self.draining = True
+        self.availability.draining = True
 
     def give_up(self) -> None:
         """End all running requests with an error."""
@@ -236,49 +213,30 @@ class ServedModel:
 
     def close(self) -> None:
         """Stop the engine and all threads. Further calls have no effect."""
-        if self._closing:
+        if self.availability.closing:
             return
-        self._closing = True
-        self._engine.close()
+        self.availability.closing = True
+        self.availability.engine.close()
         self.driver.close()  # after the engine, whose end starts a timer of the driver
-        if self._validator is not None:
-            self._validator.close()
+        if self.preprocessor.encoder.validator is not None:
+            self.preprocessor.encoder.validator.close()
         self.admission.close()
         self.metrics.close()
-        if self.handle is not None:
-            self.handle.close()
-        if self._request_log is not None:
-            self._request_log.close()
-        if self.batches is not None:
-            self.batches.close()
+        for part in (self.handle, self._request_log, self.batches):
+            if part is not None:
+                part.close()
 
     @property
-    def state(self) -> str:
-        if self.draining:
-            return "stopping"
-        state = self._engine.state
-        return State.LOADING.value if state is State.READY and not self._is_open else state.value
-
-    @property
-    def reason(self) -> str:
-        """Return the reason why the engine cannot serve, if known, without details that only the log may show."""
-        return client_words(self._engine.reason, secrets())
-
-    @property
-    def healthy(self) -> bool:
-        return self._engine.ready and self._is_open and not self.draining
+    def context(self) -> ServerContext:
+        return self.preprocessor.context
 
     @property
     def info(self) -> EngineInfo | None:
-        return self._engine.info
-
-    @property
-    def restarts(self) -> int:
-        return self._engine.restarts
+        return self.availability.engine.info
 
     @property
     def replicas(self) -> Sequence[ReplicaReport]:
-        return self._engine.reports
+        return self.availability.engine.reports
 
     @property
     def max_sequences(self) -> int:
@@ -311,30 +269,15 @@ class ServedModel:
 
     @property
     def num_queued(self) -> int:
-        return self._batcher.num_queued + (self._gate.num_waiting if self._gate else 0)
+        gate = self.admission.gate
+        return self.driver.batcher.num_queued + (gate.num_waiting if gate else 0)
 
-    @property
-    def _is_open(self) -> bool:
-        return self.opened.done() and self.opened.exception() is None
 
-    def check_open(self) -> None:
-        """Raise `Unavailable` while the server is stopping, or while adapters next to the model are loading. Later
-        adapters must not be registered before these, which get the first numbers.
-        """
-        if self.draining:
-            raise Unavailable("the server is stopping")
-        if not self._is_open:
-            raise Unavailable(f"Model is not ready: {self.config.model_name}")
-
-    async def _open(self) -> None:
-        try:
-            await self.adapters.load_at_start()
-            if self.handle is not None:
-                await self.handle.begin()
-        except ConfigError as error:
-            self.opened.set_exception(error)
-        else:
-            self.opened.set_result(None)
+def _memory(config: Config) -> Quota:
+    """Return the memory quota of all requests."""
+    spare = config.requests_total_bytes // 4
+    words = "all requests together need too much memory (option.requests_total_bytes)"
+    return Quota(config.requests_total_bytes - spare, spare, _SMALL, words, beside=spare)
 
 
 # -- the adapters of a served model ------------------------------------------------------------------------------------

@@ -92,9 +92,14 @@ class RequestLog:
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
 
-    def chooses(self) -> bool:
-        """Return whether the next request should be written, chosen at random."""
-        return self._share >= 1 or random.random() < self._share
+    def capture(self, id: str, path: str) -> Capture | None:
+        """Return the capture of a new request, or None if the request is not among those chosen at random.
+
+        Args:
+            id: id of the request, which clients may use more than once.
+            path: path with its query.
+        """
+        return Capture(self, id, path) if self._share >= 1 or random.random() < self._share else None
 
     def take(self, size: int) -> bool:
         """Count bytes of a request in memory, and return whether they fit. If not, the request must be dropped."""
@@ -150,6 +155,50 @@ class RequestLog:
                 return
             self._told_at = now
         log.warning("requests were not captured, %d so far: %s", self.num_dropped, why)
+
+
+class Capture:
+    """The capture of a request, which is written to a log when the request has ended."""
+
+    def __init__(self, log: RequestLog, id: str, path: str) -> None:
+        self._log, self._path = log, path
+        self._at = time.time()
+        self._id = f"{id}@{self._at:.6f}"
+        self._body: bytes | None = None  # None while there is nothing to write
+        self._pieces: list[bytes] = []
+        self._taken = 0  # bytes of the pieces
+
+    def start(self, body: bytes) -> None:
+        self._body = body
+
+    def add(self, data: bytes) -> None:
+        """Keep a piece of the response. If there is no room for it, the request is not captured."""
+        if self._body is None or not data:
+            return
+        if self._log.take(len(data)):
+            self._pieces.append(data)
+            self._taken += len(data)
+        else:
+            self._log.drop("the responses in progress need too much memory", self._taken)
+            self._pieces.clear()
+            self._body = None
+
+    def replace(self, data: bytes) -> None:
+        """Replace all pieces of the response."""
+        self._pieces.clear()
+        self.add(data)
+
+    def end(self, headers: Mapping[str, str], head: tuple[int, str] | None) -> None:
+        """Pass the request to the log. Further calls have no effect.
+
+        Args:
+            headers: request headers by name in lower case.
+            head: status and content type of the response, or None if the client disconnected before its end.
+        """
+        if self._body is not None:
+            answer = None if head is None else Answer(*head, self._pieces)
+            self._log.put(Captured(self._id, self._at, self._path, headers, self._body, answer), self._taken)
+            self._body = None
 
 
 class _Files:

@@ -304,8 +304,10 @@ async def running(
         at_end.enter_context(cloudwatch.reporting(model.metrics.registry, config.label, interval))
         at_end.callback(model.give_up)
         if wait_ready:
-            await asyncio.wait({model.opened})  # `wait`, so that cancelling the host does not cancel the future
-            model.opened.result()
+            await asyncio.wait(
+                {model.availability.opened}
+            )  # `wait`, so that cancelling the host does not cancel the future
+            model.availability.opened.result()
         async with batches_run(model):
             yield model
             await _finish(model)
@@ -330,7 +332,7 @@ async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
 
 async def _finish(model: ServedModel) -> None:
     """Refuse new requests, and wait until the open ones have ended."""
-    if not model.draining:  # otherwise the host has already waited
+    if not model.availability.draining:  # otherwise the host has already waited
         model.drain()
         await _wait_idle(model, _DRAIN)
     model.give_up()

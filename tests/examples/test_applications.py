@@ -445,7 +445,7 @@ def test_prompts_are_answered_in_their_order_and_none_stays_open() -> None:
         async with running(config) as model:
             answers: list[str] = await load(OFFLINE).generate(model, ["a b", "c"], max_new_tokens=3)
             assert model.num_requests == 0
-        assert model.state == "stopping"
+        assert model.availability.state == "stopping"
         return answers
 
     with mock.patch.object(loop, "keep_collecting"):

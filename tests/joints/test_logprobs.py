@@ -66,7 +66,7 @@ def sent(dialect: Dialect, value: dict[str, Any]) -> tuple[list[bool], bytes]:
     async def story() -> tuple[list[bool], bytes]:
         model: ServedModel = await load_echo()
         model.start()
-        await model.opened
+        await model.availability.opened
         over, asked = asyncio.Event(), list[bool]()
         submit = Batcher.submit
 

@@ -14,7 +14,6 @@ import pytest
 
 from handler.serving import model, request_log
 from handler.serving.quota import Quota
-from handler.serving.request.task import CapturedTask
 from handler.serving.stored_responses import ResponseDatabase
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
@@ -191,11 +190,11 @@ def test_a_stored_response_that_nobody_reads_takes_memory(server: AppServer) -> 
 
 
 def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> None:
-    kept, capture = list[int](), CapturedTask._capture
+    kept, add = list[int](), request_log.Capture.add
 
-    def noted(task: CapturedTask, data: bytes) -> None:
-        capture(task, data)
-        kept.append(sum(map(len, task._pieces)))
+    def noted(capture: request_log.Capture, data: bytes) -> None:
+        add(capture, data)
+        kept.append(sum(map(len, capture._pieces)))
 
     def counts() -> list[float]:
         return [capturing.metric(f'lmi_captured_requests_total{{outcome="{name}"}}') for name in ("written", "dropped")]
@@ -203,7 +202,7 @@ def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> Non
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 1_000}}
     with (
         mock.patch.object(request_log, "_MOST_WAITING", 20_000),
-        mock.patch.object(CapturedTask, "_capture", noted),
+        mock.patch.object(request_log.Capture, "add", noted),
         serve("--engine", "echo", *options(f"option.capture_requests={tmp_path}")) as capturing,
     ):
         assert len(capturing.post(body).content) > 40_000

@@ -280,10 +280,10 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Find and start batches until the task is cancelled or the server stops."""
-        await asyncio.wait({self.model.opened})
+        await asyncio.wait({self.model.availability.opened})
         cleared_at = time.monotonic()
         try:
-            while not self.model.draining:
+            while not self.model.availability.draining:
                 if time.monotonic() - cleared_at >= _IDLE_SECONDS:
                     self._elsewhere.clear()
                     cleared_at = time.monotonic()
@@ -410,7 +410,7 @@ class _Answering:
         if self._batch["status"] == "cancelling" and self._batch["in_progress_at"] is None:
             await store.call(store.end, self._id, "cancelled")
             return []
-        if self._endpoint not in self._model.routes.dialects:  # the batch was created for an earlier model
+        if self._endpoint not in self._model.admission.routes.dialects:  # the batch was created for an earlier model
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
         path = store.path(self._batch["input_file_id"])
         most_bytes, most_requests = config.max_request_size, config.batches_max_lines
@@ -493,7 +493,7 @@ class _Answering:
 
     async def _status(self) -> str:
         """Return the status with which the batch must end now, or "". Also save its progress from time to time."""
-        if self._model.draining or self._id not in self._runner.locked:
+        if self._model.availability.draining or self._id not in self._runner.locked:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
             return "expired"
@@ -533,7 +533,7 @@ class _Answering:
                 over.set()
 
         headers = {"content-type": "application/json", OWNER: self._owner}
-        id, dialect = batches.line_id(self._id, line.number), self._model.routes.dialect(self._endpoint)
+        id, dialect = batches.line_id(self._id, line.number), self._model.admission.routes.dialect(self._endpoint)
         with self._model.open(headers, dialect, path=self._endpoint, id=id, on_bytes=on_bytes) as task:
             try:
                 task.memory.take(BODY_MEMORY * len(line.body))

@@ -402,6 +402,7 @@ class Metrics:
         tracer: tracer that records each request, or None without tracing.
 
     Attributes:
+        by_outcome: counters of requests by outcome, one of `OUTCOMES`.
         recorders: functions that are called with the record of each request that has ended.
     """
 
@@ -411,8 +412,8 @@ class Metrics:
         self._tracer = tracer
         self.recorders: list[Callable[[RequestRecord], object]] = [] if tracer is None else [tracer.record]
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
-        self._by_outcome = {outcome: self.requests.labels(outcome) for outcome in OUTCOMES}
+        requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
+        self.by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
         self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
         registry.register(_Totals(gauges))
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
@@ -471,7 +472,7 @@ class Metrics:
             parsed: the prompts of the request, with their parameters.
             opened: whether `count_opened` has counted it.
         """
-        self._by_outcome[request.outcome].inc()
+        self.by_outcome[request.outcome].inc()
         admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED
         if admitted:
             self.duration.observe(request.total)
@@ -506,6 +507,15 @@ class Metrics:
 # -- times and token counts of a request, for the metrics, the log and the trace ---------------------------------------
 
 
+@dataclass
+class _Times:
+    """The times of a request before its first token, by time.perf_counter(). A time is 0 until it is reached."""
+
+    accepted: float = 0.0
+    encoded: float = 0.0
+    started: float = 0.0
+
+
 class RequestStats:
     """The times and token counts of a request. `close` records them in the metrics, the log and the trace.
 
@@ -516,7 +526,7 @@ class RequestStats:
         headers: request headers by name in lower case.
 
     Attributes:
-        engine_answered: whether the engine has returned a delta, even a failure.
+        first_at: time of the engine's first delta, even a failure, by time.perf_counter(); 0 before.
         num_prompt_tokens: number of prompt tokens.
         num_tokens: number of tokens generated so far.
         error: error message, or "" without an error.
@@ -532,16 +542,12 @@ class RequestStats:
     ) -> None:
         self._request_id = request_id
         self._headers = headers or {}
-        self._log_prompts = log_prompts
         self._metrics = metrics
         self._parsed: ParsedRequest | None = None
-        self._prompts: Sequence[Any] = ()
-        self._accepted_at = 0.0  # this and all other times are by time.perf_counter(); 0 if it has not happened yet
-        self._encoded_at = 0.0
-        self._started_at = 0.0
-        self._first_at = 0.0
+        self._prompts: Sequence[Any] | None = () if log_prompts else None
+        self._times = _Times()
         self._first_counted = False
-        self.engine_answered = False
+        self.first_at = 0.0
         self.num_prompt_tokens = 0
         self.num_tokens = 0
         self.error = ""
@@ -555,36 +561,36 @@ class RequestStats:
     def note_accepted(self, parsed: ParsedRequest) -> None:
         """Note that the body has been parsed. The request's times start here."""
         self._parsed = parsed
-        if self._log_prompts:
+        if self._prompts is not None:
             self._prompts = [request.messages or request.prompt for request in parsed.requests]
-        self._accepted_at = time.perf_counter()
+        self._times.accepted = time.perf_counter()
 
     def note_encoded(self, parsed: ParsedRequest) -> None:
         """Note that the prompts have been tokenized and are within the model's limits."""
         self._parsed = parsed
-        self._encoded_at = time.perf_counter()
+        self._times.encoded = time.perf_counter()
 
     def note_started(self) -> None:
         """Note that the engine has started the request."""
-        self._started_at = time.perf_counter()
+        self._times.started = time.perf_counter()
 
     def note_first(self) -> None:
         """Note that the engine has returned the first delta, even a failure."""
-        self.engine_answered = True
-        self._first_at = time.perf_counter()
+        self.first_at = time.perf_counter()
         if self.num_tokens:
             self._count_first()
 
     def _count_first(self) -> None:
         self._first_counted = True
-        self._metrics.count_first(self._first_at - self._accepted_at)
+        self._metrics.count_first(self.first_at - self._times.accepted)
 
     def timing(self) -> Timing:
         """Return the times of a request whose last token has been generated."""
+        times = self._times
         return Timing(
-            validation=self._encoded_at - self._accepted_at,
-            queue=self._started_at - self._encoded_at,
-            inference=time.perf_counter() - self._started_at,
+            validation=times.encoded - times.accepted,
+            queue=times.started - times.encoded,
+            inference=time.perf_counter() - times.started,
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self.num_tokens,
         )
@@ -624,11 +630,12 @@ class RequestStats:
             f" error={self.error!r}" if self.error else "",
             extra={"fields": fields},
         )
-        if self._log_prompts and self._parsed is not None:
+        if self._prompts is not None and self._parsed is not None:
             id = self._request_id
             log.info("id=%s prompts=%r", id, self._prompts, extra=of_request(id))
 
     def _record(self, outcome: str, finish: Finish | None) -> RequestRecord:
+        times = self._times
         return RequestRecord(
             id=self._request_id,
             headers=self._headers,
@@ -637,8 +644,8 @@ class RequestStats:
             error=self.error,
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self.num_tokens,
-            queue=self._started_at - self._encoded_at if self._started_at else None,
-            started=self._started_at - self._accepted_at if self._started_at else 0.0,
-            first=self._first_at - self._accepted_at if self.num_tokens else 0.0,
-            total=time.perf_counter() - self._accepted_at if self._accepted_at else 0.0,
+            queue=times.started - times.encoded if times.started else None,
+            started=times.started - times.accepted if times.started else 0.0,
+            first=self.first_at - times.accepted if self.num_tokens else 0.0,
+            total=time.perf_counter() - times.accepted if times.accepted else 0.0,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -56,12 +57,14 @@ class Life:
 
     Attributes:
         phase: current phase.
+        opened_at: start time, by time.monotonic().
     """
 
-    __slots__ = ("_holdings", "phase")
+    __slots__ = ("_holdings", "opened_at", "phase")
 
     def __init__(self) -> None:
         self.phase = RECEIVING
+        self.opened_at = time.monotonic()
         self._holdings: list[tuple[Phase, Callable[[], object]]] = []
 
     def hold(self, release: Callable[[], object], until: Phase = FINISHED) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
 from handler.core.framing import JSON
@@ -22,15 +21,16 @@ from handler.serving.admission import Admission
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
 from handler.serving.metrics.prometheus import RequestStats
-from handler.serving.quota import Quota, Share
+from handler.serving.quota import Share
 from handler.serving.request.life import ANSWERING, CLOSED, ENCODING, FINISHED, PARSED, SUBMITTED, WAITING, Life
-from handler.serving.request_log import Answer, Captured, RequestLog
+from handler.serving.request_log import Capture
 
 
 class RequestMemory(Share):
     """A request's share of the memory quota: first for its body, then for the decoded value and the unsent response."""
 
     _decoded = _repeated = 0
+    body = 0  # bytes of the body, and of the stored responses that it refers to
 
     def settle(self, decoded: int, repeated: int) -> None:
         """Replace the body's share by that of the decoded body.
@@ -54,6 +54,43 @@ class RequestMemory(Share):
         self.set(self._decoded + max(self._repeated, num_unsent))
 
 
+class _Refusal(NamedTuple):
+    """An error that is the complete response to a request."""
+
+    error: ServingError
+    response: HttpResponse
+
+
+class _Road:
+    """The road of a stream's plain tokens: past the task on the fast path once that is open, and before as deltas.
+
+    Attributes:
+        fast_path: the open fast path, or None.
+    """
+
+    __slots__ = ("_channel", "fast_path")
+
+    def __init__(self) -> None:
+        self.fast_path: FastPath | None = None
+        self._channel: ClientChannel | None = None
+
+    def connect(self, channel: ClientChannel) -> None:
+        """Write the encoded tokens to a channel from now on."""
+        self._channel = channel
+        if self.fast_path is not None:
+            self.fast_path.channel = channel
+
+    def open(self, fast_path: FastPath) -> FastPath:
+        fast_path.channel = self._channel
+        self.fast_path = fast_path
+        return fast_path
+
+    def close(self) -> int:
+        """Close the fast path, which refers to the task: a cycle. Return the number of its tokens."""
+        fast_path, self.fast_path = self.fast_path, None
+        return 0 if fast_path is None else fast_path.num_tokens
+
+
 class RequestTask(Life):
     """The task of a request, which receives its deltas and buffers the bytes of its response until the host sends them.
 
@@ -64,23 +101,18 @@ class RequestTask(Life):
         on_bytes: called with this task when there are bytes to send, when the engine starts to answer, and when the
             response is complete, at most once per engine step.
         on_close: called with this task when the host closes it.
-        memory: memory quota of all requests.
+        capture: capture of the request, or None if it is not captured.
 
     Attributes:
-        error: error if it is the complete response, otherwise None.
         unsent: bytes of the response that the host has not taken yet.
         committed: whether the status cannot change any more, because the host has sent the headers or taken bytes.
-        opened_at: start time, by time.monotonic().
         memory: the request's share of the memory quota, until the task is closed.
         parsed: parsed request, or None until the body has been parsed.
-        keeps_body: whether the body is kept until the task is closed.
     """
 
-    keeps_body = False
-
     __slots__ = (
-        "__weakref__", "_admission", "_channel", "_driver", "_fast_path", "_head", "_refusal", "_size", "_stats",
-        "committed", "error", "memory", "on_bytes", "opened_at", "parsed", "unsent",
+        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "committed",
+        "memory", "on_bytes", "parsed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -91,24 +123,21 @@ class RequestTask(Life):
         head: Head,
         on_bytes: Callable[[RequestTask], object],
         on_close: Callable[[Any], object],
-        memory: Quota,
+        capture: Capture | None = None,
     ) -> None:
         super().__init__()
         self._admission = admission
         self._driver = driver
         self._stats = stats
         self._head = head
-        self._size = 0  # bytes of the body
-        self._fast_path: FastPath | None = None
-        self._channel: ClientChannel | None = None
-        self._refusal: HttpResponse | None = None
+        self._capture = capture
+        self._road = _Road()
+        self._refusal: _Refusal | None = None
         self.on_bytes = on_bytes
-        self.memory = RequestMemory(memory)
+        self.memory = RequestMemory(admission.memory)
         self.parsed: ParsedRequest | None = None
-        self.error: ServingError | None = None
         self.unsent: list[bytes] = []
         self.committed = False
-        self.opened_at = time.monotonic()
         itself = weakref.ref(self)  # a task that nobody closes is freed too
         self.hold(lambda: on_close(itself()), CLOSED)
         self.hold(self.memory.give_back, CLOSED)
@@ -128,17 +157,24 @@ class RequestTask(Life):
     @property
     def status(self) -> int:
         """Return the status of the response, which is final when `begun`."""
-        return 200 if self._refusal is None else self._refusal.status
+        return 200 if self._refusal is None else self._refusal.response.status
+
+    @property
+    def error(self) -> ServingError | None:
+        """Return the error if it is the complete response, otherwise None."""
+        return None if self._refusal is None else self._refusal.error
 
     @property
     def content_type(self) -> str:
         """Return the content type of the response, or that of JSON while it is not known."""
-        return (self._refusal or (JSON if self.parsed is None else self.parsed.reply)).content_type
+        if self._refusal is not None:
+            return self._refusal.response.content_type
+        return (JSON if self.parsed is None else self.parsed.reply).content_type
 
     @property
     def streams(self) -> bool:
         """Return whether the response is streamed. A refused request has a single response."""
-        return self.parsed is not None and self.parsed.streams and self.error is None
+        return self.parsed is not None and self.parsed.streams and self._refusal is None
 
     @property
     def ignored(self) -> Sequence[str]:
@@ -160,7 +196,7 @@ class RequestTask(Life):
     def dialect_headers(self) -> Headers:
         """Return the dialect's headers for the response, after it has begun."""
         if self._refusal is not None or self.parsed is None:
-            return () if self._refusal is None else self._refusal.headers
+            return () if self._refusal is None else self._refusal.response.headers
         return self.parsed.headers(None if self.streams else self._stats.timing())
 
     @property
@@ -201,23 +237,27 @@ class RequestTask(Life):
 
     async def parse(self, body: bytes) -> None:
         """Parse the body. If it is refused, the error becomes the response."""
+        if self._capture is not None:
+            self._capture.start(body)
         if self.finished:
             return
-        value, admission = None, self._admission
+        value, memory, admission = None, self.memory, self._admission
         try:
-            body = await admission.inflate(body, self._head, self.memory)
-            self._size = len(body)
-            decoded = await admission.decode(body, self._head, self.memory)
+            body = await admission.inflate(body, self._head, memory)
+            memory.body = len(body)
+            decoded = await admission.decode(body, self._head, memory)
             value, decoded_size = decoded.value, decoded.size
             recalled = None
             if admission.preprocessor.store is not None:
-                recalled = await admission.recall(decoded, self._size, self._head, self.memory)
+                recalled = await admission.recall(decoded, len(body), self._head, memory)
             if recalled is not None:
-                self._size += recalled.size
+                memory.body += recalled.size
                 decoded_size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
-            parsed = await admission.run(self._size, parse)
-            self.memory.settle(decoded_size + self.keeps_body * len(body), parsed.num_repeated)
+            parsed = await admission.run(memory.body, parse)
+            if self._capture is not None:
+                decoded_size += len(body)
+            memory.settle(decoded_size, parsed.num_repeated)
             if not self.finished:  # the server may have given up the request in the meantime
                 self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
@@ -244,13 +284,13 @@ class RequestTask(Life):
         if self.parsed is None or self.phase is not PARSED:
             return
         self.enter(ENCODING)
-        requests, take_prompt = self.parsed.requests, self.parsed.take_prompt
+        requests, take_prompt, size = self.parsed.requests, self.parsed.take_prompt, self.memory.body
         try:
             if take_prompt is not None:
-                await self._admission.tokenize(requests[0], self._size, self._head, take_prompt, self.hold)
+                await self._admission.tokenize(requests[0], size, self._head, take_prompt, self.hold)
             if take_prompt is not None or not requests:  # the response needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
-            encoded = [await self._admission.encode(one, self._size, self._head, self.hold) for one in requests]
+            encoded = [await self._admission.encode(one, size, self._head, self.hold) for one in requests]
             self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
             self._stats.note_encoded(self.parsed)
             await self._wait_for_batch(line=requests[0].background is not None)
@@ -295,16 +335,18 @@ class RequestTask(Life):
     # -- rendering of the response -------------------------------------------------------------------------------
 
     def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Write the plain tokens of a stream to `channel`. Bytes that it does not accept are added to `unsent`."""
-        self._channel = channel
-        if self._fast_path is not None:
-            self._fast_path.channel = channel
+        """Write the plain tokens of a stream to `channel`. Bytes that it does not accept are added to `unsent`.
+
+        If the request is captured, all bytes are added to `unsent`.
+        """
+        if self._capture is None:
+            self._road.connect(channel)
 
     def feed(self, index: int, delta: Delta) -> None:
         """Render a delta of request number `index`. The driver calls this in its step, except for most plain tokens."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
-        if not stats.engine_answered:
+        if not stats.first_at:
             stats.note_first()
         if delta.error is not None or self.parsed is None:
             return self._fail(index, delta)
@@ -322,6 +364,8 @@ class RequestTask(Life):
 
     def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
         """Buffer the rendered bytes, and notify the host at the end of the engine's step."""
+        if self._capture is not None:
+            self._capture.add(data)
         if reply.finished and not self.streams:
             try:
                 self.memory.hold(len(data))
@@ -334,7 +378,7 @@ class RequestTask(Life):
             self.enter(ANSWERING)
         if reply.finished:
             self._end("ok", delta.finish)
-        elif data and self._fast_path is None:
+        elif data and self._road.fast_path is None:
             self._open_fast_path(reply, delta.id)
         elif not data and begun:
             return
@@ -357,16 +401,15 @@ class RequestTask(Life):
         """Let the batcher encode the plain tokens of its request `id` from now on, if the reply has an encoder."""
         encode = reply.token_encoder() if self.parsed is not None and len(self.parsed.requests) == 1 else None
         if encode is not None:
-            self._fast_path = FastPath(id, encode, self._channel, self._keep)
+            self._driver.set_fast_path(self._road.open(FastPath(id, encode, None, self._keep)))
             self.hold(self._close_fast_path)
-            self._driver.set_fast_path(self._fast_path)
 
     def _close_fast_path(self) -> None:
-        if self._fast_path is not None:
-            self._stats.num_tokens += self._fast_path.num_tokens
-            self._fast_path = None  # it refers to this task: a cycle
+        self._stats.num_tokens += self._road.close()
 
     def _keep(self, line: bytes) -> None:
+        if self._capture is not None:
+            self._capture.add(line)
         self.unsent.append(line)
         self._driver.notify(self)
 
@@ -386,6 +429,8 @@ class RequestTask(Life):
 
     def close(self) -> None:
         """Close the request after its last byte was sent, or cancel it if its client has disconnected."""
+        if self._capture is not None:
+            self._capture.end(self._head.headers, (self.status, self.content_type) if self.finished else None)
         if not self.finished:
             self._end("cancelled")
         if self.phase is not CLOSED:
@@ -421,6 +466,8 @@ class RequestTask(Life):
 
     def _put_failure(self, data: bytes) -> None:
         """End a failed stream with the bytes that its reply has rendered."""
+        if self._capture is not None:
+            self._capture.add(data)
         self._end("failed")
         self._driver.notify(self)
         self.unsent.append(data)
@@ -433,11 +480,13 @@ class RequestTask(Life):
             # TGI counts requests that it refuses for a parameter, or because too many others are waiting
             if self._dialect.computes and isinstance(error, InvalidParameter | Unavailable):
                 self._stats.count_opened()
-        self._refusal = errors.whole(error)
-        self.error = error.with_traceback(None)  # a traceback refers to this task: a cycle
-        self.unsent[:] = [self._refusal.body]
+        response = errors.whole(error)
+        self._refusal = _Refusal(error.with_traceback(None), response)  # a traceback refers to this task: a cycle
+        self.unsent[:] = [response.body]
+        if self._capture is not None:
+            self._capture.replace(response.body)
         self._stats.error = error.public
-        failed = "failed" if self._stats.engine_answered and not isinstance(error, RefusedByEngine) else "refused"
+        failed = "failed" if self._stats.first_at and not isinstance(error, RefusedByEngine) else "refused"
         unavailable = "overloaded" if isinstance(error, Overloaded) else "unavailable"
         self._end(unavailable if isinstance(error, Unavailable) else failed)
         self._driver.notify(self)
@@ -458,74 +507,3 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
         return {}
     quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-[]") for name in names[:32])
     return {"x-lmi-ignored-parameters": quoted[:1024]}
-
-
-# -- captured requests, whose tasks keep the body and all bytes of the response ----------------------------------------
-
-
-class CapturedTask(RequestTask):
-    """The task of a request that is passed to the request log when it is closed.
-
-    Args:
-        log: log that the request is written to.
-        id: id of the request, which clients may use more than once.
-        path: path with its query.
-        more: arguments of `RequestTask`.
-    """
-
-    keeps_body = True
-
-    __slots__ = ("_at", "_body", "_id", "_log", "_path", "_pieces", "_taken")
-
-    def __init__(self, log: RequestLog, id: str, path: str, *more: Any) -> None:
-        super().__init__(*more)
-        self._log, self._path = log, path
-        self._at = time.time()
-        self._id = f"{id}@{self._at:.6f}"
-        self._body: bytes | None = None
-        self._pieces: list[bytes] = []
-        self._taken = 0  # bytes of the pieces
-
-    async def parse(self, body: bytes) -> None:
-        self._body = body
-        await super().parse(body)
-
-    def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Do nothing. The fast path would bypass the capture, which needs all tokens."""
-
-    def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
-        self._capture(data)
-        super()._put(reply, data, delta)
-
-    def _keep(self, line: bytes) -> None:
-        self._capture(line)
-        super()._keep(line)
-
-    def _put_failure(self, data: bytes) -> None:
-        self._capture(data)
-        super()._put_failure(data)
-
-    def _refuse(self, error: ServingError, body: Any = None) -> None:
-        super()._refuse(error, body)
-        self._pieces.clear()
-        self._capture(b"".join(self.unsent))
-
-    def _capture(self, data: bytes) -> None:
-        """Keep a piece of the response. If there is no room for it, the request is not captured."""
-        if self._body is None or not data:
-            return
-        if self._log.take(len(data)):
-            self._pieces.append(data)
-            self._taken += len(data)
-        else:
-            self._log.drop("the responses in progress need too much memory", self._taken)
-            self._pieces.clear()
-            self._body = None
-
-    def close(self) -> None:
-        if self._body is not None:
-            answer = Answer(self.status, self.content_type, self._pieces) if self.finished else None
-            captured = Captured(self._id, self._at, self._path, self._head.headers, self._body, answer)
-            self._log.put(captured, self._taken)
-            self._body = None
-        super().close()

@@ -388,7 +388,7 @@ def test_a_request_that_fails_while_waiting_lets_the_next_batch_begin() -> None:
         options = ("option.rolling_batch=disable", "batch_size=1", "option.echo_tokens_per_second=100")
         model = await load_echo(*options)
         model.start()
-        await model.opened
+        await model.availability.opened
         try:
             running, ran = begin(model, ask(10))
             while not running.begun:

@@ -68,7 +68,7 @@ async def model_with_adapter(directory: Path, task: str) -> ServedModel:
     adapters = ["option.enable_lora=true"] if task == "text-generation" else []
     model = await load_echo(f"option.task={task}", *adapters, directory=directory)
     model.start()
-    await model.opened
+    await model.availability.opened
     return model
 
 

@@ -50,8 +50,8 @@ def test_a_refused_adapter_beside_the_model_closes_the_server(tmp_path: Path) ->
     async def run() -> None:
         async with service(tmp_path, states) as made:
             with pytest.raises(ConfigError, match=r"the adapter big cannot be used: .*: big has rank 64, at most 16"):
-                await asyncio.wait_for(asyncio.shield(made.opened), 30)
-            assert not made.healthy
+                await asyncio.wait_for(asyncio.shield(made.availability.opened), 30)
+            assert not made.availability.healthy
             while State.CLOSED not in states:
                 await asyncio.sleep(0.01)
 
@@ -65,7 +65,7 @@ def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with service(tmp_path) as made:
-            await asyncio.wait_for(made.opened, 30)
+            await asyncio.wait_for(made.availability.opened, 30)
             for _ in range(2):  # the name is free again
                 with pytest.raises(AdapterFailed, match="could not load the adapter big: big has rank"):
                     await made.adapters.register("big", str(path), preload=True)
@@ -90,11 +90,15 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
     async def run() -> None:
         async with service(tmp_path, states) as made:
             await asyncio.sleep(0.3)
-            assert (made.state, made.healthy, states) == ("loading", False, [State.LOADING])
+            assert (made.availability.state, made.availability.healthy, states) == ("loading", False, [State.LOADING])
             go.set()
-            await asyncio.wait_for(made.opened, 30)
+            await asyncio.wait_for(made.availability.opened, 30)
             await asyncio.sleep(0)
-            assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
+            assert (made.availability.state, made.availability.healthy, states) == (
+                "ready",
+                True,
+                [State.LOADING, State.READY],
+            )
             assert made.adapters.registry.find("slow") is not None
 
     asyncio.run(run())
@@ -107,7 +111,7 @@ def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch
 
     async def run() -> None:
         async with service(tmp_path) as made:
-            await asyncio.wait_for(made.opened, 30)
+            await asyncio.wait_for(made.availability.opened, 30)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(made.adapters.register("slow", str(path), preload=True), 0.2)
             assert made.adapters.registry.find("slow") is None
@@ -134,7 +138,7 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
 
     async def run() -> None:
         async with service(tmp_path) as made:
-            await asyncio.wait_for(made.opened, 30)
+            await asyncio.wait_for(made.availability.opened, 30)
             hung = asyncio.ensure_future(made.adapters.register("hung", "hung", preload=True))
             settled = await asyncio.wait_for(made.adapters.register("good", str(path), preload=True), 30)
             assert (settled.adapter.name, settled.number) == ("good", 1)
@@ -161,7 +165,7 @@ def test_no_adapter_is_registered_before_the_models_own_or_at_the_stop(
             with pytest.raises(Unavailable, match="not ready"):
                 await made.adapters.register("early", str(path), preload=False)
             go.set()
-            await asyncio.wait_for(made.opened, 30)
+            await asyncio.wait_for(made.availability.opened, 30)
             assert made.adapters.registry.get("slow").number == 1
             made.drain()
             with pytest.raises(Unavailable, match="stopping"):

@@ -43,7 +43,7 @@ class Stepped:
         async def load() -> ServedModel:
             model = await load_model(config, Formatters(), stepped=True)
             model.start()
-            await model.opened
+            await model.availability.opened
             return model
 
         self.model = self.loop.run(load())
@@ -62,7 +62,7 @@ class Stepped:
         return body
 
     def worker(self) -> EngineInstance:
-        engine = self.model._engine
+        engine = self.model.availability.engine
         assert isinstance(engine, EngineSupervisor)
         assert engine._instance is not None
         return engine._instance
@@ -208,7 +208,7 @@ def test_an_engine_that_dies_at_rest_is_back_without_a_call(start: Callable[...,
     with stepped.loop.lock:
         stepped.kill_engine()
     deadline = time.monotonic() + 20
-    while stepped.model.restarts == 0 or not stepped.model.healthy:
+    while stepped.model.availability.engine.restarts == 0 or not stepped.model.availability.healthy:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     with stepped.loop.lock:

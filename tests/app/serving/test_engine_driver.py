@@ -384,7 +384,7 @@ def test_requests_without_end_do_not_hold_up_a_step(monkeypatch: pytest.MonkeyPa
 async def service() -> ServedModel:
     model = await load_echo("option.max_model_len=100000")
     model.start()
-    await model.opened
+    await model.availability.opened
     return model
 
 

@@ -45,7 +45,7 @@ def test_the_block_begins_when_the_model_is_ready_and_its_end_closes_it(collecti
 
     async def story() -> None:
         async with running(echo(), on_state=lambda model, state: states.append((model, state))) as model:
-            assert model.healthy
+            assert model.availability.healthy
             assert states[-1] == (model, State.READY)
         assert states[-1] == (model, State.CLOSED)
 
@@ -59,7 +59,7 @@ def test_the_loop_is_watched_from_ready_to_the_end_unless_it_is_stepped(stepped:
         with mock.patch.object(start, "LoopWatch") as watch:
             async with running(echo(), stepped=stepped, wait_ready=False) as model:
                 watch.assert_called_once_with(watched, signals=False)
-                await asyncio.wait({model.opened})
+                await asyncio.wait({model.availability.opened})
                 await asyncio.sleep(0)
                 watch.return_value.start.assert_called_once_with()
                 watch.return_value.stop.assert_not_called()
@@ -161,6 +161,6 @@ def test_a_host_that_is_cancelled_while_it_loads_leaves_nothing_behind() -> None
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        assert loaded[0]._engine.state is State.CLOSED
+        assert loaded[0].availability.engine.state is State.CLOSED
 
     asyncio.run(story())

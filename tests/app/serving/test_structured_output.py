@@ -110,9 +110,9 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
                 patch.setattr(loading, "server_context", lambda *given: replace(context(*given), unsupported={}))
             model = await load_model(config, Formatters())
         model.start()
-        await model.opened
+        await model.availability.opened
         await story(model)
-        model._engine.close()
+        model.availability.engine.close()
 
     asyncio.run(all())
 
@@ -141,7 +141,7 @@ def test_a_client_that_leaves_takes_no_other_ones_trial_along(checks: Structured
         first.close()
         await begun
         assert second.status == 200
-        assert model._batcher.num_active == 0
+        assert model.driver.batcher.num_active == 0
 
     run(checks, story)
 

@@ -301,7 +301,7 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def the_memory_of_a_request_is_held_until_it_is_closed(self) -> None:
-        assert self.model.memory.taken >= sum(host.task.memory.size for host in self.hosts)
+        assert self.model.admission.memory.taken >= sum(host.task.memory.size for host in self.hosts)
         assert all(host.task.memory.size for host in self.hosts if host.task.parsed is not None)
 
     @invariant()
@@ -324,7 +324,7 @@ class Requests(RuleBasedStateMachine):
                 patch.stop()
 
     def end(self) -> None:
-        memories = self.model.memory, self.model.admission._media.memory
+        memories = self.model.admission.memory, self.model.admission._media.memory
         assert [memory.taken for memory in memories] == [0, 0]
         assert self.model.num_queued == self.model.num_requests == 0
         assert sum(record.num_tokens for record in self.records) == self.num_tokens

@@ -400,8 +400,7 @@ def test_each_request_is_counted_once_by_its_outcome(body: Any, error: ServingEr
     if error is not None:
         request.task.fail(error)
     request.end()
-    requests = bench.model.metrics.requests
-    counts = {label: int(requests.labels(label)._value.get()) for label in OUTCOMES}
+    counts = {label: int(counter._value.get()) for label, counter in bench.model.metrics.by_outcome.items()}
     assert counts == {label: int(label == outcome) for label in OUTCOMES}
 
 
@@ -428,4 +427,4 @@ def test_a_cancelled_request_leaves_the_engine() -> None:
     request.task.close()
     bench.loop.poll()
     assert bench.batcher.idle
-    assert bench.model.metrics.requests.labels("cancelled")._value.get() == 1
+    assert bench.model.metrics.by_outcome["cancelled"]._value.get() == 1
