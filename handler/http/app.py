@@ -43,7 +43,6 @@ from handler.protocols.api import (
     ModelState,
     ModelVersions,
     Worker,
-    WorkerGroup,
 )
 from handler.protocols.kernel.errors import HttpResponse
 from handler.serving.admission import INVOKE
@@ -128,11 +127,11 @@ class App:
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
-            routes = self._model.admission.routes
-            if routes.has(path):  # a client that may only invoke must not reach routes like /adapters
+            # A client that may only invoke must not reach routes like /adapters.
+            if self._model.admission.routes.has(path):
                 scope["path"] = path
             elif admitted:
-                error = InvalidPayload(f"header {ATTRIBUTES}: {routes.refusal(path)}")
+                error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.admission.routes.refusal(path)}")
                 with self._model.refused(error, id=scope["request_id"]) as task:
                     return await send_answer(scope, send, task.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
@@ -176,17 +175,7 @@ class App:
         model, config = self._model, self._model.config
         if (name := scope["path_params"]["model"]) != config.model_name:
             return await send_error(scope, send, ModelNotFound(name, served=[config.model_name]))
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.availability.started_at))
-        states = ["READY" if replica.ready else "PENDING" for replica in model.replicas] or [self._status()]
-        workers: list[Worker] = [
-            {"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)
-        ]
-        group: WorkerGroup = {
-            "device": {"deviceType": "cpu", "deviceId": -1},
-            "minWorkers": len(workers),
-            "maxWorkers": len(workers),
-            "workers": workers,
-        }
+        workers = self._workers()
         description: DescribedModel = {
             "modelName": config.model_name,
             "modelUrl": config.model_id,
@@ -197,10 +186,23 @@ class App:
             "requestInQueue": model.num_queued,
             "status": self._status(),
             "loadedAtStartup": True,
-            "workerGroups": [group],
+            "workerGroups": [
+                {
+                    "device": {"deviceType": "cpu", "deviceId": -1},
+                    "minWorkers": len(workers),
+                    "maxWorkers": len(workers),
+                    "workers": workers,
+                }
+            ],
         }
         versions: list[ModelVersions] = [{"modelName": config.model_name, "models": [description]}]
         return await send_json(scope, send, 200, versions)
+
+    def _workers(self) -> list[Worker]:
+        """Return a worker for each replica, as DJL Serving describes its workers."""
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._model.availability.started_at))
+        states = ["READY" if replica.ready else "PENDING" for replica in self._model.replicas] or [self._status()]
+        return [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
 
     async def _execution_parameters(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer batch transform, which asks before a job how to send it: one record per request, and as many

@@ -129,8 +129,8 @@ class BatchRoutes:
     # -- the contents of files -----------------------------------------------------------------------------------
 
     async def _upload(self, scope: Scope, receive: Receive) -> Answered | None:
-        store, headers = self._store, scope["headers_by_name"]
-        if media_type(headers) != "multipart/form-data":
+        store = self._store
+        if media_type(scope["headers_by_name"]) != "multipart/form-data":
             raise UnsupportedMedia("a file must be sent as multipart/form-data")
         scope[GIVEN_UP] = True  # until the whole body has been received
         length, most = declared_length(scope), self._model.config.batches_max_file_bytes

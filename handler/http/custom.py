@@ -457,16 +457,19 @@ class _Overrides:
         scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
         own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
 
-        async def send_with_own(message: Message) -> None:  # a handler may return the same object for all requests
-            if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ())]
-                added = [*own, AS_IT_COMES] if _is_stream(message) else own
-                names = {name.lower() for name, _ in headers}
-                message = {**message, "headers": headers + [header for header in added if header[0] not in names]}
-            await send(message)
+        async def send_with_own(message: Message) -> None:
+            await send(_with_headers(message, own) if message["type"] == "http.response.start" else message)
 
         response = await _answer(handler, Request(scope, receive, send))
         await response(scope, receive, send_with_own)
+
+
+def _with_headers(message: Message, own: Headers) -> Message:
+    """Return the start of a response with the server's headers. A handler may send one object for all requests."""
+    headers = [*message.get("headers", ())]
+    added = [*own, AS_IT_COMES] if _is_stream(message) else own
+    names = {name.lower() for name, _ in headers}
+    return {**message, "headers": headers + [header for header in added if header[0] not in names]}
 
 
 async def _answer(handler: Callable[..., Any], request: Request) -> Response:

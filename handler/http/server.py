@@ -344,16 +344,20 @@ def _greeting(listener: socket.socket, access: Access, model: ServedModel, users
     host, port = listener.getsockname()[:2]
     at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
     near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # 0.0.0.0 is not for clients
-    known = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"  # never print the key itself
-    key = f' -H "Authorization: Bearer {known}"' if access.keys else ""
-    reader = _reader(users)
-    requests = ""
+    key, requests = _key_header(access), ""
     for path, body in _EXAMPLES[model.context.task].items():
         data = f"-d '{body}'" if body.startswith("{") else body
-        if path == _LMI and reader:
-            data = f"-H 'Content-Type: application/json' -d @body.json  # in the format that {reader} reads"
-        requests += f"\n  curl -s {near}{path.format(model=quote(model.config.model_name, safe=''))}{key} {data}"
+        if path == _LMI and _reader(users):
+            data = f"-H 'Content-Type: application/json' -d @body.json  # in the format that {_reader(users)} reads"
+        url = near + path.format(model=quote(model.config.model_name, safe=""))
+        requests += f"\n  curl -s {url}{key} {data}"
     return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:{requests}"
+
+
+def _key_header(access: Access) -> str:
+    """Return curl's argument for the API key, or "" if none is needed. The key itself must never be printed."""
+    key = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"
+    return f' -H "Authorization: Bearer {key}"' if access.keys else ""
 
 
 def _reader(users: Formatters) -> str:

@@ -257,25 +257,29 @@ class CustomReply(Reply):
 
     def _call_legacy(self) -> Any:
         """Call the formatter as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
-        output, request = self._output, self._request
+        output = self._output
         sequence = output.sequences[output.best_sequence_index]
         token, *_, first, last = sequence.get_next_token()
         if token is None:
             return ""
-        details: dict[str, Any] = {}
-        if request.details:
-            details = {
-                "finish_reason": sequence.finish_reason,
-                "tokens": output.get_tokens_as_dict(output.best_sequence_index),
-                "generated_tokens": len(sequence.tokens),
-                "inputs": request.prompt,
-                "parameters": getattr(output.input, "parameters", {}),
-                "prompt_tokens": self._num_prompt_tokens,
-            }
-        text = request.text_before
+        details = self._details() if self._request.details else {}
+        text = self._request.text_before
         if last:
             text += "".join([token.text for token in sequence.tokens])
         return run(self._formatter, token, first, last, details, text, output.request_id)
+
+    def _details(self) -> dict[str, Any]:
+        """Return the details that the formatter of LMI 0.28 gets."""
+        output = self._output
+        sequence = output.sequences[output.best_sequence_index]
+        return {
+            "finish_reason": sequence.finish_reason,
+            "tokens": output.get_tokens_as_dict(output.best_sequence_index),
+            "generated_tokens": len(sequence.tokens),
+            "inputs": self._request.prompt,
+            "parameters": getattr(output.input, "parameters", {}),
+            "prompt_tokens": self._num_prompt_tokens,
+        }
 
     def _check_text(self, result: Any) -> str:
         if not isinstance(result, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,24 +46,30 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
         handlers: whether the host calls handlers and middleware of AWS's vLLM image.
     """
     config, problems = reading.config, Problems(reading.problems)
-    traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
-    template = functools.partial(chat_template, config)
     path = model_py(directory or model_py_directory(config))
-    syntax = functools.partial(check_model_py, path)
-    if handlers:
-        syntax = functools.partial(_check_code, path, config)
-    sessions, replicas = functools.partial(sessions_root, config), functools.partial(check_replicas, config)
-    plugin = functools.partial(_check_tool_parser, config)
-    media = functools.partial(media_rules, config)
-    generation = functools.partial(read_defaults, config, Path(config.model_id) if config.model_id else None)
-    answers = functools.partial(_check_response_template, config)
-    parts = (environment.max_adapters, sessions, replicas, traces, template, syntax, plugin, media, generation, answers)
+    parts: tuple[Callable[[Config], object], ...] = (
+        lambda _: environment.max_adapters(),
+        sessions_root,
+        check_replicas,
+        lambda config: find_exporter(config.otlp_traces_endpoint),
+        chat_template,
+        functools.partial(_check_code, path) if handlers else lambda _: check_model_py(path),
+        _check_tool_parser,
+        media_rules,
+        lambda config: read_defaults(config, Path(config.model_id) if config.model_id else None),
+        _check_response_template,
+    )
     for part in parts:
         with problems:
-            part()
-    if not reading.engine:
-        return problems
-    arguments = EngineConfig(config)
+            part(config)
+    if reading.engine:
+        _check_engine(reading, directory, problems)
+    return problems
+
+
+def _check_engine(reading: Reading, directory: Path | None, problems: Problems) -> None:
+    """Add the problems of the engine, its arguments and the adapters."""
+    config, arguments = reading.config, EngineConfig(reading.config)
     with problems:
         found = Problems()
         with found:
@@ -77,7 +84,6 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
             for path in adapters_at_start(config, directory).values():
                 with problems:
                     check_model_py(model_py(path))
-    return problems
 
 
 def _check_code(path: Path | None, config: Config) -> None:
@@ -126,16 +132,15 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
     if unread := [name for name in config.override_generation_config or () if name not in MODEL_DEFAULTS]:
         log.warning("%s: %s has no effect", model_files.OVERRIDE, ", ".join(unread))
     limits = model_files.limits_answers(config)
-    found = GenerationDefaults(values, length, length if limits else None)
-    if found.shown:
-        said = ", ".join(f"{name}={value:g}" for name, value in found.shown.items())
+    defaults = GenerationDefaults(values, length, length if limits else None)
+    if defaults.shown:
         log.info(
             "default sampling parameters: %s (%s; %s=vllm disables the model's defaults)",
-            said,
+            ", ".join(f"{name}={value:g}" for name, value in defaults.shown.items()),
             model_files.origin(config, model),
             model_files.KEY,
         )
-    return found
+    return defaults
 
 
 def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
@@ -211,13 +216,8 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
             raise _refused(config, named[0], f"{path}: {error}") from None
         log.warning("%s: %s; the parsers are derived from the chat template", path, error)
         return None
-    lacks = {
-        "option.reasoning_parser": (template.reasoning, "thinking"),
-        "option.tool_call_parser": (template.calls, "tool_calls"),
-    }
-    for key in named:
-        part, name = lacks[key]
-        if part is None:
+    for key, part, name in zip(_OPTIONS, (template.reasoning, template.calls), ("thinking", "tool_calls"), strict=True):
+        if key in named and part is None:
             raise _refused(config, key, f"{path}: response_template.fields has no {name}")
     return template
 

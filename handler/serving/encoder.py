@@ -112,23 +112,17 @@ class Encoder:
         check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
         check_ids(names.allowed_token_ids, sampling.allowed_token_ids, vocabulary)
         check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
-        rows = num_prompt * sampling.return_context_logits
-        rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits
-        if rows * len(vocabulary) > MAX_LOGITS:
-            raise InvalidParameter(
-                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for one response; at most "
-                f"{MAX_LOGITS // len(vocabulary)} rows are allowed: shorten the prompt or reduce {names.max_new_tokens}"
-            )
-        info = self._engine_info()
-        if info is None:  # no engine was ever loaded: the host refuses requests
-            return
-        limit = info.max_total_tokens
+        _check_logits(request, num_prompt, len(vocabulary))
+        if (info := self._engine_info()) is not None:  # otherwise no engine was ever loaded: the host refuses requests
+            self._check_length(request, num_prompt, info.max_total_tokens)
+
+    def _check_length(self, request: Request, num_prompt: int, limit: int) -> None:
         most = min(limit - 1, self._max_input_len or limit)
         if num_prompt > most:
-            raise PromptTooLong(names.prompt, num_prompt, most, limit=limit)
+            raise PromptTooLong(request.names.prompt, num_prompt, most, limit=limit)
         needed = _needed(request)
         if num_prompt + needed > limit and not request.fill_context:
-            raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
+            raise AnswerTooLong(request.names.max_new_tokens, num_prompt, needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
@@ -164,3 +158,23 @@ def is_long(request: Request) -> bool:
 def _length(content: Sequence[Any]) -> int:
     """Return the length of a string, of a sequence of ids, or of a message's text parts."""
     return len(content) if not isinstance(content, list) else sum(len(part.get("text", "")) for part in content)
+
+
+def _check_logits(request: Request, num_prompt: int, num_ids: int) -> None:
+    """Check that the logits of a response fit into memory.
+
+    Args:
+        num_prompt: number of prompt tokens.
+        num_ids: number of ids in the vocabulary.
+
+    Raises:
+        InvalidParameter: there are too many.
+    """
+    sampling, names = request.sampling, request.names
+    rows = num_prompt * sampling.return_context_logits
+    rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits
+    if rows * num_ids > MAX_LOGITS:
+        raise InvalidParameter(
+            f"{names.logits}: {rows} rows of {num_ids} logits are too many for one response; at most "
+            f"{MAX_LOGITS // num_ids} rows are allowed: shorten the prompt or reduce {names.max_new_tokens}"
+        )

@@ -153,9 +153,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     started: list[EngineSupervisor] = []
     for place in places:
         if len(places) > 1:
-            where = ", ".join(f"{name}={value}" for name, value in place.environ.items())
-            cores = ",".join(map(str, sorted(place.cores)))
-            log.info("replica %d: %s", len(started), where or (cores and f"cores {cores}") or "starts")
+            log.info("replica %d: %s", len(started), _describe(place))
         started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, place=place, **timeouts))
     if len(started) == 1:
         return started[0]
@@ -164,6 +162,12 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
         follows = ENGINES[spec.engine].caches_prefixes
     patience = max(config.engine_timeout * _SILENT, _LEAST_PATIENCE)
     return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows, patience=patience)
+
+
+def _describe(place: Placement) -> str:
+    variables = ", ".join(f"{name}={value}" for name, value in place.environ.items())
+    cores = ",".join(map(str, sorted(place.cores)))
+    return variables or (cores and f"cores {cores}") or "starts"
 
 
 def check_replicas(config: Config) -> None:

@@ -124,17 +124,20 @@ class Preprocessor:
         if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         head = Head(headers, dialect, media_type(headers), adapter, formatters, session)
-        formatter = self._input_of(formatters)
+        self._check_media_type(head)
+        return head
+
+    def _check_media_type(self, head: Head) -> None:
+        formatter, dialect = self._input_of(head.formatters), head.dialect
         any_media = formatter is not None and not formatter.takes_payload
         if any_media if dialect is None else dialect.any_media:
-            return head
+            return
         is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in self.dialect_of(head).media_types
         if not head.is_prompt and not self._is_form(head) and not is_json:
             forms = self.dialect_of(head).forms
             others = f" or {_FORM}, with the audio clip as the file 'file'" if forms else ""
             others = others or ("" if dialect is not None else " or text/plain")
             raise UnsupportedMedia(f"content type {head.media_type!r} is not supported; send application/json{others}")
-        return head
 
     def dialect_of(self, head: Head) -> Dialect:
         """Return the dialect of a request's body."""

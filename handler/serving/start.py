@@ -71,8 +71,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         template = response_template(config, Path(shown) if shown else None)
     names = (config.model_name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
-    most = options.get("limit_mm_per_prompt", {})
-    max_media = {kind: most.get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
+    max_media = {kind: options.get("limit_mm_per_prompt", {}).get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
     return ServerContext(
         engine=spec.engine,
         config=config,

@@ -234,19 +234,19 @@ class ResponseDatabase:
         return read._replace(items=items, size=size)
 
     def _conversation(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
-        names = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock(), "most": self._most}
-        chain = self._database.execute(_CHAIN, names).fetchall()
+        key = {"id": wanted.previous, "owner": owner, "kind": wanted.kind}
+        chain = self._database.execute(_CHAIN, {**key, "now": self._clock(), "most": self._most}).fetchall()
         if not chain:
             return _Read("missing")
         if chain[-1][2]:
             return _Read("failed")
         if chain[0][1]:
             return _Read("broken")
-        size = sum(one[3] for one in chain)
+        size = sum(row[3] for row in chain)
         if size > self._most_recalled:
             return _Read("too_long")
         reserve(size)
-        ids = [one[0] for one in chain]
+        ids = [row[0] for row in chain]
         history = [item for id in ids for item in self._items(id)]
         (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", ids[:1]).fetchone()
         self._use(ids)

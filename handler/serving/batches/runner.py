@@ -412,9 +412,10 @@ class _Answering:
             return []
         if self._endpoint not in self._model.admission.routes.dialects:  # the batch was created for an earlier model
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
-        path = store.path(self._batch["input_file_id"])
-        most_bytes, most_requests = config.max_request_size, config.batches_max_lines
-        lines = Input(path, self._endpoint, most_bytes, most_requests, self._decode_large, self._output.done)
+        limits = config.max_request_size, config.batches_max_lines
+        lines = Input(
+            store.path(self._batch["input_file_id"]), self._endpoint, *limits, self._decode_large, self._output.done
+        )
         if self._batch["status"] == "validating":
             async with self._runner.scan:
                 total, errors = await run_in_daemon_thread(lines.check)

@@ -77,16 +77,7 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
         now: samples at its end.
         at: time of the end, in seconds since 1970.
     """
-    values: dict[str, tuple[float, str]] = {}
-    for name, (sample, unit, factor) in _GAUGES.items():
-        if sample in now:
-            values[name] = now[sample] * factor, unit
-    for name, sample in _COUNTERS.items():
-        if sample in now:
-            values[name] = _growth(sample, before, now), "Count"
-    for name, histogram in _MEANS.items():
-        if count := _growth(f"{histogram}_count", before, now):
-            values[name] = _growth(f"{histogram}_sum", before, now) / count, "Seconds"
+    values = _values(before, now)
     directive = {
         "Namespace": NAMESPACE,
         "Dimensions": [["ModelName"]],
@@ -97,6 +88,21 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
         "ModelName": model_name.encode("unicode_escape").decode()[:_LONGEST_VALUE],
         **{name: value for name, (value, _) in values.items()},
     }
+
+
+def _values(before: Samples, now: Samples) -> dict[str, tuple[float, str]]:
+    """Return the value and unit of each metric of an interval, by name."""
+    values: dict[str, tuple[float, str]] = {}
+    for name, (sample, unit, factor) in _GAUGES.items():
+        if sample in now:
+            values[name] = now[sample] * factor, unit
+    for name, sample in _COUNTERS.items():
+        if sample in now:
+            values[name] = _growth(sample, before, now), "Count"
+    for name, histogram in _MEANS.items():
+        if count := _growth(f"{histogram}_count", before, now):
+            values[name] = _growth(f"{histogram}_sum", before, now) / count, "Seconds"
+    return values
 
 
 def _growth(sample: str, before: Samples, now: Samples) -> float:

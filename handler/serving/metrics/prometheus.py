@@ -97,6 +97,35 @@ _QUEUE = (
 _NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_STATISTICS: tuple[tuple[_Family, str, str, Callable[[EngineStatistics], float | None]], ...] = (
+    (
+        GaugeMetricFamily,
+        "kv_cache_usage_perc",
+        "Used fraction of the KV cache, 0 to 1",
+        lambda report: report.kv_cache_usage,
+    ),
+    (
+        CounterMetricFamily,
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        lambda report: None if report.prefix_cache_hits is None else report.prefix_cache_queries,
+    ),
+    (
+        CounterMetricFamily,
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache",
+        lambda report: report.prefix_cache_hits,
+    ),
+    (
+        CounterMetricFamily,
+        "num_preemptions",
+        "Requests preempted for lack of room in the KV cache",
+        lambda report: report.num_preemptions,
+    ),
+)
+"""Metrics of an engine's statistics."""
+
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
 """vLLM's `finished_reason` by outcome. It is `length` instead if the answer was cut off at a limit."""
 
@@ -192,36 +221,40 @@ class VllmMetrics(Collector):
         self._ended["length" if is_cut else _REASONS.get(request.outcome, "error")] += 1
 
     def collect(self) -> Iterator[Metric]:
-        engines = self._engines()
+        engines, counter = self._engines(), CounterMetricFamily
+        yield from self._loads(engines)
+        for kind, name, text, value in _STATISTICS:
+            yield from self._family(kind, name, text, [value(report) for _, report in engines])
+        text = "Prompt tokens of requests that have ended"
+        yield from self._family(counter, "prompt_tokens", text, [self._num_prompt_tokens])
+        yield from self._family(counter, "generation_tokens", "Tokens generated", [self._tokens()])
+        yield self._finish_reasons()
+
+    def _loads(self, engines: Sequence[tuple[int, EngineStatistics]]) -> Iterator[Metric]:
+        """Yield the numbers of running and of waiting requests."""
+        gauge, text = GaugeMetricFamily, "Requests waiting in the queue, or for room in the engine"
         waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # statistics may be a second old
         running = [num - waits for (num, _), waits in zip(engines, waiting, strict=True)]
         waiting[0] += self._queued()
-        reports = [report for _, report in engines]
-        usage = [report.kv_cache_usage for report in reports]
-        known = [report if report.prefix_cache_hits is not None else EngineStatistics() for report in reports]
-        queries, hits = [one.prefix_cache_queries for one in known], [one.prefix_cache_hits for one in known]
-        preemptions = [report.num_preemptions for report in reports]
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        for kind, name, help, values in (
-            (gauge, "num_requests_running", "Sequences that the engine is computing", running),
-            (gauge, "num_requests_waiting", "Requests waiting in the queue, or for room in the engine", waiting),
-            (gauge, "kv_cache_usage_perc", "Used fraction of the KV cache, 0 to 1", usage),
-            (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries),
-            (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits),
-            (counter, "num_preemptions", "Requests preempted for lack of room in the KV cache", preemptions),
-            (counter, "prompt_tokens", "Prompt tokens of requests that have ended", [self._num_prompt_tokens]),
-            (counter, "generation_tokens", "Tokens generated", [self._tokens()]),
-        ):
-            family = kind(f"vllm:{name}", help, labels=_LABELS)
-            for number, value in enumerate(values):
-                if value is not None:
-                    family.add_metric((self._model_name, str(number)), value)
-            if family.samples:
-                yield family
-        ended = counter("vllm:request_success", "Requests by finish reason", labels=(*_LABELS, "finished_reason"))
+        yield from self._family(gauge, "num_requests_running", "Sequences that the engine is computing", running)
+        yield from self._family(gauge, "num_requests_waiting", text, waiting)
+
+    def _family(self, kind: _Family, name: str, text: str, values: Iterable[float | None]) -> Iterator[Metric]:
+        """Yield a metric with a value for each engine, unless no engine has one."""
+        family = kind(f"vllm:{name}", text, labels=_LABELS)
+        for number, value in enumerate(values):
+            if value is not None:
+                family.add_metric((self._model_name, str(number)), value)
+        if family.samples:
+            yield family
+
+    def _finish_reasons(self) -> Metric:
+        ended = CounterMetricFamily(
+            "vllm:request_success", "Requests by finish reason", labels=(*_LABELS, "finished_reason")
+        )
         for reason, count in self._ended.items():
             ended.add_metric((self._model_name, _FIRST, reason), count)
-        yield ended
+        return ended
 
 
 # -- metrics of Text Generation Inference that autoscalers read, with its types, units and buckets ---------------------
@@ -297,7 +330,6 @@ class TgiMetrics:
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 
-_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float]], ...] = (
     (GaugeMetricFamily, "ready", "1 while the replica can serve", lambda replica: replica.ready),
     (GaugeMetricFamily, "active_sequences", "Sequences in the replica", lambda replica: replica.num_active),
