@@ -164,9 +164,9 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows, patience=patience)
 
 
-def _describe(place: Placement) -> str:
-    variables = ", ".join(f"{name}={value}" for name, value in place.environ.items())
-    cores = ",".join(map(str, sorted(place.cores)))
+def _describe(placement: Placement) -> str:
+    variables = ", ".join(f"{name}={value}" for name, value in placement.environ.items())
+    cores = ",".join(map(str, sorted(placement.cores)))
     return variables or (cores and f"cores {cores}") or "starts"
 
 
