@@ -247,7 +247,8 @@ def test_a_download_ends_when_its_client_has_gone(tmp_path: Path) -> None:
     store.path(id).write_bytes(bytes(100))
     store.keep(id, NewFile("a", 3600, ()))
     adapters = SimpleNamespace(counted=contextlib.nullcontext)
-    routes = BatchRoutes(SimpleNamespace(adapters=adapters, batches=store, routes=SimpleNamespace(dialects=())))  # type: ignore[arg-type]
+    admission = SimpleNamespace(routes=SimpleNamespace(dialects=()))
+    routes = BatchRoutes(SimpleNamespace(adapters=adapters, batches=store, admission=admission))  # type: ignore[arg-type]
 
     async def receive() -> Any:
         await left.wait()
