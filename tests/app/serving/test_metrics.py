@@ -332,9 +332,9 @@ def test_tgis_count_has_the_requests_that_tgi_counts(server: AppServer) -> None:
 
 
 def test_requests_refused_by_a_full_queue_have_no_duration() -> None:
-    slow = ("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=20", "job_queue_size=1")
+    slow = ("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=10", "job_queue_size=1")
     options = (*slow, "option.tgi_metrics=true")
-    body = {"inputs": "a", "parameters": {"max_new_tokens": 10}}
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 20}}
     with (
         serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server,
         ThreadPoolExecutor() as pool,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from handler.config.config import Config
@@ -24,7 +26,7 @@ from handler.serving.start import make_validator
 def test_an_engine_of_one_device_refuses_tensor_parallelism(option: str, advice: str) -> None:
     settings = read_config(overrides=["option.llm_engine=openvino", "option.tensor_parallel_degree=2"]).config
     if option.startswith("engine_python"):
-        settings.engine_options["engine_python"] = "/opt/python"
+        settings = replace(settings, engine_options={**settings.engine_options, "engine_python": "/opt/python"})
     with pytest.raises(ConfigError, match=advice):
         choose_engine(settings)
 
