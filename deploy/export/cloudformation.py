@@ -195,7 +195,7 @@ def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
 
 
 def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:
-    updates = {name: value for name, value in resource.update.items() if name in _UPDATE_PROPERTIES}
+    updates = {name: resource.update[name] for name in _UPDATE_PROPERTIES if name in resource.update}
     content = without_lacking(resource, {**resource.request, **updates})[0]
     if isinstance(tags := content.get("Tags"), Mapping):
         content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
