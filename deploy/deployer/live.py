@@ -189,7 +189,7 @@ class _Search:
         )
 
     def find_desired(self) -> None:
-        """Find the resources of the desired names, without scaling."""
+        """Look up the resources with the desired names, except scalable targets and scaling policies."""
         for kind, which in self._desired:
             if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
                 self._keep(kind, show(self._aws, kind, which))

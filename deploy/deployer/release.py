@@ -36,7 +36,7 @@ def compare_online(
 
     Args:
         adopt: whether to take over resources that have a desired name but another owner.
-        share: share of a shadow to compare, or None for a deployment that serves.
+        share: the shadow's share of the requests, to compare a shadow, or None for a deployment that serves.
         promote: whether to compare the promotion of the shadow.
 
     Raises:

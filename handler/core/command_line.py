@@ -70,7 +70,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class KeptLines(argparse.HelpFormatter):
-    """Help formatter that keeps a description's line breaks. Long lines wrap to their second column, if any."""
+    """Help formatter that keeps a description's line breaks.
+
+    Continuation lines are indented to a line's second column, if it has one.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(line, width) for line in text.splitlines())

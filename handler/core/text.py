@@ -268,7 +268,7 @@ class StopMatcher:
         return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
-        """Return (end, start) of the first match to end, the longest one if there are several; (0, 0) if none."""
+        """Return (end, start) of the stop string that ends first, the longest of several, or (0, 0) if none occurs."""
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(0, 0))
 

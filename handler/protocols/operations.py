@@ -152,7 +152,7 @@ _TRITON_WHOLE, _TRITON_STREAM = (
     "Generate a whole answer, as Triton's generate extension does",
     "Generate an answer as a stream of events, as Triton's generate extension does",
 )
-_INFER = "Generate a whole answer from tensors, as JSON or binary data"
+_INFER = "Generate a non-streaming response from tensors, as JSON or binary data"
 _OF_VERSION = "; this path includes the version"
 
 INFERENCE: dict[str, tuple[str, str]] = {

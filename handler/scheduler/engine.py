@@ -144,7 +144,7 @@ class ReasoningEngine:
         return steps
 
     def _read(self, step: Step) -> Step:
-        """Process the tokens of first parts in a step, and return all other tokens unchanged."""
+        """Process a step's tokens of requests that are still reasoning, and return all other tokens unchanged."""
         first = self._first
         if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
             return step

@@ -305,7 +305,8 @@ def configured_log(config: Config) -> RequestLog | None:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError("it is not writable")
     except OSError as error:
-        told = f"requests cannot be captured in this directory: {error.strerror or error}; must be a directory"
+        reason = f"requests cannot be captured in this directory: {error.strerror or error}"
+        told = f"{reason}; must be a directory that the server can write to"
         raise ConfigError(config.problem("option.capture_requests", config.capture_requests, told)) from None
     if config.capture_total_mb < config.capture_file_mb:
         least = f"must be at least option.capture_file_mb={config.capture_file_mb}"

@@ -52,7 +52,7 @@ __all__ = ["ServedModel", "running"]
 log = logging.getLogger("handler.launch")
 
 _DRAIN = 20.0
-"""Seconds for running requests to finish after the end of the block in `running`."""
+"""Seconds for open requests to finish after the end of the `async with running(...)` block."""
 
 _LAST_BYTES = 1.0
 """Seconds for sending errors to clients whose requests are given up."""

@@ -346,7 +346,7 @@ class ResponseStore:
 
     @property
     def may_be_full(self) -> bool:
-        """Return whether there may be no room for a response, without a query. `check_room` makes a query."""
+        """Return whether the store may be full, without querying the database. `check_room` queries it."""
         return self._database.may_be_full
 
     def check_room(self, owner: str, size: int) -> Future[None]:

@@ -211,7 +211,7 @@ def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
     if f" {_DISTURBED} " in shown:
         yield f"{_DISTURBED} disturbed: other processes kept more cores busy than --quiet allows; measure again"
     if once := [curve.name for curve in curves if all(len(level.each) < 2 for level in curve.levels)]:
-        yield f"noise unknown for {', '.join(once)}, because of a single repetition"
+        yield f"noise unknown for {', '.join(once)}, because it was measured once"
 
 
 def _overlap(first: Sequence[float], other: Sequence[float]) -> bool:

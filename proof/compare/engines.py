@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
     @property
     def host(self) -> float:
-        """Return the host's CPU seconds per token."""
+        """Return the CPU seconds per token of the server's processes, without the engine's."""
         return self.cpu.host / sum(result.num_tokens for result in self.results)
 
     @property

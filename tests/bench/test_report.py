@@ -88,7 +88,7 @@ def test_a_comparison_marks_disturbed_runs_and_explains_its_marks() -> None:
     assert "~ within noise: the repetitions overlap with those of the first column" in again
     assert "disturbed" not in again
     once = report.compare([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
-    assert "noise unknown for once, because of a single repetition" in once
+    assert "noise unknown for once, because it was measured once" in once
 
 
 def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

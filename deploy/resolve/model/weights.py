@@ -302,7 +302,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def count(config: Config) -> Weights:
-    """Return the numbers of weights by part, layers for multi-token prediction included.
+    """Return the number of weights in each part, including layers for multi-token prediction.
 
     Raises:
         SpecError: a value in config.json is missing or invalid.

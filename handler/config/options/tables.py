@@ -173,7 +173,7 @@ class Options:
     enable_force_include_usage: bool = option(_switch, False, "every chunk of streamed chats and completions has token counts, as with include_usage and continuous_usage_stats in stream_options")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server answers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
     batch_transform: bool = option(boolean, False, "answer refused requests with status 200, for SageMaker's batch transform (local.md); SAGEMAKER_BATCH sets it")
-    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); none leaves calls in the text")
+    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); 'none' leaves tool calls in the text")
     tool_parser_plugin: str | None = option(string, None, "a Python file with your own parser of tool calls (models.md)")
     reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "format of the model's reasoning, by default auto (wire/reasoning.md); none leaves it in the text")
     trim_answers: bool = option(boolean, False, "remove white space around text and reasoning in chats, messages and responses")

@@ -64,7 +64,7 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
     """Return the files of a blank model, as a mapping from name to content.
 
     Args:
-        num_logits: number of tokens that the model distinguishes.
+        num_logits: size of the model's vocabulary.
         favourite: id of a token that is more likely than all others combined, or None.
     """
     with tempfile.TemporaryDirectory() as directory:

@@ -38,7 +38,7 @@ class Placement:
     """The environment and CPU cores of an engine's process.
 
     Attributes:
-        environ: environment variables that replace the host's.
+        environ: environment variables that are added to the host's and override them.
         cores: cores to which the process and its threads are pinned; if empty, the host's cores are used.
     """
 

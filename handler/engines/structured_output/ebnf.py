@@ -298,7 +298,7 @@ class _Parser:
 
 
 def _bounds(counts: Sequence[str]) -> tuple[int, int]:
-    """Return the least and most repetitions, given the tokens inside `{number}`, `{least,}` or `{least,most}`."""
+    """Return the minimum and maximum number of repetitions, from the tokens inside `{n}`, `{min,}` or `{min,max}`."""
     numbers = [
         min(int(count), _MANY) if len(count) < 20 and count != "-1" else _MANY
         for count in counts

@@ -284,7 +284,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=dimensions)
 
     def _warm_up(self) -> int:
-        """Compute the vector for a text of one token, and return the vector's length."""
+        """Embed a text of one token, and return the number of dimensions."""
         self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
         while True:
             for output in self.step().others:

@@ -140,7 +140,7 @@ class WholeReply(Reply):
 
 
 class WrappedReply(Reply):
-    """Base class of replies that modify the output of another reply and finish with it."""
+    """Base class of replies that modify the output of another reply, and are finished when it is."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply

@@ -189,7 +189,7 @@ _relax_parameters = relaxed_by(
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Read the model's name for the answer, and the LoRA adapter. `adapters` overrides `model`."""
+    """Return the model's name for the response, and the LoRA adapter. `adapters` overrides `model`."""
     (adapter,) = read_adapters(body, 1, context)
     return read_model(body, context, served_name(context.config), adapter)
 

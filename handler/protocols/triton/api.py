@@ -29,7 +29,7 @@ Counts = Count | list[Count]
 
 
 class TritonHead(TypedDict):
-    """The fields that every response repeats."""
+    """The fields that begin every response and every event."""
 
     model_name: str
     model_version: str
@@ -151,7 +151,7 @@ class OneResponse(InvalidPayload):
 
 
 class TritonErrors(ErrorFormat):
-    """Triton's errors. As Triton documents, the status is 400, even where Triton itself answers 500 (invalid JSON).
+    """Triton's errors. Those without a status of their own get 400, as documented, where Triton itself may send 500.
 
     Args:
         events: whether to send a failure of the model as an event.

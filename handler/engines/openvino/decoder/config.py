@@ -339,7 +339,9 @@ class _Reader:
                 frequencies, factor = rotary.frequencies()
             usable = math.isfinite(factor) and bool(abs(frequencies).max() < math.inf)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise self._wrong(f"{rotary.kind} rotary positions cannot be computed: {error!r}") from None
+            raise self._wrong(
+                f"{rotary.kind} rotary position embeddings (RoPE) cannot be computed: {error!r}"
+            ) from None
         if not usable:
             raise self._wrong(f"{rotary.kind} rotary positions are infinite or not numbers")
         return rotary

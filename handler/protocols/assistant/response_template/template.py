@@ -62,7 +62,7 @@ class Marks:
         return Texts(self.texts) if self.pattern is None else Attempt(self.pattern, before, LONGEST)
 
     def last_end(self, text: str) -> int | None:
-        """Return the index after the last mark in a prompt, or None if there is none."""
+        """Return the index after the pattern's last match in a prompt, or None if there is none."""
         if self.pattern is None:
             return max((at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0), default=None)
         tail, work = text[-_SEARCHED:], 0

@@ -272,7 +272,7 @@ class CallParser:
         self._taken = []
 
     def commit(self) -> None:
-        """Discard the consumed text, and all text that is consumed up to the end of the call."""
+        """Discard the text consumed so far, and stop recording consumed text until the call ends."""
         self._taken, self._committed = [], True
 
     def show(self, text: str) -> None:

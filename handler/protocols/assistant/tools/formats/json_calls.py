@@ -348,7 +348,7 @@ LONGCAT = Format(
     "<longcat_tool_call>",
     {"": _ONE_A_MARK._replace(call=(f"{LongCat.begins[0]}{_OBJECT[0]}", f"}}{LongCat.end}"), mark=LongCat.begins[0])},
 )
-"""The same as hermes with other marks (source: vLLM 0.33)."""
+"""Like hermes, but with other markers (source: vLLM 0.33)."""
 
 
 def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> dict[str, Notation]:
