@@ -34,7 +34,7 @@ INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 _MAX_REQUESTS = 128  # running requests of one stream; further ones are read when others end
 _MAX_UNSENT = 1 << 16  # bytes in front of a stream's writer
 _OVERHEAD = 1 << 16  # bytes of a message besides its tensors
-_OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", "te", HEADER)
+_OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", HEADER)
 
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
