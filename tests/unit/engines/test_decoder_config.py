@@ -69,8 +69,8 @@ def test_what_is_unknown_is_named(tmp_path: Path, name: str, values: dict[str, A
         (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers must be a whole number of at least 1, not True"),
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, not 0"),
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, not 'yes'"),
-        (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8}}, r"llama3 rotary positions cannot .*low_freq_factor"),
-        (LLAMA, {"rope_theta": 0}, "default rotary positions are infinite or not numbers"),
+        (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8}}, r"llama3 rotary .*low_freq_factor"),
+        (LLAMA, {"rope_theta": 0}, "default rotary position embeddings are infinite or not numbers"),
         (LLAMA, {"rope_scaling": [2]}, "rope_parameters and rope_scaling must be objects"),
         ("ministral", {"layer_types": ["full_attention"]}, "layer_types must name a kind for each of the 3 layers"),
         (

@@ -343,7 +343,7 @@ class _Reader:
                 f"{rotary.kind} rotary position embeddings (RoPE) cannot be computed: {error!r}"
             ) from None
         if not usable:
-            raise self._wrong(f"{rotary.kind} rotary positions are infinite or not numbers")
+            raise self._wrong(f"{rotary.kind} rotary position embeddings are infinite or not numbers")
         return rotary
 
     def _rope_parameters(self, kind: str) -> dict[str, Any]:
