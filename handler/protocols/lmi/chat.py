@@ -7,7 +7,7 @@ Source: docs.djl.ai, "Chat Completions API Schema".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
@@ -21,6 +21,7 @@ from handler.protocols.kernel.dialect import (
 )
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
+from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
@@ -33,7 +34,6 @@ from handler.protocols.openai.chat import (
     ChatStream,
     OpenAiChat,
     ParsedChat,
-    ReadAnswer,
 )
 from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_stream
 
@@ -96,25 +96,18 @@ class LmiChatDocument(ChatDocument):
             "id": head.id,
             "object": "chat.completion",
             "created": head.created,
-            "choices": [_choice(answer, "" if self._format.named else None) for answer in self._answers()],
+            "choices": [self._choice_of_lmi(sequence) for sequence in self._sequences],
             "usage": self._usage(self._num_reasoning),
         }
         return value
 
-
-def _choice(answer: ReadAnswer, no_content: str | None) -> LmiChatChoice:
-    """Render a choice.
-
-    Args:
-        no_content: the content of a choice without text: "" if `tool_choice` names a function, or else None.
-    """
-    content = no_content if answer.content is None else answer.content
-    return {
-        "index": answer.number,
-        "message": {"role": "assistant", "content": content, **answer.parts},
-        "logprobs": answer.logprobs,
-        "finish_reason": answer.reason,
-    }
+    def _choice_of_lmi(self, sequence: SequenceOutput) -> LmiChatChoice:
+        """Render a choice. Without text, its content is "" if `tool_choice` names a function, or else None."""
+        choice: Any = self._choice(sequence)
+        del choice["message"]["refusal"]
+        if choice["message"]["content"] is None and self._format.named:
+            choice["message"]["content"] = ""
+        return cast(LmiChatChoice, choice)
 
 
 TABLE = Table(

@@ -273,24 +273,6 @@ class ChatStream(Stream[ChatChoice]):
         return sum(choice.reader.num_reasoning for choice in self._choices if choice.reader is not None)
 
 
-class ReadAnswer(NamedTuple):
-    """The parsed answer of one sequence.
-
-    Attributes:
-        number: the index of the choice.
-        content: the text, or None if there is only reasoning or tool calls.
-        reason: the finish reason for the client.
-        stopped: vLLM's field beside the reason.
-    """
-
-    number: int
-    content: str | None
-    parts: MessageParts
-    logprobs: ChatLogprobs | None
-    reason: str | None
-    stopped: StopReason
-
-
 class ChatDocument(WholeAnswer):
     """A whole answer. The choices are in the order of their seeds."""
 
@@ -300,25 +282,13 @@ class ChatDocument(WholeAnswer):
         self._num_reasoning = None if format.form.thinking is None else 0
 
     def _document(self) -> Mapping[str, object]:
-        choices = [self._choice(answer) for answer in self._answers()]
+        choices = [self._choice(sequence) for sequence in self._sequences]
         head = self._head.value("chat.completion")
         value: OpenAiChatAnswer = {**head, "choices": choices, "usage": self._usage(self._num_reasoning)}
         return value
 
-    def _choice(self, answer: ReadAnswer) -> OpenAiChatChoice:
-        return {
-            "index": answer.number,
-            "message": {"role": "assistant", "content": answer.content, "refusal": None, **answer.parts},
-            "logprobs": answer.logprobs,
-            "finish_reason": answer.reason,
-            **answer.stopped,
-        }
-
-    def _answers(self) -> list[ReadAnswer]:
-        """Parse the answers of all sequences, and count their reasoning tokens."""
-        return [self._read(sequence) for sequence in self._sequences]
-
-    def _read(self, sequence: SequenceOutput) -> ReadAnswer:
+    def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
+        """Parse the answer of a sequence, and count its reasoning tokens."""
         reader, tokens = self._format.form.reader(), sequence.tokens
         if reader is None:
             events: list[Event] = [sequence.text]
@@ -330,14 +300,13 @@ class ChatDocument(WholeAnswer):
         shown = [event for event in events if self._format.selects(event)]
         content, parts = _gather(shown)
         broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
-        return ReadAnswer(
-            sequence.index,
-            content,
-            parts,
-            self._format.logprobs.of(tokens),
-            self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken),
-            self._format.stopped(sequence.finish, sequence.extras.stop, sequence.last_id),
-        )
+        return {
+            "index": sequence.index,
+            "message": {"role": "assistant", "content": content, "refusal": None, **parts},
+            "logprobs": self._format.logprobs.of(tokens),
+            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken),
+            **self._format.stopped(sequence.finish, sequence.extras.stop, sequence.last_id),
+        }
 
 
 def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
