@@ -40,7 +40,6 @@ from handler.protocols.kernel.readers import (
     regex,
     response_format,
     show,
-    string,
     tgi_grammar,
 )
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply
@@ -465,13 +464,9 @@ def read_model(
 
 def _read_name(body: Mapping[str, Any]) -> str:
     """Return the value of `model`, or "" if it is absent."""
-    model = body.get("model")
-    if model is None or model == "":
-        return ""
-    try:
-        name = string(model)
-    except ValueError as error:
-        raise InvalidParameter(f"model: {error}") from None
+    name = "" if body.get("model") is None else body["model"]
+    if not isinstance(name, str):
+        raise InvalidParameter("model: must be a string")
     if len(name) > MAX_NAME:  # each chunk repeats it
         raise InvalidParameter(f"model: has {len(name)} characters; the maximum is {MAX_NAME}")
     return name
