@@ -575,14 +575,13 @@ class AnthropicMessages(OpenAiDialect):
     unique_keys = True
 
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(body, keeps=True)
+        return read_wanted(body, keeps=self.computes)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        if body.get("max_tokens") is None:
+        if not self.computes:
+            body = {name: value for name, value in body.items() if name != "max_tokens"}
+        elif body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
-        return self._translate(body, context)
-
-    def _translate(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         own, body = body, continued(body, context)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
@@ -599,14 +598,10 @@ class AnthropicMessages(OpenAiDialect):
             "thinking_token_budget": thinking.token_budget(context),
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded)
-        keeping = self._keeping(own, context)
+        keeping = make_keeping(own, context) if self.computes else None
         chat = _CHAT.translate(body, fields, reader.conversation(), {**choice, "tools": tools}, context)
         ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
         return self._answer(chat._replace(ignored=ignored), thinking, keeping)
-
-    def _keeping(self, body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
-        """Return the object that stores the answer in its thread, or None if the answer belongs to no thread."""
-        return make_keeping(body, context)
 
     def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
         sampling = chat.request.sampling
@@ -638,16 +633,6 @@ class AnthropicCountTokens(AnthropicMessages):
         example={"model": "", "messages": CHAT_EXAMPLE["messages"]},
         answer=AnthropicCount,
     )
-
-    def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(body, keeps=False)
-
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        body = {name: value for name, value in body.items() if name != "max_tokens"}
-        return self._translate(body, context)
-
-    def _keeping(self, body: Mapping[str, Any], context: ServerContext) -> None:
-        return None
 
     def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
         return counted(chat, self.errors, lambda number: AnthropicCount(input_tokens=number))

@@ -657,7 +657,7 @@ class OpenAiResponses(OpenAiDialect):
     )
 
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(self._relax()(body), keeps=True)
+        return read_wanted(self._relax()(body), keeps=self.computes)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         for name, own in _OWN.items():
@@ -731,9 +731,6 @@ class ResponsesCount(OpenAiResponses):
         example={"model": "", "input": "Name the capital of France."},
         answer=ResponseTokens,
     )
-
-    def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(body, keeps=False)
 
     def _answer(
         self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
