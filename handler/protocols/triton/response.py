@@ -11,7 +11,7 @@ from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
-from handler.protocols.triton.api import EVENTS, TritonExtras, TritonHead, TritonResponse, TritonTensors
+from handler.protocols.triton.api import EVENTS, TritonExtras, TritonHead
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 """Maps finish reasons to TensorRT-LLM's names."""
@@ -33,7 +33,7 @@ class ResponseOptions(NamedTuple):
     extras: frozenset[str]
     before: str
 
-    def values(self, texts: list[str], tensors: TensorValues | None, extras: TritonExtras) -> Mapping[str, Any]:
+    def values(self, texts: str | list[str], tensors: TensorValues | None, extras: TritonExtras) -> Mapping[str, Any]:
         """Return the contents of the output tensors that the request asks for, by name, in the order of the model."""
         shown = {name: item for name, item in extras.items() if name in self.extras}
         return {"text_output": texts, **(tensors or {}), **shown}
@@ -44,17 +44,13 @@ class ResponseOptions(NamedTuple):
         """Build a response whose fields are in alphabetical order.
 
         Args:
+            text: one text, or a list of them. Like a tensor, a list with one element becomes this element.
             values: the output tensors. A tensor with one element becomes a number, other tensors become flat lists.
             extras: the further fields, of which only those that the request asks for are included.
         """
-        tensors: TritonTensors = _flattened(values or {})
-        shown: TritonExtras = _flattened({name: item for name, item in (extras or {}).items() if name in self.extras})
-        response: TritonResponse = {**self.fixed, "text_output": text, **tensors, **shown}
+        contents = self.values(text, values, extras or {})
+        response: Mapping[str, object] = {**self.fixed, **{name: _flat(item) for name, item in contents.items()}}
         return dict(sorted(response.items()))
-
-
-def _flattened(values: Mapping[str, Any]) -> Any:
-    return {name: _flat(value) for name, value in values.items()}
 
 
 def _flat(value: Any) -> Any:
@@ -76,8 +72,7 @@ class TritonDocument(WholeReply):
         return finish_of(self._options.request, delta)
 
     def _document(self) -> Mapping[str, object]:
-        texts, values, extras = self._outputs()
-        return self._options.response(texts[0] if len(texts) == 1 else texts, values, extras)
+        return self._options.response(*self._outputs())
 
     def _outputs(self) -> tuple[list[str], TensorValues | None, TritonExtras]:
         """Return the texts, the output tensors and the further fields of the response."""
