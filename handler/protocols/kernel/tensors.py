@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from handler.core.values import NO_EXTRAS, Delta, Token
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, unsupported
+from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, ParsedParameters, unsupported
 from handler.protocols.kernel.readers import MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
@@ -59,16 +59,18 @@ class OutputTensors(NamedTuple):
     pad: int = -1
 
 
-def select_tensors(tensor_names: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
+def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int = -1) -> OutputTensors | None:
     """Return the output tensors that the request selects, or None if it selects none.
 
     Args:
-        tensor_names: the names in the request's `outputs`.
-        flags: the values of the input tensors that select output tensors, by name.
+        read: the parameters of the request, of which some select output tensors.
+        names: the names in the request's `outputs`.
         pad: the token id that pads shorter sequences.
     """
-    names = tuple(name for name, flag in OUTPUTS.items() if name in tensor_names or flags.get(flag))
-    return OutputTensors(names, pad) if names else None
+    logits = {OUTPUTS[name]: getattr(read.sampling, OUTPUTS[name]) for name in LOGITS}
+    flags = {**read.others, **logits}
+    selected = tuple(name for name, flag in OUTPUTS.items() if name in names or flags.get(flag))
+    return OutputTensors(selected, pad) if selected else None
 
 
 class TokenRows(NamedTuple):

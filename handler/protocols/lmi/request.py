@@ -412,18 +412,13 @@ def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str,
 
 
 def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
-    sampling, others = parameters.sampling, parameters.others
-    tensor_names = others.get("outputs", ())
-    flags = {
-        "return_log_probs": others.get("return_log_probs"),
-        "return_context_logits": sampling.return_context_logits,
-        "return_generation_logits": sampling.return_generation_logits,
-    }
-    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
+    others = parameters.others
+    tensor_names, forbids = others.get("outputs", ()), others.get("return_log_probs") is False
+    if forbids and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
         raise InvalidParameter(
             f"parameters.outputs={show(tensor_names)}: contradicts parameters.return_log_probs=false"
         )
-    return select_tensors(tensor_names, flags, others.get("pad_id", others.get("end_id", -1)))
+    return select_tensors(parameters, tensor_names, others.get("pad_id", others.get("end_id", -1)))
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:

@@ -457,7 +457,7 @@ def read_inputs(
     options = ResponseOptions(
         request,
         fixed,
-        select_tensors((), _tensors(parameters), -1),
+        select_tensors(parameters),
         frozenset(name for name in _EXTRAS if parameters.others.get(name)),
         "" if _without_prompt(inputs, parameters, streams(parameters)) else prompt,
     )
@@ -550,14 +550,6 @@ def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) ->
             structured_output="guided_decoding_guide",
         ),
     )
-
-
-def _tensors(parameters: ParsedParameters) -> Mapping[str, bool | None]:
-    return {
-        "return_log_probs": parameters.others.get("return_log_probs"),
-        "return_context_logits": parameters.sampling.return_context_logits,
-        "return_generation_logits": parameters.sampling.return_generation_logits,
-    }
 
 
 def _without_prompt(inputs: Mapping[str, Any], parameters: ParsedParameters, streams: bool) -> bool:
