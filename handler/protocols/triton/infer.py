@@ -22,7 +22,7 @@ from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.request import INPUTS, PROMPT, check_single_sequence, read_id, read_inputs
+from handler.protocols.triton.request import EXTRAS, INPUTS, PROMPT, check_single_sequence, read_id, read_inputs
 from handler.protocols.triton.response import ResponseOptions, TritonDocument
 
 HEADER = "inference-header-content-length"
@@ -68,12 +68,11 @@ INPUT_TYPES: Mapping[str, TensorType] = {
 }
 """All inputs by name, beginning with the prompt, which is required."""
 
-TEXT_OUTPUT = "text_output"
 _INDICES = ("batch_index", "sequence_index")
 """Outputs of the backend that are always 0, as a response contains all sequences."""
 
 OUTPUT_TYPES: Mapping[str, TensorType] = {
-    TEXT_OUTPUT: TensorType("BYTES", (-1,)),
+    "text_output": TensorType("BYTES", (-1,)),
     "finish_reason": TensorType("BYTES", (-1,)),
     "cum_log_probs": TensorType("FP32", (-1,)),
     "output_log_probs": TensorType("FP32", (-1, -1)),
@@ -88,8 +87,7 @@ OUTPUT_TYPES: Mapping[str, TensorType] = {
 
 _FLAGS = {
     **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
-    **{name: f"return_{name}" for name in ("finish_reason", "num_input_tokens", "num_output_tokens")},
-    "cumulative_logprob": "return_cumulative_logprob",
+    **{name: f"return_{name}" for name in EXTRAS},
 }
 """Maps an output to the input that requests it."""
 

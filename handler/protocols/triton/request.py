@@ -146,6 +146,9 @@ _METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
 
+EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
+"""Outputs that are neither text nor GptManager's. An input requests each by its name after `return_`."""
+
 INPUTS: Mapping[str, InputTensor] = {
     "max_tokens": _same("INT32", "max_new_tokens"),
     "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
@@ -175,10 +178,7 @@ INPUTS: Mapping[str, InputTensor] = {
     "return_log_probs": InputTensor("BOOL", Parameter("return_log_probs", _FLAG)),
     "return_context_logits": InputTensor("BOOL", Parameter("return_context_logits", _FLAG)),
     "return_generation_logits": InputTensor("BOOL", Parameter("return_generation_logits", _FLAG)),
-    "return_finish_reason": InputTensor("BOOL", Parameter("finish_reason", _FLAG)),
-    "return_cumulative_logprob": InputTensor("BOOL", Parameter("cumulative_logprob", _FLAG)),
-    "return_num_input_tokens": InputTensor("BOOL", Parameter("num_input_tokens", _FLAG)),
-    "return_num_output_tokens": InputTensor("BOOL", Parameter("num_output_tokens", _FLAG)),
+    **{f"return_{name}": InputTensor("BOOL", Parameter(name, _FLAG)) for name in EXTRAS},
     "guided_decoding_guide_type": InputTensor("BYTES", Parameter("", _guide)),  # `join_guide` removes it
     "guided_decoding_guide": InputTensor("BYTES", Parameter("structured_output", _guide)),
     "lora_task_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
@@ -351,8 +351,6 @@ def _unpack(value: Any) -> Any:
 VERSION = "1"
 """The version of the served model."""
 
-_EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
-
 
 class Route(Enum):
     """The kind of route. On SHAPE, a path that dialects share, the body's `stream` decides whether to stream."""
@@ -458,7 +456,7 @@ def read_inputs(
         request,
         fixed,
         select_tensors(parameters),
-        frozenset(name for name in _EXTRAS if parameters.others.get(name)),
+        frozenset(name for name in EXTRAS if parameters.others.get(name)),
         "" if _without_prompt(inputs, parameters, streams(parameters)) else prompt,
     )
     return options, parameters, ignored
