@@ -22,7 +22,15 @@ from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.request import EXTRAS, INPUTS, PROMPT, check_single_sequence, read_id, read_inputs
+from handler.protocols.triton.request import (
+    EXTRAS,
+    INPUTS,
+    PROMPT,
+    check_single_sequence,
+    read_id,
+    read_inputs,
+    wrong_type,
+)
 from handler.protocols.triton.response import ResponseOptions, TritonDocument
 
 HEADER = "inference-header-content-length"
@@ -142,9 +150,7 @@ class _Reader:
     def _size(self, name: str, shape: Sequence[Any]) -> int:
         """Return the number of elements of a shape [N] or [1, N]."""
         if not all(type(size) is int and size >= 0 for size in shape):
-            raise InvalidPayload(
-                "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
-            )
+            raise wrong_type("shape", "unsigned-integer")
         if len(shape) > 1 and shape[0] > 1:
             raise self._refused(f"inference request batch-size must be <= 1 for '{self._model}'")
         is_list = name in _LISTS
@@ -174,9 +180,7 @@ class _Reader:
 
     def _binary(self, name: str, datatype: str, number: int, size: Any) -> list[Any]:
         if type(size) is not int or size < 0:
-            raise InvalidPayload(
-                "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer"
-            )
+            raise wrong_type("binary_data_size", "unsigned-integer")
         data = self._tail[self._position : self._position + size]
         if len(data) < size:
             raise InvalidPayload(
@@ -224,18 +228,17 @@ def _member(tensor: Any, key: str, kind: type) -> Any:
     Raises:
         InvalidPayload: the member is missing, or has another type.
     """
-    words = "string" if kind is str else "array"
     if not isinstance(tensor, dict) or key not in tensor:
         raise InvalidPayload(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
     if not isinstance(tensor[key], kind):
-        raise InvalidPayload(f"Unable to parse '{key}': attempt to access JSON non-{words} as {words}")
+        raise wrong_type(key, "string" if kind is str else "array")
     return tensor[key]
 
 
 def _flat(datatype: str, number: int, data: Any) -> list[Any]:
     """Return the elements of `data`. As in Triton, only their number counts, whatever their nesting."""
     if not isinstance(data, list):
-        raise InvalidPayload("Unable to parse 'data': attempt to access JSON non-array as array")
+        raise wrong_type("data", "array")
     items = list(itertools.islice(_elements(data), number + 1))
     if len(items) != number:
         raise InvalidPayload("Unable to parse 'data': Shape does not match true shape of 'data' field")
@@ -410,7 +413,7 @@ class Infer(Dialect):
         if tensors is None:
             raise InvalidPayload("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         if not isinstance(tensors, list):
-            raise InvalidPayload("Unable to parse 'inputs': attempt to access JSON non-array as array")
+            raise wrong_type("inputs", "array")
         id, model = read_id(document), context.model_names[0]
         reader = _Reader(id, model, data)
         reader.read(tensors)
@@ -471,7 +474,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
             raise InvalidParameter(f"{name}={show(value)}: the model keeps no state between requests")
     is_binary = parameters.get("binary_data_output", False)
     if not isinstance(is_binary, bool):
-        raise InvalidPayload("Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean")
+        raise wrong_type("binary_data_output", "boolean")
     for name in _QUEUEING:
         value = parameters.get(name, 0)
         if type(value) is not int or not 0 <= value < 1 << 64:
@@ -489,7 +492,7 @@ def _read_outputs(tensors: Any, model: str) -> dict[str, bool]:
         InvalidPayload: an output is unknown, or asks for what is not supported.
     """
     if not isinstance(tensors, list):
-        raise InvalidPayload("Unable to parse 'outputs': attempt to access JSON non-array as array")
+        raise wrong_type("outputs", "array")
     names: dict[str, bool] = {}
     for tensor in tensors:
         name = _member(tensor, "name", str)
@@ -497,7 +500,7 @@ def _read_outputs(tensors: Any, model: str) -> dict[str, bool]:
             raise InvalidPayload(f"unexpected inference output {quote(name)} for model '{model}'")
         parameters = tensor.get("parameters", {})
         if not isinstance(parameters, dict) or not isinstance(is_binary := parameters.get("binary_data", False), bool):
-            raise InvalidPayload("Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean")
+            raise wrong_type("binary_data", "boolean")
         for unsupported in ("classification", _REGION):
             if parameters.get(unsupported):
                 raise InvalidPayload(f"output '{name}': {unsupported} is not supported")

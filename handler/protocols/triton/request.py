@@ -462,6 +462,10 @@ def read_inputs(
     return options, parameters, ignored
 
 
+def wrong_type(name: str, kind: str) -> InvalidPayload:
+    return InvalidPayload(f"Unable to parse '{name}': attempt to access JSON non-{kind} as {kind}")
+
+
 def read_id(body: Mapping[str, Any]) -> str:
     """Return the request's id, or "" if there is none.
 
@@ -470,7 +474,7 @@ def read_id(body: Mapping[str, Any]) -> str:
     """
     id = body.get("id", "")
     if not isinstance(id, str):
-        raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
+        raise wrong_type("id", "string")
     if len(id) > MAX_NAME:  # each response repeats it
         raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; the maximum is {MAX_NAME}")
     return id
@@ -524,7 +528,7 @@ def _read_prompt(inputs: dict[str, Any], id: str, context: ServerContext) -> str
             raise InvalidPayload(f"The schema can not convert input '{PROMPT}' to tensor with proper shape")
         (prompt,) = prompt
     if not isinstance(prompt, str):
-        raise InvalidPayload(f"Unable to parse '{PROMPT}': attempt to access JSON non-string as string")
+        raise wrong_type(PROMPT, "string")
     return prompt
 
 
