@@ -114,10 +114,9 @@ def _parameter(name: str, value: Any) -> Any:
 # -- responses ---------------------------------------------------------------------------------------------------
 
 
-def framed(message: Any) -> bytes:
-    """Return a message, or its bytes, with gRPC's prefix."""
-    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
-    return PREFIX.pack(0, len(data)) + data
+def framed(message: bytes) -> bytes:
+    """Return a message with gRPC's prefix."""
+    return PREFIX.pack(0, len(message)) + message
 
 
 def messages(frames: bytes) -> Iterator[bytes]:
@@ -132,10 +131,13 @@ def messages(frames: bytes) -> Iterator[bytes]:
 
 def failure(id: str, message: str) -> bytes:
     """Return a ModelStreamInferResponse for a request that was refused."""
-    response = service_pb2.ModelInferResponse(id=id)
-    data: bytes = service_pb2.ModelStreamInferResponse(
-        error_message=message, infer_response=response
-    ).SerializeToString()
+    return _streamed(service_pb2.ModelInferResponse(id=id), message)
+
+
+def _streamed(response: Any, error: str = "") -> bytes:
+    """Return a ModelStreamInferResponse with a ModelInferResponse."""
+    message = service_pb2.ModelStreamInferResponse(error_message=error, infer_response=response)
+    data: bytes = message.SerializeToString()
     return data
 
 
@@ -152,14 +154,10 @@ def _response(options: ResponseOptions, tensors: Sequence[OutputTensor] = (), *,
 class WholeMessage(InferDocument):
     """The output tensors as one message."""
 
-    def __init__(self, options: ResponseOptions, selection: Selection) -> None:
-        super().__init__(options, selection)
-        self.content_type = FRAMES
-
     def _encode(self) -> bytes:
+        self.content_type = FRAMES
         tensors = [*self._selection.tensors(self._options.values(*self._outputs()))]
-        response = _response(self._options, tensors, final=True)
-        return framed(service_pb2.ModelStreamInferResponse(infer_response=response))
+        return framed(_streamed(_response(self._options, tensors, final=True)))
 
 
 class TokenMessages(TritonStream):
@@ -176,8 +174,7 @@ class TokenMessages(TritonStream):
 
     def _render(self, text: str, values: TensorValues | None, extras: TritonExtras, finish: Finish | None) -> bytes:
         tensors = self._selection.tensors(self._options.values([text], values, extras))
-        response = _response(self._options, [*tensors], final=finish is not None)
-        return framed(service_pb2.ModelStreamInferResponse(infer_response=response))
+        return framed(_streamed(_response(self._options, [*tensors], final=finish is not None)))
 
     def token_encoder(self) -> TokenEncoder | None:
         """Return an encoder that appends only the text to the rest of a message, which is the same for each token.
@@ -189,7 +186,7 @@ class TokenMessages(TritonStream):
         tensors = [*self._selection.tensors({"text_output": [""]})]
         response = _response(self._options, tensors, final=False)
         del response.raw_output_contents[:]
-        rest: bytes = service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+        rest = _streamed(response)
         empty, has_text = service_pb2.ModelInferResponse, bool(tensors)
 
         def encode(token: Token) -> bytes:
@@ -197,7 +194,7 @@ class TokenMessages(TritonStream):
                 return framed(rest)
             text = token.text.encode()
             content = empty(raw_output_contents=[_LENGTH.pack(len(text)) + text])
-            return framed(rest + service_pb2.ModelStreamInferResponse(infer_response=content).SerializeToString())
+            return framed(rest + _streamed(content))
 
         return encode
 
@@ -205,12 +202,7 @@ class TokenMessages(TritonStream):
         return b""
 
     def _broken_off(self, error: ServingError) -> bytes:
-        response = _response(self._options, final=True)
-        return framed(
-            service_pb2.ModelStreamInferResponse(
-                error_message=self._errors.body(error)["error"], infer_response=response
-            )
-        )
+        return framed(_streamed(_response(self._options, final=True), self._errors.body(error)["error"]))
 
 
 class InferMessages(Infer):
