@@ -6,7 +6,7 @@ vLLM's completions (docs/wire/async.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from handler.config.config import Config
@@ -88,7 +88,7 @@ class AsyncFormat:
         if end is not None:
             details = {
                 "finish_reason": REASONS[end.finish] or "stop",
-                "seed": _seed(end.request),
+                "seed": end.request.sampling.signed_seed,
                 "generated_tokens": end.num_tokens,
                 "input_length": end.num_prompt_tokens,
             }
@@ -101,9 +101,9 @@ class AsyncFormat:
         details: AsyncDetails = {
             "finish_reason": REASONS[best.finish] or "stop",
             "generated_tokens": len(best.tokens),
-            "seed": _seed(output.request),
-            "prefill": _tokens(token for token in best.prefill if token.logprob is not None),
-            "tokens": _tokens(best.tokens),
+            "seed": output.request.sampling.signed_seed,
+            "prefill": [_token(token) for token in best.prefill if token.logprob is not None],
+            "tokens": [_token(token) for token in best.tokens],
         }
         return {"generated_text": text, "details": details}
 
@@ -117,15 +117,6 @@ class AsyncStream(StreamReply):
 
 def _token(token: Token) -> AsyncToken:
     return {"id": token.id, "text": token.text, "logprob": token.logprob}
-
-
-def _tokens(tokens: Iterable[Token]) -> list[AsyncToken]:
-    return [_token(token) for token in tokens]
-
-
-def _seed(request: Request) -> int | None:
-    """Return the request's seed as the signed integer that vLLM uses, or None if the request has no seed."""
-    return request.sampling.signed_seed
 
 
 MODEL_NAME = "lmi"
