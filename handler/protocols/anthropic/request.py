@@ -499,11 +499,10 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         raise InvalidParameter(f"{at}.input_schema: must be a JSON schema, which is an object")
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
-    others = {name: item for name, item in tool.items() if name not in _TOOL and item is not None}
     others = {
         name: item
-        for name, item in others.items()
-        if name not in _NEUTRAL_TOOL_FIELDS or item != _NEUTRAL_TOOL_FIELDS[name]
+        for name, item in tool.items()
+        if name not in _TOOL and item not in (None, _NEUTRAL_TOOL_FIELDS.get(name))
     }
     return {"type": "function", "function": {**others, **function}}
 
