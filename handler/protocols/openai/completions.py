@@ -288,8 +288,7 @@ class OpenAiCompletions(OpenAiDialect):
         )
         shown = [request.prompt if echo else "" for request in requests]
         format = TextFormat(logprobs, shown, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
-        id, created = identity("cmpl")
-        head = OpenAiHead(id, created, model, context.fingerprint)
+        head = OpenAiHead(*identity("cmpl"), model, context.fingerprint)
         reply: Reply = (
             TextStream(head, format, sampling.n, usage, self.stream, self.errors)
             if stream
