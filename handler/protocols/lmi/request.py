@@ -77,18 +77,13 @@ _relax_parameters = relaxed_by(
 
 
 def read_object(body: Any) -> Mapping[str, Any]:
+    """Return a rolling-batch or dynamic-batch body with its numbers and flags converted to their types, as LMI does."""
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'inputs'")
-    if body.get("inputs") is None:
-        parameters = body.get("parameters")
-        if not isinstance(parameters, dict) or parameters.get("input_ids") is None:
-            raise InvalidPayload("the body has no 'inputs'")
-    return relaxed(body)
-
-
-def relaxed(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the numbers and flags of a rolling-batch or dynamic-batch body to their types, as LMI does."""
     parameters = body.get("parameters")
+    has_ids = isinstance(parameters, dict) and parameters.get("input_ids") is not None
+    if body.get("inputs") is None and not has_ids:
+        raise InvalidPayload("the body has no 'inputs'")
     return {**_relax(body), "parameters": _relax_parameters(parameters)} if parameters else _relax(body)
 
 
