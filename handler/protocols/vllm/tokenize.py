@@ -52,8 +52,7 @@ class VllmTokenize(Dialect):
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'prompt' must be a non-empty string")
-        if (value := body.get(_SPECIAL)) is not None:
-            NamedValue(_SPECIAL, value).read(COMPLETIONS.parameters[_SPECIAL].read)
+        NamedValue(_SPECIAL, body.get(_SPECIAL)).optional(COMPLETIONS.parameters[_SPECIAL].read)
         render = _tokens_of(body, context)
         ignored = report_unknown(_unknown(body, self.fields), body, context, generates=False)
         return prompt_request(Request(prompt, names=FieldNames(prompt="prompt")), render, self.errors, ignored)
@@ -116,10 +115,8 @@ def _text_of(value: Any, context: ServerContext) -> str:
 
 
 def _tokens_of(body: Mapping[str, Any], context: ServerContext) -> functools.partial[Iterator[bytes]]:
-    strings = body.get(_STRINGS)
-    return functools.partial(
-        _render, strings=strings is not None and NamedValue(_STRINGS, strings).read(boolean), most=context.most_tokens()
-    )
+    strings = NamedValue(_STRINGS, body.get(_STRINGS)).optional(boolean)
+    return functools.partial(_render, strings=bool(strings), most=context.most_tokens())
 
 
 def _render(prompt: Prompt, *, strings: bool, most: int | None) -> Iterator[bytes]:
