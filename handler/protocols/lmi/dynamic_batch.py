@@ -94,13 +94,10 @@ class LmiDynamicBatch(Dialect):
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
     """Return whether each text begins with its prompt. By default, the texts of whole answers do since LMI 0.29."""
-    full_text = read_field(parameters, "return_full_text")
-    config = context.config
-    return (
-        config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming
-        if full_text is None
-        else bool(full_text)
-    )
+    full_text, config = read_field(parameters, "return_full_text"), context.config
+    if full_text is not None:
+        return bool(full_text)
+    return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming
 
 
 def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:

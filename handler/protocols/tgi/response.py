@@ -50,11 +50,9 @@ class TgiFormat:
         return [{"id": token.id, "text": token.text, "logprob": token.logprob} for token in tokens]
 
     def _tops(self, request: Request, sequence: SequenceOutput) -> TgiTops:
-        return (
-            {"top_tokens": [self.tokens(token.top) for token in sequence.tokens]}
-            if request.sampling.top_logprobs
-            else {}
-        )
+        if not request.sampling.top_logprobs:
+            return {}
+        return {"top_tokens": [self.tokens(token.top) for token in sequence.tokens]}
 
     def chunk(self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None) -> TgiEvent:
         beside: TgiBeside = {"top_tokens": self.tokens(token.top)} if tops else {}
