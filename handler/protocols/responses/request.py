@@ -683,7 +683,7 @@ class OpenAiResponses(OpenAiDialect):
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
             chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context)
             if _UNHEEDED in chat.ignored:
-                head["tools"] = without_strict(head["tools"])
+                head["tools"] = [without_strict(tool) for tool in head["tools"]]
                 ignored += ["tools[].format"] if tools.formats else []
             if tools.formats:
                 chat = chat._replace(request=tools.named(chat.request, choice))

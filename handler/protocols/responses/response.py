@@ -268,14 +268,6 @@ def _reasoning_text(text: str) -> ReasoningText:
     return {"type": "reasoning_text", "text": text}
 
 
-_STATES: Mapping[Status, ResponseState] = {
-    "in_progress": "response.in_progress",
-    "completed": "response.completed",
-    "incomplete": "response.incomplete",
-    "failed": "response.failed",
-}
-
-
 NUM_STATES = 3
 """The number of events in a stream that contain the whole response."""
 
@@ -324,7 +316,7 @@ class ResponseSettings(NamedTuple):
         return {
             **self.head,
             "status": status,
-            "completed_at": now() if status == "completed" else None,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None,
             "output": [*output],
@@ -338,10 +330,6 @@ class ResponseSettings(NamedTuple):
         head = {name: value for name, value in response.items() if name != "output"}
         kept = self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
         return response if kept else {**response, "store": False}
-
-
-def now() -> int:
-    return int(time.time())
 
 
 def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_reasoning: int) -> ResponseUsage:
@@ -378,7 +366,7 @@ class ResponseStream(BlockStream):
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
         """Return an event that contains the whole response. By default, its type is the response's status."""
         return {
-            "type": kind or _STATES[response["status"]],
+            "type": kind or cast(ResponseState, f"response.{response['status']}"),
             "sequence_number": self._items.number(),
             "response": response,
         }
@@ -512,14 +500,10 @@ def encode_head(head: ResponseHead) -> ResponseHead:
     return cast(ResponseHead, written)
 
 
-def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools with `strict` false, because nothing enforces their schemas."""
-    return [_without_strict(tool) for tool in tools]
-
-
-def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+def without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool with `strict` false, because nothing enforces its schema."""
     if "tools" in tool:
-        return {**tool, "tools": without_strict(tool["tools"])}
+        return {**tool, "tools": [without_strict(own) for own in tool["tools"]]}
     return {**tool, "strict": False} if "strict" in tool else tool
 
 
