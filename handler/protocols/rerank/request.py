@@ -6,7 +6,7 @@ Sources: docs.cohere.com, "Rerank API" v1 and v2; vllm/entrypoints/pooling/scori
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
@@ -119,36 +119,6 @@ _DESCRIPTION = Description(
 )
 
 
-class _Ranking(NamedTuple):
-    """Renders the documents in the order of their scores.
-
-    Attributes:
-        embeds: whether there are embeddings, of the query and of each document, instead of scores.
-        maximum: the maximum number of documents.
-        shown: the encoded documents, or None if the response has only their indices.
-    """
-
-    model: str
-    embeds: bool
-    maximum: int
-    shown: Sequence[Any] | None
-
-    def render(self, vectors: Vectors, num_tokens: int) -> RerankAnswer:
-        query, *others = vectors
-        scores = [cosine(query, other) for other in others] if self.embeds else [item[0] for item in vectors]
-        best_first = sorted(enumerate(scores), key=lambda item: -item[1])
-        return {
-            "id": f"rerank-{new_uuid()}",
-            "model": self.model,
-            "results": [self._ranked(index, score) for index, score in best_first[: self.maximum]],
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        }
-
-    def _ranked(self, index: int, score: float) -> RankedDocument:
-        value: RankedDocument = {"index": index, "relevance_score": score}
-        return value if self.shown is None else {**value, "document": self.shown[index]}
-
-
 class Rerank(PooledDialect):
     """The dialect that ranks documents by their relevance to a query, or with an embedding model by the cosine.
 
@@ -185,9 +155,24 @@ class Rerank(PooledDialect):
             pooling = Pooling("score", normalize=others.get("normalize", True))
             requests = score_requests(query, texts, "documents", pooling, **options.fields)
         shown = _encode(documents) if others.get("return_documents", self._return_documents) else None
-        return requests, VectorReply(
-            len(requests), _Ranking(options.model, embeds, others.get("top_n") or len(documents), shown).render
-        )
+        most = others.get("top_n") or len(documents)
+
+        def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
+            query, *texts = vectors
+            scores = [cosine(query, text) for text in texts] if embeds else [item[0] for item in vectors]
+            best_first = sorted(enumerate(scores), key=lambda item: -item[1])[:most]
+            results: list[RankedDocument] = [{"index": index, "relevance_score": score} for index, score in best_first]
+            if shown is not None:
+                for result in results:
+                    result["document"] = shown[result["index"]]
+            return {
+                "id": f"rerank-{new_uuid()}",
+                "model": options.model,
+                "results": results,
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            }
+
+        return requests, VectorReply(len(requests), render)
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:
