@@ -52,7 +52,7 @@ from handler.protocols.lmi.request import (
     without_overridden,
 )
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
-from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat
+from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat
 from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions
 from handler.protocols.openai.request import (
     CHAT,
@@ -300,6 +300,11 @@ class _AsyncOpenAi(OpenAiDialect):
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
 
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        """Parse a body. As its reply is in OpenAI's form, a user's output formatter can process it."""
+        parsed = super().parse(body, context)
+        return noting_foreign(parsed._replace(as_openai=lambda: parsed.reply), context)
+
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         return read_served(body, context)
 
@@ -322,13 +327,10 @@ class AsyncChat(_AsyncOpenAi, OpenAiChat):
     )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        parsed = noting_foreign(super().parse(body, context), context)
+        parsed = super().parse(body, context)
         if body.get("inputs") is None:
             return parsed
         return parsed._replace(ignored=[*parsed.ignored, "inputs"])  # TensorRT-LLM's handler reads it as a chat
-
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
-        return _as_openai(super().answer(chat))
 
 
 class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
@@ -346,11 +348,3 @@ class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
         failure=AsyncFailedLine,
         streams=(JSONLINES.content_type,),
     )
-
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return noting_foreign(_as_openai(super().parse(body, context)), context)
-
-
-def _as_openai(request: ParsedRequest) -> ParsedRequest:
-    """Mark the reply as one in OpenAI's form, so that a user's output formatter can process it."""
-    return request._replace(as_openai=lambda: request.reply)
