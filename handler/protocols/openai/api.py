@@ -447,9 +447,9 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 """Matches the field at the start of an error message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
 
 
-def field_of(message: str) -> str | None:
-    """Return the field at the start of an error message, or None if the message names no field there."""
-    match = _NAME.match(message)
+def field_of(error: ServingError) -> str | None:
+    """Return the field at the start of the message of a wrong request, or None if the message names no field there."""
+    match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 
 
@@ -460,9 +460,7 @@ class OpenAiErrors(ErrorFormat):
 
     def body(self, error: ServingError) -> OpenAiError:
         number, message = self.status(error), error.message
-        param, code = None, None
-        if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
-            param = field_of(error.message)
+        param, code = field_of(error), None
         if isinstance(error, TooLong) or (isinstance(error, RefusedByEngine) and error.tells_overflow):
             code = "context_length_exceeded"
         elif isinstance(error, ModelNotFound):

@@ -10,7 +10,6 @@ from handler.core.errors import (
     InvalidPayload,
     MethodNotAllowed,
     ModelNotFound,
-    NotFound,
     NotJson,
     ServingError,
     TooLarge,
@@ -168,8 +167,8 @@ class TritonErrors(ErrorFormat):
             message = f"failed to parse the request JSON buffer: {message}"
         elif isinstance(error, MethodNotAllowed):
             message = "Method Not Allowed"
-        elif isinstance(error, NotFound):
-            message = _not_found(error)
+        elif isinstance(error, ModelNotFound):
+            message = _unknown_model(error)
         return {"error": message}
 
     def response(self, error: ServingError) -> HttpResponse:
@@ -181,9 +180,7 @@ class TritonErrors(ErrorFormat):
 ERRORS = TritonErrors()
 
 
-def _not_found(error: NotFound) -> str:
-    if not isinstance(error, ModelNotFound):
-        return error.message
+def _unknown_model(error: ModelNotFound) -> str:
     if error.version in ("", "1"):
         return f"Request for unknown model: '{error.name}' is not found{error.served}"
     if is_digits(error.version):

@@ -8,11 +8,8 @@ from typing import Any, Literal, TypedDict
 from handler.core.errors import (
     AdapterFailed,
     Conflict,
-    InvalidParameter,
-    InvalidPayload,
     Overloaded,
     ServingError,
-    TooLong,
 )
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.schema import Count
@@ -122,8 +119,7 @@ class VllmErrors(ErrorFormat):
     def body(self, error: ServingError) -> VllmError:
         status = self.status(error)
         kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-        param = field_of(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
-        return {"error": {"message": error.message, "type": kind, "param": param, "code": status}}
+        return {"error": {"message": error.message, "type": kind, "param": field_of(error), "code": status}}
 
 
 ERRORS = VllmErrors()
