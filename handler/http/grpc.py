@@ -243,9 +243,7 @@ class GrpcServer:
         return {**handlers, "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream)}
 
     def _handler(self, name: str, method: Callable[[Any, Any], Any]) -> Any:
-        descriptor = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
-        request = getattr(service_pb2, descriptor.input_type.name)
-        response = getattr(service_pb2, descriptor.output_type.name)
+        request, response = (getattr(service_pb2, f"{name}{kind}") for kind in ("Request", "Response"))
 
         async def handle(data: bytes, context: Any) -> Any:
             value = await method(await _parsed(request, data, context), context)
