@@ -196,14 +196,9 @@ class GrpcServer:
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(SERVICE, self._handlers()),
-                grpc.method_handlers_generic_handler(
-                    "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
-                ),
-            )
-        )
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
+        self._server.add_registered_method_handlers(SERVICE, self._handlers())
+        self._server.add_registered_method_handlers("grpc.health.v1.Health", health)
 
     async def start(self, host: str, port: int, access: Access) -> int:
         """Listen, and return the port.
