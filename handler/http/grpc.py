@@ -77,9 +77,9 @@ class _Outbox:
         self._room = asyncio.Event()
         self.size = 0
 
-    def put(self, data: bytes) -> None:
-        self._messages.append(data)
-        self.size += len(data)
+    def put(self, *parts: bytes) -> None:
+        self._messages.extend(parts)
+        self.size += sum(map(len, parts))
         self._changed.set()
 
     def wake(self) -> None:
@@ -115,7 +115,7 @@ class _Exchange(AsgiExchange):
     """
 
     def __init__(self, id: str, outbox: _Outbox, drop: Callable[[], object], patience: float) -> None:
-        super().__init__(receiver(b""), self._send, "2")
+        super().__init__(receiver(b""), self.send, "2")
         self._id, self._outbox, self._drop, self._patience = id, outbox, drop, patience
         self._is_framed, self._rest = False, b""
         self.status = 0
@@ -134,15 +134,11 @@ class _Exchange(AsgiExchange):
     def write_chunk(self, data: bytes) -> bool:
         if self.is_paused or self._outbox.size > _MAX_UNSENT:
             return False
-        for message in messages(data):
-            self._outbox.put(message)
+        self._outbox.put(*messages(data))
         return True
 
     async def send(self, message: Message) -> None:
         """Send a message of the response without a task, unless the outbox is full."""
-        await self._send(message)
-
-    async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._is_framed = (b"content-type", FRAMES.encode()) in message["headers"]
@@ -155,15 +151,13 @@ class _Exchange(AsgiExchange):
                 raise OSError("the client reads too slowly") from None
         data, last = message.get("body", b""), not message.get("more_body", False)
         if self._is_framed:
-            for part in messages(data):
-                self._outbox.put(part)
+            self._outbox.put(*messages(data))
         else:
             self._rest += data
         if last:
             if not self._is_framed:
                 self._outbox.put(failure(self._id, StateResponse(self.status, self._rest).error))
-            self.is_over = True
-            self.wake()
+            self._end()
 
 
 def receiver(body: bytes) -> Callable[[], Any]:
