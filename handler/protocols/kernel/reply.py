@@ -13,6 +13,7 @@ from handler.core.text import Prompt
 from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.dialect import ParsedRequest, Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.tensors import OutputTensors, TensorValues, TokenRows, document
 
 _LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
@@ -121,11 +122,13 @@ class WholeReply(Reply):
             self.num_repeated > LONG_TEXT or sum(sequence.num_values for sequence in self._sequences) > _LONG
         )
 
-    @property
-    def _context(self) -> Sequence[Sequence[float]] | None:
-        """The prompt's logits."""
+    def _tensors(self, selected: OutputTensors | None, sequences: Sequence[SequenceOutput]) -> TensorValues | None:
+        """Return the selected output tensors of sequences, or None if the request selects none."""
+        if selected is None:
+            return None
         all_logits = (sequence.extras.context_logits for sequence in self._sequences)
-        return next((logits for logits in all_logits if logits is not None), None)
+        of_prompt = next((logits for logits in all_logits if logits is not None), None)
+        return document(selected, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence to which a delta of request number `index` belongs."""

@@ -12,7 +12,7 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.dialect import TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import LONG_TEXT, SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
-from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
+from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues
 from handler.protocols.lmi.api import (
     BatchLine,
     BatchText,
@@ -184,18 +184,11 @@ class DocumentReply(WholeReply):
         request = self._request
         text = request.text_before + best.text
         output = WholeOutput(request, best, others, self._num_prompt_tokens) if request.details else None
-        return self._format.document(text, output, self._tensors(best, *others))
+        return self._format.document(text, output, self._tensors(self._outputs, [best, *others]))
 
     def _score(self, sequence: SequenceOutput) -> float:
         """Return the score by which sequences are ranked."""
         return sequence.logprob
-
-    def _tensors(self, *sequences: SequenceOutput) -> TensorValues | None:
-        if self._outputs is None:
-            return None
-        return document(
-            self._outputs, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], self._context
-        )
 
 
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)

@@ -10,7 +10,7 @@ from handler.core.framing import JSON, SLOT, Framing, template
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
-from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
+from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues
 from handler.protocols.triton.api import EVENTS, TritonExtras, TritonHead
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
@@ -86,11 +86,7 @@ class TritonDocument(WholeReply):
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": lengths,
         }
-        values = None
-        if options.tensors is not None:
-            generated = [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences]
-            values = document(options.tensors, generated, self._context)
-        return texts, values, extras
+        return texts, self._tensors(options.tensors, sequences), extras
 
     def _rank(self) -> list[SequenceOutput]:
         """Return the sequences to show: the best ones first for `best_of` and beams, or else in the order of seeds."""
