@@ -226,28 +226,20 @@ class Items:
         return {"id": self._new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
 
     def _call(self, tool: Origin) -> CallItem | CustomCallItem:
-        item: CallItem | CustomCallItem
+        kind, field, prefix = "function_call", "arguments", "fc"
         if tool.is_custom:
-            item = {
-                "id": self._new_id("ctc"),
-                "type": "custom_tool_call",
-                "status": "in_progress",
-                "input": "",
-                "call_id": new_id("call"),
-                "name": tool.name,
-            }
-        else:
-            item = {
-                "id": self._new_id("fc"),
-                "type": "function_call",
-                "status": "in_progress",
-                "arguments": "",
-                "call_id": new_id("call"),
-                "name": tool.name,
-            }
+            kind, field, prefix = "custom_tool_call", "input", "ctc"
+        item = {
+            "id": self._new_id(prefix),
+            "type": kind,
+            "status": "in_progress",
+            field: "",
+            "call_id": new_id("call"),
+            "name": tool.name,
+        }
         if tool.namespace:
             item["namespace"] = tool.namespace
-        return item
+        return cast("CallItem | CustomCallItem", item)
 
 
 def _custom_input(arguments: str) -> str:
