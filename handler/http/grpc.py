@@ -12,7 +12,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.protobuf import json_format
@@ -49,23 +49,13 @@ _CODES = {
 """Maps HTTP statuses to gRPC's. All others are INVALID_ARGUMENT."""
 
 
-class StateResponse(NamedTuple):
-    status: int
-    body: bytes
-
-    @property
-    def error(self) -> str:
-        """Return the message of an error response."""
-        try:
-            value = json.loads(self.body)
-            return str(value.get("error") or value["message"])
-        except (ValueError, LookupError, AttributeError):
-            return self.body.decode(errors="replace") or f"status {self.status}"
-
-    async def check(self, context: Any) -> None:
-        """End the call with an error if the status is one."""
-        if self.status >= 400:
-            await context.abort(_code(self.status), self.error)
+def _error(status: int, body: bytes) -> str:
+    """Return the message of an error response."""
+    try:
+        value = json.loads(body)
+        return str(value.get("error") or value["message"])
+    except (ValueError, LookupError, AttributeError):
+        return body.decode(errors="replace") or f"status {status}"
 
 
 class _Outbox:
@@ -156,7 +146,7 @@ class _Exchange(AsgiExchange):
             self._rest += data
         if last:
             if not self._is_framed:
-                self._outbox.put(failure(self._id, StateResponse(self.status, self._rest).error))
+                self._outbox.put(failure(self._id, _error(self.status, self._rest)))
             self._end()
 
 
@@ -219,9 +209,9 @@ class GrpcServer:
 
     def _handlers(self) -> Mapping[str, Any]:
         methods: dict[str, Callable[[Any, Any], Any]] = {
-            "ServerLive": self._state(lambda request: "/v2/health/live", "live"),
-            "ServerReady": self._state(lambda request: "/v2/health/ready", "ready"),
-            "ModelReady": self._state(lambda request: f"{_path(request)}/ready", "ready"),
+            "ServerLive": functools.partial(self._read, lambda request: "/v2/health/live", "live"),
+            "ServerReady": functools.partial(self._read, lambda request: "/v2/health/ready", "ready"),
+            "ModelReady": functools.partial(self._read, lambda request: f"{_path(request)}/ready", "ready"),
             "ServerMetadata": functools.partial(self._read, lambda request: "/v2", None),
             "ModelMetadata": functools.partial(self._read, _path, None),
             "ModelConfig": functools.partial(self._read, lambda request: f"{_path(request)}/config", "config"),
@@ -242,26 +232,21 @@ class GrpcServer:
 
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
-    def _state(self, path: Callable[[Any], str], field: str) -> Callable[[Any, Any], Any]:
-        async def handle(request: Any, context: Any) -> Mapping[str, Any]:
-            response = await self._call(context, "GET", path(request))
-            if response.status in (401, 403):
-                await response.check(context)
-            return {field: response.status == 200}
-
-        return handle
-
     async def _read(self, path: Callable[[Any], str], field: str | None, request: Any, context: Any) -> Any:
+        """Return the response of a route, whose status alone tells whether the server or the model is ready."""
         route = path(request)
-        response = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
-        await response.check(context)
-        value = json.loads(response.body)
+        status, body = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
+        if field in ("live", "ready") and status not in (401, 403):
+            return {field: status == 200}
+        if status >= 400:
+            await context.abort(_code(status), _error(status, body))
+        value = json.loads(body)
         return value if field is None else {field: value}
 
     async def _check(self, request: bytes, context: Any) -> bytes:
         """Return the state for a health check: SERVING or NOT_SERVING (grpc/grpc, health.proto)."""
-        ready = (await self._call(context, "GET", "/v2/health/ready")).status == 200
-        return b"\x08\x01" if ready else b"\x08\x02"
+        status, _ = await self._call(context, "GET", "/v2/health/ready")
+        return b"\x08\x01" if status == 200 else b"\x08\x02"
 
     async def _infer(self, request: Any, context: Any) -> Any:
         outbox = _Outbox()
@@ -323,8 +308,8 @@ class GrpcServer:
             return 500
         return exchange.status
 
-    async def _call(self, context: Any, method: str, path: str) -> StateResponse:
-        """Respond to a request that reads the server's or the model's state."""
+    async def _call(self, context: Any, method: str, path: str) -> tuple[int, bytes]:
+        """Respond to a request that reads the server's or the model's state. Return the status and the body."""
         status, parts = 0, list[bytes]()
 
         async def send(message: Message) -> None:
@@ -337,7 +322,7 @@ class GrpcServer:
         scope = _scope(context, exchange, method, path)
         with contextlib.closing(exchange):
             await self._app(scope, receive, exchange.send)
-        return StateResponse(status, b"".join(parts))
+        return status, b"".join(parts)
 
 
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
