@@ -353,13 +353,8 @@ def _scope(
         "asgi": {"version": "3.0"},
         "http_version": "2",
         "method": method,
-        "scheme": "http",
         "path": path,
-        "raw_path": path.encode(),
         "query_string": b"",
-        "root_path": "",
         "headers": [(name.encode(), value.encode()) for name, value in pairs],
-        "client": None,
-        "server": None,
         "extensions": {EXCHANGE: exchange},
     }
