@@ -12,7 +12,7 @@ from typing import Any
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
-from handler.core.values import Adapter, FieldNames, Request, Token, keep_last
+from handler.core.values import LMI_NAMES, Adapter, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenEncoder
 from handler.protocols.kernel.parameters import (
@@ -29,7 +29,7 @@ from handler.protocols.kernel.parameters import parameters as shapes_of
 from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
 from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TensorValues
-from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
+from handler.protocols.kernel.texts import TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.api import (
     AsyncAnswer,
     AsyncDetails,
@@ -246,9 +246,12 @@ def _request(
     context: ServerContext,
     adapter: Adapter | None,
 ) -> Request:
-    prompt = _read_prompt(inputs)
+    try:
+        (prompt,) = read_texts(inputs, "inputs", 1, "prompts")
+    except TooManyTexts as error:
+        raise InvalidPayload(f"{error.message}; to send several prompts, use 'prompt' instead of 'inputs'") from None
     flags = {name: read_field(params, name) for name in ("details", "return_full_text")}
-    others, sampling = parameters.others, parameters.sampling
+    sampling, names, others = parameters
     return Request(
         text_of(prompt, "inputs", context),
         sampling._replace(prompt_logprobs=sampling.prompt_logprobs and bool(flags["details"])),
@@ -258,17 +261,13 @@ def _request(
         prompt_ids=None if isinstance(prompt, str) else prompt,
         adapter=adapter,
         priority=others.get("priority", 0),
-        min_free_tokens=None if "max_new_tokens" in parameters.names else 1,
-        names=_names(parameters),
+        min_free_tokens=None if "max_new_tokens" in names else 1,
+        names=LMI_NAMES._replace(
+            max_new_tokens=names.get("max_new_tokens", LMI_NAMES.max_new_tokens),
+            bad_token_ids="parameters.bad_words",
+            structured_output=names.get("structured_output", "parameters.response_format"),
+        ),
     )
-
-
-def _read_prompt(inputs: Any) -> Text:
-    try:
-        (prompt,) = read_texts(inputs, "inputs", 1, "prompts")
-    except TooManyTexts as error:
-        raise InvalidPayload(f"{error.message}; to send several prompts, use 'prompt' instead of 'inputs'") from None
-    return prompt
 
 
 def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: ServerContext) -> list[str]:
@@ -281,16 +280,6 @@ def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: Server
     names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in params if name not in _KNOWN]
     return [*report_unknown(names, body, context), *(f"parameters.{name}" for name in unshown)]
-
-
-def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of fields, which later checks use in their errors."""
-    names, default = parameters.names, FieldNames()
-    return default._replace(
-        max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
-        bad_token_ids="parameters.bad_words",
-        structured_output=names.get("structured_output", "parameters.response_format"),
-    )
 
 
 class _AsyncOpenAi(OpenAiDialect):
