@@ -415,14 +415,10 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 
 def _names(parameters: ParsedParameters) -> FieldNames:
     """Return the client's names of fields, which later checks use in their errors."""
-    names, default = parameters.names, LMI_NAMES
-    return FieldNames(
-        prompt=names.get("prompt_ids", default.prompt),
-        max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
-        stop_token_ids=names.get("stop_token_ids", names.get("end_id", default.stop_token_ids)),
-        bad_token_ids=names.get("bad_token_ids", default.bad_token_ids),
-        allowed_token_ids=names.get("allowed_token_ids", default.allowed_token_ids),
-        logit_bias=names.get("logit_bias", default.logit_bias),
-        logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
-        structured_output=names.get("structured_output", default.structured_output),
+    names = parameters.names
+    default = LMI_NAMES._replace(
+        prompt=names.get("prompt_ids", LMI_NAMES.prompt),
+        stop_token_ids=names.get("end_id", LMI_NAMES.stop_token_ids),
+        logits=names.get("return_generation_logits", names.get("return_context_logits", LMI_NAMES.logits)),
     )
+    return default._replace(**{field: name for field, name in names.items() if field in FieldNames._fields})
