@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import heapq
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -184,9 +185,7 @@ class TextDocument(WholeAnswer):
             tries = self._sequences[number * self._each : (number + 1) * self._each]
             prefill = tries[0].prefill
             if self._format.num_returned < self._each:
-                tries = sorted(tries, key=lambda sequence: sequence.mean_logprob, reverse=True)[
-                    : self._format.num_returned
-                ]
+                tries = heapq.nlargest(self._format.num_returned, tries, key=lambda sequence: sequence.mean_logprob)
             choices += [
                 self._choice(len(choices) + index, prompt, sequence, prefill) for index, sequence in enumerate(tries)
             ]
