@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -72,6 +73,7 @@ class Items:
         secret: whether ids of items must not be guessable, because the items are stored.
 
     Attributes:
+        number: returns the sequence number of the next event.
         output: the items so far. The last one may be open.
         open: the last item while it is open, or None.
         parts: the parts of the open item's text.
@@ -83,17 +85,12 @@ class Items:
         self._most_calls = most_calls
         self._new_id = secret_id if secret else new_id
         self._space = ""
-        self._numbers = 0
+        self.number = itertools.count().__next__
         self.output: list[ResponseItem] = []
         self.open: ResponseItem | None = None
         self._delta: Mapping[str, object] = {}  # the delta event of the open item, without text
         self.parts: list[str] = []
         self.broken = False
-
-    def number(self) -> int:
-        """Return the sequence number of the next event."""
-        self._numbers += 1
-        return self._numbers - 1
 
     def feed(self, events: Iterable[Event]) -> list[OpenAiResponseEvent]:
         response_events: list[OpenAiResponseEvent] = []
