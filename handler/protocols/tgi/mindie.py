@@ -13,8 +13,7 @@ from typing import Any
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenEncoder
-from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, read_all
-from handler.protocols.kernel.readers import integer
+from handler.protocols.kernel.parameters import read_all
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import StreamEnd, WholeOutput, line_template
@@ -31,6 +30,7 @@ from handler.protocols.tgi.native import (
     parsed_request,
     read_body,
     require,
+    table_of,
     unknown,
 )
 from handler.protocols.tgi.response import finish_shown
@@ -56,13 +56,7 @@ MINDIE_TOP_LEVEL: Mapping[str, SerdeType] = {
     **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
 }
 
-TABLE = Table(
-    {
-        **dialect_parameters("mindie"),
-        "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
-    },
-    "parameters.",
-)
+TABLE = table_of("mindie")
 
 _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """Parameters that MindIE accepts without effect, and their defaults. Other values are reported as ignored."""

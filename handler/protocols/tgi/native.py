@@ -252,14 +252,13 @@ def check_truncate(params: Mapping[str, Any], context: ServerContext) -> None:
     require(0 < truncate <= most, f"{text} {most}. Given: {truncate}")
 
 
-TABLE = Table(
-    {
-        **dialect_parameters("tgi"),
-        "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
-    },
-    "parameters.",
-)
-"""The parameters that are read after TGI's own checks of types and ranges."""
+def table_of(dialect: str) -> Table:
+    """Return the parameters of TGI or MindIE, which are read after TGI's own checks of types and ranges."""
+    max_new_tokens = Parameter("max_new_tokens", integer(1, (1 << 32) - 1))
+    return Table({**dialect_parameters(dialect), "max_new_tokens": max_new_tokens}, "parameters.")
+
+
+TABLE = table_of("tgi")
 
 TGI_DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """TGI's defaults. Special tokens are listed and can match stop strings, but are not part of the whole text."""
