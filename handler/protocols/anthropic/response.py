@@ -342,12 +342,8 @@ class MessageStream(BlockStream):
         return named_event(self._errors.tail(error))
 
     def _head(self) -> bytes:
-        return encode(
-            {
-                "type": "message_start",
-                "message": self._settings.message(self._num_prompt_tokens, self._num_cached_tokens),
-            }
-        )
+        message = self._settings.message(self._num_prompt_tokens, self._num_cached_tokens)
+        return encode({"type": "message_start", "message": message})
 
     def _token(self, position: int, token: Token) -> bytes:
         if self._longest_stop:
