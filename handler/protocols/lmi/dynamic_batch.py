@@ -78,7 +78,8 @@ class LmiDynamicBatch(Dialect):
         requests = [prompt.request._replace(full_text=full_text) for prompt in parsed]
         ignored += [*parsed[0].overridden, *parsed[0].ignored]
         if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
-            ignored += _asking_for_stream(body, parameters)
+            ignored += ["stream"] if body.get("stream") else []  # as in LMI, only the option enables streams
+            ignored += ["parameters.streaming"] if parameters.get("streaming") else []
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
         if requests[0].sampling.top_logprobs:
@@ -98,12 +99,6 @@ def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
     if full_text is not None:
         return bool(full_text)
     return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming
-
-
-def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    """List the fields that ask for a stream. As in LMI, only option.enable_streaming enables streams."""
-    inner = ["parameters.streaming"] if parameters.get("streaming") else []
-    return ["stream", *inner] if body.get("stream") else inner
 
 
 def _read_prompts(value: Any, maximum: int) -> list[str | None]:

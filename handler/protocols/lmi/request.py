@@ -184,17 +184,6 @@ def ignored(parsed: ParsedParameters) -> list[str]:
     return [name for field, name in names.items() if getattr(parsed.sampling, field) not in neutral[field]]
 
 
-def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: ServerContext) -> None:
-    """Log once that sampling parameters are ignored, and that a later release of LMI would sample.
-
-    Args:
-        names: the parameters that `ignored` lists.
-        parameters: the client's `parameters` in a rolling-batch request.
-    """
-    if names and parameters.get("do_sample") is None and context.config.lmi_version < _INFERRED_SINCE:
-        context.notices.once(_NOTICE)
-
-
 _NO_LISTS_SINCE = (0, 30)
 """Before this release, LMI reads a list of one prompt as that prompt, and mixes up clients' answers to longer lists."""
 
@@ -271,7 +260,8 @@ class Lmi(Dialect):
         parsed = self.parse_prompt(prompt, parameters, context, adapter, defaults=inferred(parameters, context))
         request = parsed.request
         framing = self._framing(parameters, context, wants_stream(body, parsed.streaming))
-        give_notice(parsed.ignored, parameters, context)
+        if parsed.ignored and parameters.get("do_sample") is None and context.config.lmi_version < _INFERRED_SINCE:
+            context.notices.once(_NOTICE)
         names = [*unknown_names(body, parameters, context), *parsed.overridden, *parsed.ignored]
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
