@@ -138,8 +138,6 @@ def call_id() -> str:
 
 
 class ChatChoice(Choice):
-    __slots__ = ("broken", "called", "reader", "reasoning_event", "waiting")
-
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.reader: AnswerReader | None = None

@@ -111,8 +111,6 @@ class TextFormat(NamedTuple):
 
 
 class TextChoice(Choice):
-    __slots__ = ("at", "prefill", "prompt")
-
     def __init__(self, index: int, prompt: str) -> None:
         super().__init__(index)
         self.prompt = prompt

@@ -136,8 +136,6 @@ class Choice:
     chunks have token counts. It is None before the first chunk, and if other fields change as well.
     """
 
-    __slots__ = ("begun", "index", "stop", "text_event")
-
     def __init__(self, index: int) -> None:
         self.index = index
         self.begun = False
