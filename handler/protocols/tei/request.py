@@ -211,16 +211,13 @@ class TeiSimilarity(Tei):
         ]
         texts = _prompted(texts, others, context)
         requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
-        return self.parsed(requests, _similarities)._replace(ignored=ignored)
+        parsed = self.parsed(requests, lambda vectors, _: [cosine(vectors[0], other) for other in vectors[1:]])
+        return parsed._replace(ignored=ignored)
 
 
 def unknown_parameters(params: Mapping[str, Any], table: Table) -> list[str]:
     """List the paths of the names under `parameters` that are not in the table."""
     return [f"parameters.{name}" for name in params if name not in table.parameters]
-
-
-def _similarities(vectors: Vectors, num_tokens: int) -> list[float]:
-    return [cosine(vectors[0], embedding) for embedding in vectors[1:]]
 
 
 def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:
