@@ -22,7 +22,6 @@ from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Paramete
 from handler.protocols.kernel.readers import integer, show, tgi_grammar
 from handler.protocols.kernel.reply import SequenceOutput, list_parts, prompt_request
 from handler.protocols.kernel.schema import Shape, nullable, record
-from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import DocumentReply, ResponseFormat, StreamReply, WholeOutput
 from handler.protocols.openai.request import CHAT, HARMLESS
@@ -335,7 +334,7 @@ class Tgi(TgiFormat, Dialect):
 
     def __init__(self, name: str, *, array: bool = False, streams: bool | None = None, full_text: bool = False) -> None:
         self.name = name
-        self._array = array
+        self.array = array
         self._streams = streams
         self._full_text = full_text
         self.errors = TgiErrors(streams=bool(streams))
@@ -380,14 +379,6 @@ class Tgi(TgiFormat, Dialect):
         )
 
     # -- writing -------------------------------------------------------------------------------------------------
-
-    def document(
-        self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None
-    ) -> TgiAnswer | list[TgiAnswer]:
-        answer: TgiAnswer = {"generated_text": text}
-        if output is not None:
-            answer["details"] = self._details(output)
-        return [answer] if self._array else answer
 
     def _finish(self, request: Request, finish: Finish, num_tokens: int) -> str:
         return finish_shown(request, finish, num_tokens).value

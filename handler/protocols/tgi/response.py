@@ -20,6 +20,7 @@ from handler.protocols.tgi.api import (
     TgiBeside,
     TgiCompatDetails,
     TgiCompatStreamDetails,
+    TgiDetails,
     TgiError,
     TgiEvent,
     TgiInputs,
@@ -36,9 +37,14 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
-    """Base class of the answer formats with TGI's tokens and events. Keys without a value are null."""
+    """Base class of the answer formats with TGI's tokens and events. Keys without a value are null.
+
+    Attributes:
+        array: whether a whole answer is wrapped in an array.
+    """
 
     special_in_text: bool
+    array: bool
 
     def token(self, token: Token) -> TgiToken:
         return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
@@ -74,6 +80,19 @@ class TgiFormat:
 
     def last_chunk(self, chunk: TgiEvent, text: str, end: StreamEnd | None) -> TgiEvent:
         return {**chunk, "generated_text": text, "details": None if end is None else self._stream_details(end)}
+
+    def document(
+        self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None
+    ) -> TgiAnswer | list[TgiAnswer]:
+        answer: TgiAnswer = {"generated_text": text}
+        if output is not None:
+            answer["details"] = self._details(output)
+        if outputs is not None:
+            answer["outputs"] = outputs
+        return [answer] if self.array else answer
+
+    def _details(self, output: WholeOutput) -> TgiDetails | TgiCompatDetails:
+        raise NotImplementedError
 
     def _stream_details(self, end: StreamEnd) -> TgiStreamDetails:
         """Render details without the prompt, because aiohttp's clients read lines of at most 128 KiB."""
@@ -125,15 +144,7 @@ versions refuse lines above 128 KiB.
 class TgiCompatFormat(TgiFormat):
     """The format of TGI_COMPAT: an array with one answer, or server-sent events. Stop strings stay in the text."""
 
-    special_in_text = True
-
-    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> list[TgiAnswer]:
-        answer: TgiAnswer = {"generated_text": text}
-        if output is not None:
-            answer["details"] = self._details(output)
-        if outputs is not None:
-            answer["outputs"] = outputs
-        return [answer]
+    special_in_text = array = True
 
     def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
         """Render TGI's details with LMI's `inputs`, which is left out if it is too long for TGI's clients."""
