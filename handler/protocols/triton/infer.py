@@ -31,7 +31,7 @@ from handler.protocols.triton.request import (
     read_inputs,
     wrong_type,
 )
-from handler.protocols.triton.response import ResponseOptions, TritonDocument
+from handler.protocols.triton.response import ResponseOptions, TritonDocument, shape_of
 
 HEADER = "inference-header-content-length"
 SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
@@ -295,7 +295,7 @@ class Selection(NamedTuple):
             if name in (self.names or present):
                 if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
                     value = [value if isinstance(value, list) else [value]]
-                shape, items = _shape_of(value if self.has_batch else value[0])
+                shape, items = shape_of(value if self.has_batch else value[0])
                 yield OutputTensor(name, OUTPUT_TYPES[name].datatype, shape, items)
 
 
@@ -327,15 +327,6 @@ class InferDocument(TritonDocument):
         elif data:
             self.content_type, self._headers = _OCTETS, ((HEADER, str(len(document))),)
         return b"".join([document, *data])
-
-
-def _shape_of(value: list[Any]) -> tuple[list[int], list[Any]]:
-    """Return the shape of nested lists, and their elements."""
-    shape = [len(value)]
-    while value and isinstance(value[0], list):
-        shape.append(len(value[0]))
-        value = list(itertools.chain.from_iterable(value))
-    return shape, value
 
 
 def packed(datatype: str, items: Sequence[Any]) -> bytes:

@@ -56,9 +56,17 @@ class ResponseOptions(NamedTuple):
 def _flat(value: Any) -> Any:
     if not isinstance(value, list):
         return value
+    _, items = shape_of(value)
+    return items[0] if len(items) == 1 else items
+
+
+def shape_of(value: list[Any]) -> tuple[list[int], list[Any]]:
+    """Return the shape of nested lists, and their elements."""
+    shape = [len(value)]
     while value and isinstance(value[0], list):
+        shape.append(len(value[0]))
         value = list(itertools.chain.from_iterable(value))
-    return value[0] if len(value) == 1 else value
+    return shape, value
 
 
 class TritonDocument(WholeReply):
