@@ -144,7 +144,8 @@ versions refuse lines above 128 KiB.
 class TgiCompatFormat(TgiFormat):
     """The format of TGI_COMPAT: an array with one answer, or server-sent events. Stop strings stay in the text."""
 
-    special_in_text = array = True
+    special_in_text = True
+    array = True
 
     def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
         """Render TGI's details with LMI's `inputs`, which is left out if it is too long for TGI's clients."""
