@@ -266,11 +266,8 @@ def _elements(data: list[Any]) -> Iterator[Any]:
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-class OutputTensor(NamedTuple):
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    items: Sequence[Any]
+OutputTensor = tuple[str, str, Sequence[int], Sequence[Any]]
+"""The name, the datatype, the shape and the elements of an output tensor."""
 
 
 class Selection(NamedTuple):
@@ -296,7 +293,7 @@ class Selection(NamedTuple):
                 if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
                     value = [value if isinstance(value, list) else [value]]
                 shape, items = shape_of(value if self.has_batch else value[0])
-                yield OutputTensor(name, OUTPUT_TYPES[name].datatype, shape, items)
+                yield name, OUTPUT_TYPES[name].datatype, shape, items
 
 
 class InferDocument(TritonDocument):
