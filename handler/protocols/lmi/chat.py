@@ -169,16 +169,15 @@ class Chat(OpenAiChat):
         return framing if stream else JSON, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        requests, num_sequences = (chat.request,), chat.request.sampling.n
+        requests = (chat.request,)
 
         def as_openai() -> Reply:
             """Return the reply in OpenAI's form. Unlike LMI's answers, it has the model's name."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
-            document = LmiChatDocument(chat.head, chat.format, num_sequences)
-            return ParsedRequest(requests, document, self.errors, chat.ignored, as_openai=as_openai)
-        stream = LmiChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
+            return ParsedRequest(requests, LmiChatDocument(chat), self.errors, chat.ignored, as_openai=as_openai)
+        stream = LmiChatStream(chat, self.errors)
         return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True, as_openai=as_openai)
 
 

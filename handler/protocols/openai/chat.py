@@ -148,19 +148,11 @@ class ChatChoice(Choice):
 
 
 class ChatStream(Stream[ChatChoice]):
-    def __init__(
-        self,
-        head: OpenAiHead,
-        format: ChatFormat,
-        num_sequences: int,
-        usage: Usage,
-        framing: Framing = SSE_DONE,
-        errors: ErrorFormat = ERRORS,
-    ) -> None:
-        choices = [ChatChoice(index) for index in range(num_sequences)]
-        super().__init__(head, choices, usage, framing=framing, errors=errors)
-        self._format = format
-        self._is_read = not format.form.is_text
+    def __init__(self, chat: ParsedChat, errors: ErrorFormat = ERRORS) -> None:
+        choices = [ChatChoice(index) for index in range(chat.request.sampling.n)]
+        super().__init__(chat.head, choices, chat.usage, framing=chat.framing, errors=errors)
+        self._format = chat.format
+        self._is_read = not chat.format.form.is_text
         self._is_text = self._is_text and not self._is_read
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -274,10 +266,10 @@ class ChatStream(Stream[ChatChoice]):
 class ChatDocument(WholeAnswer):
     """A whole answer. The choices are in the order of their seeds."""
 
-    def __init__(self, head: OpenAiHead, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
-        super().__init__(head, 1, num_sequences, framing)
-        self._format = format
-        self._num_reasoning = None if format.form.thinking is None else 0
+    def __init__(self, chat: ParsedChat) -> None:
+        super().__init__(chat.head, 1, chat.request.sampling.n, chat.framing)
+        self._format = chat.format
+        self._num_reasoning = None if chat.format.form.thinking is None else 0
 
     def _document(self) -> Mapping[str, object]:
         choices = [self._choice(sequence) for sequence in self._sequences]
@@ -489,12 +481,9 @@ class OpenAiChat(OpenAiDialect):
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         """Return the parsed request with a reply in this dialect's form."""
-        requests, num_sequences = (chat.request,), chat.request.sampling.n
         if chat.framing is self.whole:
-            document = ChatDocument(chat.head, chat.format, num_sequences, chat.framing)
-            return ParsedRequest(requests, document, self.errors, chat.ignored)
-        stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
-        return streaming(requests, stream, self.errors, chat.ignored, chat.framing)
+            return ParsedRequest((chat.request,), ChatDocument(chat), self.errors, chat.ignored)
+        return streaming((chat.request,), ChatStream(chat, self.errors), self.errors, chat.ignored, chat.framing)
 
     def _read_parameters(
         self, body: Mapping[str, Any], tools: Tools, context: ServerContext
