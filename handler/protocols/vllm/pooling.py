@@ -9,7 +9,7 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import new_uuid
@@ -164,11 +164,8 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 _TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
 
 
-class Pairs(NamedTuple):
-    """Pairs of texts, and the names of the fields with the first and the second texts."""
-
-    pairs: Sequence[tuple[str, str]]
-    names: tuple[str, str]
+Pairs = tuple[Sequence[tuple[str, str]], str]
+"""Pairs of texts, and the name of the field with the second texts."""
 
 
 class VllmScoring(PooledDialect):
@@ -192,18 +189,17 @@ class VllmScoring(PooledDialect):
         return _read_pairs(body)
 
     def pool(self, texts: Pairs, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
-        name, indices = texts.names[1], dict[str, int]()
+        (pairs, name), indices = texts, dict[str, int]()
         if context.task is Task.EMBEDDING:
-            indices = {text: index for index, text in enumerate(dict.fromkeys(itertools.chain(*texts.pairs)))}
+            indices = {text: index for index, text in enumerate(dict.fromkeys(itertools.chain(*pairs)))}
             request = Request("", pooling=Pooling("embed"), names=FieldNames(prompt=name), **options.fields)
             requests = [request._replace(prompt=text) for text in indices]
         else:
             pooling = Pooling("score", normalize=options.others.get("normalize", True))
             requests = [
-                score_request(pair, f"{name}[{index}]", pooling, **options.fields)
-                for index, pair in enumerate(texts.pairs)
+                score_request(pair, f"{name}[{index}]", pooling, **options.fields) for index, pair in enumerate(pairs)
             ]
-        return requests, VectorReply(len(requests), functools.partial(_scores, options.model, texts.pairs, indices))
+        return requests, VectorReply(len(requests), functools.partial(_scores, options.model, pairs, indices))
 
 
 def _scores(
@@ -237,7 +233,7 @@ def _read_pairs(body: Mapping[str, Any]) -> Pairs:
             f"'{names[0]}' has {len(first[0])} characters for each of {len(second)} texts; the maximum is "
             f"{MAX_QUERIES} in all"
         )
-    return Pairs([*zip(first * len(second) if len(first) == 1 else first, second, strict=True)], names)
+    return [*zip(first * len(second) if len(first) == 1 else first, second, strict=True)], names[1]
 
 
 def _read_side(value: Any, name: str) -> list[str]:
