@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 from handler.core.values import NO_EXTRAS, Delta, Token
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, ParsedParameters, unsupported
-from handler.protocols.kernel.readers import MAX_STOPS, boolean, integer, number, numbered_adapter
+from handler.protocols.kernel.readers import INT32, MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
 # GptManager's output tensors in `outputs` of an answer, as nested lists (TensorRT-LLM, "Inference Request").
@@ -150,12 +150,11 @@ def _lists(rows: Rows) -> list[list[float | None]]:
     return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
 
 
-_INT32 = (1 << 31) - 1
 _UINT64 = (1 << 64) - 1
 _NGRAM_OFF = 1 << 30  # TensorRT-LLM's default, which disables the check: no sequence has so many tokens
 
 _TENSOR: dict[str, Any] = {"type": "array", "minItems": 1}
-_ID = {"type": "integer", "minimum": -1, "maximum": _INT32}
+_ID = {"type": "integer", "minimum": -1, "maximum": INT32}
 
 Words = tuple[tuple[int, ...], ...]
 
@@ -205,8 +204,8 @@ def _row(value: Any, shape: str) -> list[Any]:
 
 
 def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
-    if not all(type(id) is int and least <= id <= _INT32 for id in row):
-        raise ValueError(f"must contain integers from {least} to {_INT32}")
+    if not all(type(id) is int and least <= id <= INT32 for id in row):
+        raise ValueError(f"must contain integers from {least} to {INT32}")
     return list(row)
 
 
@@ -326,7 +325,7 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
 # -- values with a meaning of their own --------------------------------------------------------------------------
 
 
-@accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
+@accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": INT32}))
 def _top_k(value: Any) -> dict[str, Any]:
     """Read top_k. A value above 1 enables sampling, since TensorRT-LLM has no `do_sample`."""
     k = max(single(integer(-1))(value), 0)
@@ -351,7 +350,7 @@ def _early_stopping(value: Any) -> bool:
     return bool(value)
 
 
-@accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
+@accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": INT32}))
 def _ngram(value: Any) -> int:
     size: int = single(integer(0))(value)
     return 0 if size >= _NGRAM_OFF else size
