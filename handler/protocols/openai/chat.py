@@ -21,7 +21,6 @@ from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Tab
 from handler.protocols.kernel.reply import SequenceOutput, prompt_request
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
-    ERRORS,
     ChatLogprobs,
     ChosenLogprob,
     FunctionCall,
@@ -148,7 +147,7 @@ class ChatChoice(Choice):
 
 
 class ChatStream(Stream[ChatChoice]):
-    def __init__(self, chat: ParsedChat, errors: ErrorFormat = ERRORS) -> None:
+    def __init__(self, chat: ParsedChat, errors: ErrorFormat) -> None:
         choices = [ChatChoice(index) for index in range(chat.request.sampling.n)]
         super().__init__(chat.head, choices, chat.usage, framing=chat.framing, errors=errors)
         self._format = chat.format
