@@ -189,7 +189,8 @@ class VllmScoring(PooledDialect):
         return _read_pairs(body)
 
     def pool(self, texts: Pairs, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
-        (pairs, name), indices = texts, dict[str, int]()
+        pairs, name = texts
+        indices = dict[str, int]()
         if context.task is Task.EMBEDDING:
             indices = {text: index for index, text in enumerate(dict.fromkeys(itertools.chain(*pairs)))}
             request = Request("", pooling=Pooling("embed"), names=FieldNames(prompt=name), **options.fields)
