@@ -111,8 +111,7 @@ class StreamReply(TokenStream):
         self._token_encoder: TokenEncoder | None = None
 
     def takes_long(self, delta: Delta) -> bool:
-        alone = self._request.sampling.num_sequences == 1
-        return alone and delta.finish is not None and len(self._request.text_before) > LONG_TEXT
+        return delta.finish is not None and len(self._request.text_before) > LONG_TEXT
 
     def token_encoder(self) -> TokenEncoder | None:
         if self._token_encoder is None and self._bare:
