@@ -305,7 +305,7 @@ class ResponseSettings(NamedTuple):
         return {
             **self.head,
             "status": status,
-            "completed_at": int(time.time()) if status == "completed" else None,
+            "completed_at": now() if status == "completed" else None,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None,
             "output": [*output],
@@ -319,6 +319,10 @@ class ResponseSettings(NamedTuple):
         head = {name: value for name, value in response.items() if name != "output"}
         kept = self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
         return response if kept else {**response, "store": False}
+
+
+def now() -> int:
+    return int(time.time())
 
 
 def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_reasoning: int) -> ResponseUsage:
