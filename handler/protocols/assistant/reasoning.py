@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from handler.core.text import Vocabulary
 from handler.core.values import Request, Sampling, Thoughts
 from handler.protocols.assistant.events import AnswerParser, Ends, Event, Reasoning, pieces
 from handler.protocols.assistant.reasoning_families import HARMONY, MESSAGES, MUSE, Family
+from handler.protocols.assistant.tools.parsing import any_of, partial_mark
 
 
 class ReasoningParser(AnswerParser):
@@ -335,22 +335,11 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
     Without a mark, the third part is the end of the text that may become a mark with more input. It is empty if no
     more input follows (`final`).
     """
-    pattern, firsts, longest = _search(marks)
-    cut = len(text)
-    if not final and firsts.search(text, max(0, cut - longest + 1)):
-        sizes = range(min(longest - 1, len(text)), 0, -1)
-        cut -= next((n for n in sizes if any(len(mark) > n and mark.startswith(text[-n:]) for mark in marks)), 0)
-    match = pattern.search(text)
+    cut = len(text) if final else len(text) - partial_mark(text, marks)
+    match = any_of(marks).search(text)
     if match is None or match.start() >= cut:
         return text[:cut], "", text[cut:]
     return text[: match.start()], match[0], text[match.end() :]
-
-
-@functools.lru_cache
-def _search(marks: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """Return patterns for the marks and for their first characters, and the length of the longest mark."""
-    firsts = "".join({mark[0] for mark in marks})
-    return re.compile("|".join(map(re.escape, marks))), re.compile(f"[{re.escape(firsts)}]"), max(map(len, marks))
 
 
 # -- the reasoning of one request: whether it is enabled, whether its prompt begins it, and the parser of its answers --
