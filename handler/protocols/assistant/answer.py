@@ -88,8 +88,7 @@ class AnswerReader:
     """Reads the tokens of one answer and returns its events.
 
     Args:
-        parser: the parser of the text.
-        thoughts: the same parser if it separates reasoning, or None.
+        parser: the parser of the text, which may also separate reasoning.
         trims: whether white space at the ends of text and reasoning is dropped.
         allowed: the names of the tools that may be called, or None for any name.
 
@@ -100,16 +99,9 @@ class AnswerReader:
 
     __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_reasoning", "thinking")
 
-    def __init__(
-        self,
-        parser: AnswerParser,
-        thoughts: ReasoningParser | None,
-        *,
-        trims: bool = False,
-        allowed: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, parser: AnswerParser, *, trims: bool = False, allowed: Collection[str] | None = None) -> None:
         self._parser = parser
-        self._thoughts = thoughts
+        self._thoughts = parser if isinstance(parser, ReasoningParser) else None
         self._trimmed = Trimmed() if trims else None
         self._calls = CheckedCalls(allowed)
         self.num_reasoning = 0
@@ -173,15 +165,12 @@ class AnswerForm(NamedTuple):
 
     def reader(self) -> AnswerReader | None:
         """Return a new reader of one answer, or None if answers are plain text. The prompt must have been read."""
-        inner = self.tools.parser()
+        parser = self.tools.parser()
         if self.thinking is not None:
-            parser = self.thinking.parser(inner)
-            return AnswerReader(parser, parser, trims=self.trims, allowed=self.tools.allowed)
-        if inner is None and self.trims:
-            inner = PlainText()
-        if inner is None:
-            return None
-        return AnswerReader(inner, None, trims=self.trims, allowed=self.tools.allowed)
+            parser = self.thinking.parser(parser)
+        if parser is None and self.trims:
+            parser = PlainText()
+        return None if parser is None else AnswerReader(parser, trims=self.trims, allowed=self.tools.allowed)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
         """Return sampling parameters that keep special tokens in the text if they mark reasoning or tool calls.

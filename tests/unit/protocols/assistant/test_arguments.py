@@ -28,7 +28,7 @@ def read(
 ) -> list[str | Call]:
     """The text and the calls of an answer; the parts of a stream and of a whole answer are the same."""
     tokens = [Token(1, piece, None, False) for piece in pieces]
-    reader = AnswerReader(parser, None, allowed=allowed)
+    reader = AnswerReader(parser, allowed=allowed)
     return joined([*(event for token in tokens for event in reader.feed(token)), *reader.flush(finish)])
 
 
