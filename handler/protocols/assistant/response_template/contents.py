@@ -17,9 +17,14 @@ Arguments = Mapping[str, Any]
 
 
 class ContentParser:
-    """Reads the text of one region, which arrives in pieces."""
+    """Reads the text of one region, which arrives in pieces.
 
-    def __init__(self) -> None:
+    Args:
+        parse: parses the complete text.
+    """
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self._parse = parse
         self._pieces: list[str] = []
 
     def feed(self, text: str) -> None:
@@ -36,28 +41,20 @@ class ContentParser:
         Raises:
             ValueError: the text does not have the expected format.
         """
-        return self.text
-
-
-class ParsedContent(ContentParser):
-    """Reads the text of one region, which a function parses when it is complete."""
-
-    def __init__(self, parse: Callable[[str], Any]) -> None:
-        super().__init__()
-        self._parse = parse
-
-    def value(self) -> Any:
         return self._parse(self.text)
 
 
 class Tags(ContentParser):
-    """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at its end."""
+    """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at its end.
+
+    Args:
+        parse: parses the value of one tag.
+    """
 
     def __init__(self, pattern: Pattern, parse: Callable[[str], Any], *, merges: bool) -> None:
-        super().__init__()
+        super().__init__(parse)
         self._pattern = pattern
         self._firsts = re.compile("|".join(pattern.firsts), re.DOTALL)
-        self._parse = parse
         self._merges = merges
         self._attempt: Attempt | None = None
         self._held: list[str] = []  # the text since the start of the attempt
@@ -160,21 +157,9 @@ def parse_text(arguments: Arguments, text: str) -> str:
 
 def _plain(parse: Callable[[Arguments, str], Any]) -> Callable[[Arguments, int], MakeContent]:
     def make(arguments: Arguments, depth: int) -> MakeContent:
-        return lambda: ParsedContent(lambda text: parse(arguments, text))
+        return lambda: ContentParser(lambda text: parse(arguments, text))
 
     return make
-
-
-def _parse_int(arguments: Arguments, text: str) -> int:
-    return int(text.strip())
-
-
-def _parse_float(arguments: Arguments, text: str) -> float:
-    return float(text.strip())
-
-
-def _parse_bool(arguments: Arguments, text: str) -> bool:
-    return text.strip().lower() in ("true", "1")
 
 
 def _load(text: str) -> Any:
@@ -275,7 +260,7 @@ def _make_lines(arguments: Arguments, depth: int) -> MakeContent:
                 values[parse_text(arguments, key)] = parse(parse_text(arguments, value))
         return values
 
-    return lambda: ParsedContent(parse_lines)
+    return lambda: ContentParser(parse_lines)
 
 
 def _is_flag(value: Any) -> bool:
@@ -304,9 +289,9 @@ _LINES: _Checks = {**_STRIP, "line_sep": _is_text, "kv_sep": _is_text, "value_pa
 
 _PARSERS: Mapping[str, tuple[_Checks, Callable[[Arguments, int], MakeContent]]] = {
     "text": (_STRIP, _plain(parse_text)),
-    "int": (_STRIP, _plain(_parse_int)),
-    "float": (_STRIP, _plain(_parse_float)),
-    "bool": (_STRIP, _plain(_parse_bool)),
+    "int": (_STRIP, _plain(lambda arguments, text: int(text.strip()))),
+    "float": (_STRIP, _plain(lambda arguments, text: float(text.strip()))),
+    "bool": (_STRIP, _plain(lambda arguments, text: text.strip().lower() in ("true", "1"))),
     "json": (_JSON, _plain(_parse_json)),
     "xml-inline": (_TAGS, _make_tags),
     "kv-lines": (_LINES, _make_lines),
