@@ -39,7 +39,7 @@ class ContentParser:
         """Return the value of the complete text.
 
         Raises:
-            ValueError: the text does not have the expected format.
+            ValueError, RecursionError: the text does not have the expected format, or is nested too deeply.
         """
         return self._parse(self.text)
 
@@ -162,13 +162,6 @@ def _plain(parse: Callable[[Arguments, str], Any]) -> Callable[[Arguments, int],
     return make
 
 
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text, strict=False, parse_constant=refuse_constant)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-
-
 _KEY = re.compile(r"([{,]\s*)(\w+)(?=\s*:)")
 
 
@@ -184,8 +177,8 @@ def _parse_json(arguments: Arguments, text: str) -> Any:
         ]
         working = "".join(parts)
     try:
-        return _load(working)
-    except ValueError:
+        return json.loads(working, strict=False, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
         if arguments.get("allow_non_json"):
             return parse_text(arguments, text)
         raise
