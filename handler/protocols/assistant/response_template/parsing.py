@@ -111,7 +111,8 @@ class ResponseParser(ReasoningParser):
             self._take(1)
             return True
         field, match = chosen
-        mark = search.consume_mark(match.size)
+        mark = search.consume(match.size)
+        search.num_empty += not mark
         self._hidden = max(self._hidden - len(mark), 0)
         if field is None:
             self._close(mark)
@@ -246,11 +247,6 @@ class _MarkSearch:
             self._size += len(text)
             self._before, self.num_empty = text[-1], 0
         return text
-
-    def consume_mark(self, size: int) -> str:
-        mark = self.consume(size)
-        self.num_empty += not mark
-        return mark
 
 
 class _Text:
