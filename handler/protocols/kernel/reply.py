@@ -233,9 +233,6 @@ class PreparedDocument(Reply):
     def __init__(self, body: bytes) -> None:
         self._body = body
 
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        pass
-
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = True
         return self._body
