@@ -164,13 +164,11 @@ def strings(value: Any) -> tuple[str, ...]:
 
 @accepts(type="array", maxItems=MAX_STOPS, items={"type": "integer", "minimum": 0, "maximum": INT32})
 def token_ids(value: Any) -> tuple[int, ...]:
-    read = integer(0)
     if not isinstance(value, list) or len(value) > MAX_STOPS:
         raise ValueError(f"must be a list of at most {MAX_STOPS} token ids")
-    try:
-        return tuple(read(item) for item in value)
-    except ValueError:
-        raise ValueError("must contain token ids, which are integers of at least 0") from None
+    if not all(map(is_token_id, value)):
+        raise ValueError("must contain token ids, which are integers of at least 0")
+    return tuple(value)
 
 
 _ALLOWED = 1 << 14
@@ -181,12 +179,12 @@ def allowed_token_ids(value: Any) -> tuple[int, ...]:
     """Read the only token ids that an answer may have. vLLM refuses an empty list too
     (`SamplingParams._validate_allowed_token_ids`).
     """
-    if not isinstance(value, list) or not 0 < len(value) <= _ALLOWED or not all(map(_is_id, value)):
+    if not isinstance(value, list) or not 0 < len(value) <= _ALLOWED or not all(map(is_token_id, value)):
         raise ValueError(f"must be a list of 1 to {_ALLOWED} token ids, which are integers of at least 0")
     return tuple(value)
 
 
-def _is_id(value: Any) -> bool:
+def is_token_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
 
 

@@ -10,7 +10,7 @@ from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter, FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, ParsedParameters, unsupported
-from handler.protocols.kernel.readers import boolean, integer
+from handler.protocols.kernel.readers import boolean, integer, is_token_id
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
 
 MAX_TEXTS = 2048
@@ -103,10 +103,9 @@ def _read_text(value: Any, name: str) -> Text:
         raise InvalidPayload(f"'{name}' must not be empty")
     if not isinstance(value, list) or not all(map(_is_number, value)):
         raise InvalidPayload(f"'{name}' {_WANTED}")
-    try:
-        return tuple(map(integer(0), value))
-    except ValueError:
-        raise InvalidPayload(f"'{name}' must contain token ids of at least 0") from None
+    if not all(map(is_token_id, value)):
+        raise InvalidPayload(f"'{name}' must contain token ids of at least 0")
+    return tuple(value)
 
 
 def _is_number(value: Any) -> bool:
