@@ -193,10 +193,6 @@ class Timing(NamedTuple):
         return self.validation + self.queue + self.inference
 
 
-def no_headers(timing: Timing | None) -> Headers:
-    return ()
-
-
 TokenEncoder = Callable[[Token], bytes]
 """Encodes a token as the next bytes of a stream."""
 
@@ -267,7 +263,7 @@ class ParsedRequest(NamedTuple):
     of_tokens: bool = False
     as_openai: Callable[[], Reply] | None = None
     formatter: str = ""
-    headers: Callable[[Timing | None], Headers] = no_headers
+    headers: Callable[[Timing | None], Headers] = lambda timing: ()
     keep_alive: bytes = b""
     keeps: bool = False
     take_prompt: Callable[[Prompt], None] | None = None
