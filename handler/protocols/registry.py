@@ -128,10 +128,6 @@ _MODES: dict[str, Lmi | TgiCompat | LmiDynamicBatch] = {
 }
 
 
-def _by_field(mode: Dialect, chat: Dialect) -> DispatchByField:
-    return DispatchByField(mode, _others(chat, _COMPLETIONS))
-
-
 def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
     return {
         "anthropic_version": _MESSAGES,
@@ -148,7 +144,7 @@ _ASYNC_OF_TRTLLM = DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt", "
 """The dialects of LMI's async mode with TensorRT-LLM, whose handler checks the fields in a different order."""
 
 INVOCATIONS: dict[str, Dialect] = {
-    **{name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()},
+    **{name: DispatchByField(mode, _others(Chat(mode), _COMPLETIONS)) for name, mode in _MODES.items()},
     _ASYNC.name: DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt",)),
 }
 """Maps the name of a mode to the dialects of /invocations, which include LMI's chat."""
