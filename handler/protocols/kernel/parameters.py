@@ -130,8 +130,7 @@ def stop(value: Any) -> tuple[str, ...]:
 
 @accepts(type="integer", minimum=0, maximum=1)
 def _flag_of_count(value: Any) -> bool:
-    count = integer(0, 1)  # 1 asks for the log-probability of each prompt token, without alternatives
-    return bool(count(value))
+    return bool(integer(0, 1)(value))  # 1 asks for the log-probability of each prompt token, without alternatives
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
