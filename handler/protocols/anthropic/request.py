@@ -48,7 +48,6 @@ from handler.protocols.kernel.messages import (
     TurnsReader,
     add_to_turn,
     check_taken,
-    join_turns,
     only_in,
     read_base64,
     read_url,
@@ -201,7 +200,7 @@ class MessagesReader(TurnsReader):
             self._read_content(message["role"], message.get("content"), f"{at}.content")
         if not self.chat:
             raise InvalidPayload("'messages' must not consist of x-anthropic-… lines only")
-        join_turns(self.chat)
+        self._join_turns()
         if len(self.chat) > 1 and self.chat[-1] == {"role": "assistant", "content": ""}:
             self.chat.pop()  # as in Anthropic's API, the last message may be empty
         self.continues = self.chat[-1]["role"] == "assistant"

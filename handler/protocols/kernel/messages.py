@@ -471,12 +471,16 @@ def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource])
     Args:
         media: the list to which the media are added.
     """
-    read = parts.read(content, at, media=True)
-    sources = [part for part in read if isinstance(part, MediaSource)]
+    return _joined(parts.read(content, at, media=True), media)
+
+
+def _joined(parts: Sequence[str | MediaSource], media: list[MediaSource]) -> str | list[Message]:
+    """Return the parts joined with newlines, or a list of them if they contain media, which are added to `media`."""
+    sources = [part for part in parts if isinstance(part, MediaSource)]
     if not sources:
-        return "\n".join([part for part in read if isinstance(part, str)])
+        return "\n".join([part for part in parts if isinstance(part, str)])
     media += sources
-    return [media_part(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in read]
+    return [media_part(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in parts]
 
 
 # -- chats whose messages arrive in pieces: consecutive pieces of one role form one message ----------------------------
@@ -491,7 +495,7 @@ Chat = list[dict[str, Any]]
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
     """Add parts to the last message of a chat if it has the same role, or else to a new message.
 
-    Call `join_turns` after the last part. A system message after the first message becomes a user message with tags,
+    `TurnsReader` joins them after the last one. A system message after the first becomes a user message with tags,
     because most chat templates accept a system message only at the start.
 
     Args:
@@ -519,6 +523,7 @@ class TurnsReader:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._shown: list[MediaSource] = []  # images in the results of tool calls
+        self._media: list[MediaSource] = []  # of the joined messages
         self.chat: Chat = []
         self.unknown: dict[str, None] = {}
 
@@ -527,30 +532,21 @@ class TurnsReader:
             add_to_turn(self.chat, "user", content=image)
         self._shown.clear()
 
+    def _join_turns(self) -> None:
+        """Join the texts of each message with newlines. In a message with media, they become a list of parts."""
+        for message in self.chat:
+            for name in _JOINED_FIELDS:
+                if isinstance(parts := message.get(name), list):
+                    message[name] = _joined(parts, self._media)
+            message.setdefault("content", "")
+
     def conversation(self) -> Conversation:
         """Return the joined messages as a chat template expects them, and their media."""
-        media: list[MediaSource] = []
-        return Conversation(tuple(_message_of_turn(turn, media) for turn in self.chat), media)
+        return Conversation(tuple(map(_message_of_turn, self.chat)), self._media)
 
 
-def join_turns(chat: Chat) -> None:
-    """Join the texts of each message with newlines. In a message with media, they become a list of parts."""
-    for message in chat:
-        for name in _JOINED_FIELDS:
-            if not isinstance(parts := message.get(name), list):
-                continue
-            if any(isinstance(part, MediaSource) for part in parts):
-                message[name] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-            else:
-                message[name] = "\n".join(parts)
-        message.setdefault("content", "")
-
-
-def _message_of_turn(turn: Message, media: list[MediaSource]) -> Message:
-    """Return a joined message as chat templates expect it, and append its media to `media`."""
-    content, others = turn["content"], {name: turn[name] for name in _TURN_FIELDS if name in turn}
-    if isinstance(content, list):
-        media += [part for part in content if isinstance(part, MediaSource)]
-        content = [media_part(part) if isinstance(part, MediaSource) else part for part in content]
+def _message_of_turn(turn: Message) -> Message:
+    """Return a joined message as chat templates expect it."""
     thoughts = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
-    return {"role": turn["role"], "content": content, **thoughts, **others}
+    others = {name: turn[name] for name in _TURN_FIELDS if name in turn}
+    return {"role": turn["role"], "content": turn["content"], **thoughts, **others}

@@ -32,7 +32,6 @@ from handler.protocols.kernel.messages import (
     TurnsReader,
     add_to_turn,
     check_role,
-    join_turns,
     read_arguments,
     string_at,
 )
@@ -235,7 +234,7 @@ class InputReader(TurnsReader):
         self._add_shown()
         if not self.chat:
             raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
-        join_turns(self.chat)
+        self._join_turns()
 
     def _resolved(self, item: Any, at: str) -> Any:
         """Return the stored item if `item` is a reference, or else `item` unchanged.
