@@ -366,6 +366,10 @@ class CallParser:
             write(self.advance(len(self.held) - partial_mark(self.held, ends)))
             yield from self._open()
 
+    def skip_until(self, *ends: str) -> Steps[str]:
+        """Consume text up to a mark, which is consumed and returned."""
+        return (yield from self.stream_until(lambda text: None, *ends))
+
     def json(self) -> Steps[None]:
         """Write the JSON object or list that follows as the call's arguments while it arrives."""
         end = JsonEnd(stop="<")

@@ -58,7 +58,7 @@ class KimiK3(CallParser):
                 yield from self.json()
                 before = end = ""
             else:
-                end = yield from self.stream_until(_drop, _ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
+                end = yield from self.skip_until(_ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
         self.write({"{": "{}", ", ": "}"}.get(before, ""))
         self.end_call()
         if end != _CALL_END:  # the end mark is missing, and another call or the end of all calls follows
@@ -68,10 +68,6 @@ class KimiK3(CallParser):
         """Consume and return the attributes of an element, up to its content."""
         text, _ = yield from self.until(SEPARATOR)
         return {match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)}
-
-
-def _drop(text: str) -> None:
-    pass
 
 
 _TYPES = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}

@@ -95,7 +95,7 @@ class MinimaxM3(CallParser):
     def _child(self, name: str) -> Steps[str | None]:
         """Return the name of the next element in an element, or None at its end."""
         while True:
-            yield from self.stream_until(_drop, _MARK)
+            yield from self.skip_until(_MARK)
             if (yield from self.expect("</", "<")) == "<":
                 return (yield from self._tag())
             if (yield from self._is_end(name)):
@@ -166,10 +166,6 @@ class MinimaxM3(CallParser):
 
 def _joined(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
-
-
-def _drop(text: str) -> None:
-    pass
 
 
 def _write(value: Any) -> str:

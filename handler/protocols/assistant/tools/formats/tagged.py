@@ -62,7 +62,7 @@ class TaggedCalls(CallParser):
                 end = yield from self._parameter(schema)
                 continue
             ends = (self.parameter, self.call_end, self.block_end, self.call, *self.begins)
-            end = self._until_call((yield from self.stream_until(_drop, *ends)))
+            end = self._until_call((yield from self.skip_until(*ends)))
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
 
@@ -108,10 +108,6 @@ class TaggedCalls(CallParser):
         if quote:
             yield from self.expect(quote)
         return name.strip()
-
-
-def _drop(text: str) -> None:
-    pass
 
 
 class Qwen3Coder(TaggedCalls):
@@ -259,7 +255,7 @@ class MiniCpm5(TaggedCalls):
         if not (yield from self.take(_DATA)):
             return (yield from super().value(value, ends))
         yield from self.stream_until(value.feed, _DATA_END)
-        return (yield from self.stream_until(_drop, *ends))
+        return (yield from self.skip_until(*ends))
 
 
 _DATA, _DATA_END = "<![CDATA[", "]]>"
