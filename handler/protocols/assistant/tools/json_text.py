@@ -110,7 +110,7 @@ PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\
 
 _ANY_STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
@@ -123,9 +123,9 @@ def as_json(text: str, types: frozenset[str]) -> str:
     plain = text.strip()
     if "null" in types and (plain.lower() == "null" or plain == "None"):
         return "null"
-    if "number" in types and _NUMBER.fullmatch(plain):
+    if "number" in types and NUMBER.fullmatch(plain):
         return plain
-    if "integer" in types and _NUMBER.fullmatch(plain) and is_digits(plain.lstrip("-")):
+    if "integer" in types and NUMBER.fullmatch(plain) and is_digits(plain.lstrip("-")):
         return plain
     if "boolean" in types and plain.lower() in _BOOLEANS:
         return _BOOLEANS[plain.lower()]

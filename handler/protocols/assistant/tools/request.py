@@ -17,7 +17,7 @@ from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
-from handler.protocols.assistant.tools.parsing import HF, CallsOrText, Format, NamedCall
+from handler.protocols.assistant.tools.parsing import HF, NAME, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
@@ -224,7 +224,6 @@ MAX_TOOLS = 128  # OpenAI's limit
 AUTO, NONE = "auto", "none"
 """Values of the parser options that are not the name of a parser."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _CHOICES = (
     "must be none, auto, required, the name of a tool, or an object with the 'type' function or allowed_tools that "
     "names tools of the request"
@@ -237,7 +236,7 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
 _FUNCTION: Mapping[str, Shape] = {
-    "name": {**TEXT, "pattern": f"^{_NAME.pattern}$"},
+    "name": {**TEXT, "pattern": f"^{NAME.pattern}$"},
     "description": nullable(TEXT),
     "parameters": {"type": ["object", "null"]},
     "strict": nullable(FLAG),
@@ -470,7 +469,7 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
     name, about, parameters = function.get("name"), function.get("description"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidParameter(f"{at}.function.name: must be 1 to 64 letters, digits, '_', '-' or '.'")
     if about is not None and not isinstance(about, str):
         raise InvalidParameter(f"{at}.function.description: must be a string")

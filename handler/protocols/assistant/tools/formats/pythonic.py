@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import PYTHON_ESCAPES, ParameterValue, dumps
+from handler.protocols.assistant.tools.json_text import NUMBER, PYTHON_ESCAPES, ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
 _UNQUOTED = re.compile(r"[\w.+\-]{1,256}")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # leading zeros, which models write in months
 _QUOTES = ('"""', "'''", '"', "'")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -84,7 +83,7 @@ class PythonicCalls(CallParser):
             yield from self._string()
         else:
             bare = _ZEROS.sub(r"\1", (yield from self.run(_UNQUOTED)))
-            if bare not in _WORDS and not _NUMBER.fullmatch(bare):
+            if bare not in _WORDS and not NUMBER.fullmatch(bare):
                 raise BrokenCall
             self.write(_WORDS.get(bare) or bare)
 
