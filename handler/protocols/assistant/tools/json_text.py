@@ -108,7 +108,7 @@ def is_object(text: str) -> bool:
 PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 """The characters that Python's escapes stand for, by the character after the backslash."""
 
-_ANY_STRING = frozenset({"string"})
+STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
@@ -181,7 +181,7 @@ class ParameterValue:
     """
 
     def __init__(self, types: frozenset[str], write: Callable[[str], None], *, trim: bool = False) -> None:
-        self._types = types or _ANY_STRING
+        self._types = types or STRING
         self._write = write
         self._trim = trim  # whether a newline before the text may still follow
         self._trims = trim
@@ -207,7 +207,7 @@ class ParameterValue:
     def _is_string(self, text: str) -> bool:
         """Return whether the value is a string, after `text` has arrived."""
         if self._types != _STRING_OR_NULL:
-            return self._types == _ANY_STRING
+            return self._types == STRING
         start = (self._start + text).lstrip()
         word = start.rstrip()
         self._start = word if word == start else f"{word} "  # a single space at the end, so that it stays short

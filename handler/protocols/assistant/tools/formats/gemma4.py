@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema
-from handler.protocols.assistant.tools.json_text import ParameterValue, as_json, dumps
+from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
 _UNQUOTED = re.compile(r"[^,{}\[\]<>]{1,256}")
-_STRING = frozenset({"string"})
 _DEPTH = 32  # nested objects and lists
 
 
@@ -70,7 +69,7 @@ class Gemma4(CallParser):
                 yield from self._members("}" if sign == "{" else "]", schemas, member, depth + 1)
             elif (yield from self.take(self.quote)):
                 types = schemas.types(member)
-                value = ParameterValue(_STRING if "string" in types else types, self.write)
+                value = ParameterValue(STRING if "string" in types else types, self.write)
                 yield from self.stream_until(value.feed, self.quote)
                 value.close()
             else:

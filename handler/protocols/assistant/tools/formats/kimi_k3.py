@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.assistant.tools.grammar import ANY, Notation
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
+from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
@@ -20,7 +20,6 @@ _CALL, _CALL_END = f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}"
 _ARGUMENT, _ARGUMENT_END = f"{OPEN}argument ", f"{CLOSE}argument{SEPARATOR}"
 _JSON, _JSON_END = f"{OPEN}json ", f"{CLOSE}json{SEPARATOR}"
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-_STRING = frozenset({"string"})
 
 
 class KimiK3(CallParser):
@@ -48,7 +47,7 @@ class KimiK3(CallParser):
                 attributes = yield from self._attributes()
                 self.write(f"{before}{dumps(attributes.get('key', ''))}: ")
                 before = ", "
-                value = ParameterValue(_STRING if attributes.get("type", "string") == "string" else ANY, self.write)
+                value = ParameterValue(STRING if attributes.get("type", "string") == "string" else ANY, self.write)
                 end = yield from self.stream_until(value.feed, _ARGUMENT_END, _ARGUMENT, _CALL_END, _TOOLS_END)
                 value.close()
             elif end == _JSON and before == "{":

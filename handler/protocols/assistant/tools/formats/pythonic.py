@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import NUMBER, PYTHON_ESCAPES, ParameterValue, dumps
+from handler.protocols.assistant.tools.json_text import NUMBER, PYTHON_ESCAPES, STRING, ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
@@ -114,7 +114,7 @@ class PythonicCalls(CallParser):
 
     def _string(self) -> Steps[None]:
         quote = yield from self.expect(*_QUOTES)
-        value = ParameterValue(frozenset({"string"}), self.write)
+        value = ParameterValue(STRING, self.write)
         value.feed("")
         while (yield from self.stream_until(value.feed, quote, "\\")) != quote:
             sign = yield from self.skip("")

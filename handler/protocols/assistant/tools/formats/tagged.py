@@ -13,7 +13,7 @@ from handler.core.framing import refuse_constant
 from handler.protocols.assistant.events import Ending
 from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema, pairs
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
+from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps, Tool
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")
@@ -75,7 +75,7 @@ class TaggedCalls(CallParser):
         types = schema.types(schema.property(schema.root, key))
         attributes, _ = yield from self.until(">")
         if 'string="true"' in attributes and (not types or "string" in types):
-            types = frozenset({"string"})
+            types = STRING
         elif 'string="false"' in attributes and not types:
             types = ANY
         self.write_key(schema, key)
