@@ -141,20 +141,23 @@ class CallOutput:
         self._written: list[str] = []  # arguments after the last event
 
     def begin(self, name: str) -> None:
+        """Start a call."""
         self._add(CallStart(self.count, name))
         self.count += 1
         self._space, self.after_call, self._in_call = [], True, True
 
     def write(self, text: str) -> None:
+        """Append text to the JSON of the call's arguments."""
         if text:
             self._written.append(text)
 
-    def end(self, ending: Ending) -> None:
+    def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         if self._in_call:
             self._add(CallEnd(self.count - 1, ending))
         self._in_call = False
 
     def show(self, text: str) -> None:
+        """Emit text. White space after a call is emitted only if other text follows it."""
         if self.after_call and not text.strip():
             self._space.append(text)
         elif text:
@@ -180,7 +183,7 @@ class CallOutput:
         self._written = []
 
 
-class CallParser:
+class CallParser(CallOutput):
     """Base class of parsers for text with calls.
 
     A subclass implements `calls` with the steps below. If `BrokenCall` is raised or the answer ends before a call has
@@ -199,12 +202,12 @@ class CallParser:
     at_start = False
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__()
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.held = ""  # text that no step has consumed yet
         self._taken: list[str] = []  # text that steps have consumed since the mark or the last call
         self._committed = False
         self._closable = False  # whether only closing brackets and quotes are missing in the arguments
-        self._output = CallOutput()
         self._schemas: dict[str, ToolSchema] = {}
         self._steps: Steps[None] | None = None  # None until text arrives, so that a new parser can be copied
 
@@ -214,16 +217,16 @@ class CallParser:
             if self._steps is None:
                 self._steps = self._run()
             next(self._steps)
-        return self._output.pop()
+        return self.pop()
 
     def flush(self) -> list[Event]:
         if self._steps is not None:
             self._steps.close()
-            if not (self._output.after_call and self._begins_call(self.taken + self.held)):
+            if not (self.after_call and self._begins_call(self.taken + self.held)):
                 self._end_block(self.held)
             self.end_call(Ending.OPEN if self._closable and not self.held.strip() else Ending.BROKEN)
             self.held = ""
-        return self._output.pop()
+        return self.pop()
 
     def calls(self, begin: str) -> Steps[None]:
         """Read the calls after a mark, up to the text that follows them.
@@ -249,22 +252,13 @@ class CallParser:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    @property
-    def count(self) -> int:
-        """The number of calls so far."""
-        return self._output.count
-
     def begin(self, name: str) -> None:
         """Start a call. Its text cannot be emitted as text any more."""
-        self._output.begin(name)
+        super().begin(name)
         self.commit()
 
-    def write(self, text: str) -> None:
-        """Append text to the JSON of the call's arguments."""
-        self._output.write(text)
-
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
-        self._output.end(ending)
+        super().end_call(ending)
         self._committed = False
 
     def drop(self) -> None:
@@ -274,10 +268,6 @@ class CallParser:
     def commit(self) -> None:
         """Discard the text consumed so far, and stop recording consumed text until the call ends."""
         self._taken, self._committed = [], True
-
-    def show(self, text: str) -> None:
-        """Emit text. White space after a call is emitted only if other text follows it."""
-        self._output.show(text)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -407,7 +407,7 @@ class MuseGlimmer(TaggedCalls):
             mark = (yield from self.take(*marks)) or (yield from self.stream_until(self._show, *marks))
             if mark == self.call:
                 yield from self._call()
-            elif mark == self.block_end and self._output.after_call:
+            elif mark == self.block_end and self.after_call:
                 self.drop()
             elif mark not in (self.block, self.block_end):
                 return self._end(mark)
