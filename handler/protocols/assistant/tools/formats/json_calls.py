@@ -312,20 +312,22 @@ _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 _ONE_A_MARK = Notation(
     ('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"), between="\n", mark="<tool_call>"
 )
-_LIST = Notation(_OBJECT, ("<tool_call>[", "]</tool_call>"), ", ", mark="<tool_call>")
+
+
+def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> dict[str, Notation]:
+    return {"": Notation(call, (f"{parser.begins[0]}[", f"]{parser.end}"), ", ", mark=parser.begins[0])}
+
 
 HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
 """Each call is an object between marks of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
-SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations={"": _LIST})
+SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations=_list_between(Hermes))
 """A list of objects between the marks (source: SmolLM2's documentation)."""
 
 GRANITE4 = Format("granite4", Hermes, HERMES.marks, notations=HERMES.notations)
 """The same as hermes (source: the chat template of granite-4.0)."""
 
-_AFTER_A_MARK = Notation(_OBJECT, ("<|tool_call|>[", "]"), ", ", mark="<|tool_call|>")
-
-GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", {"": _AFTER_A_MARK})
+GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", _list_between(Granite))
 """A list of objects after a mark, which is a special token in Granite 3.0 and text in 3.1 (source: their templates)."""
 
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
@@ -349,10 +351,6 @@ LONGCAT = Format(
     {"": _ONE_A_MARK._replace(call=(f"{LongCat.begins[0]}{_OBJECT[0]}", f"}}{LongCat.end}"), mark=LongCat.begins[0])},
 )
 """Like hermes, but with other markers (source: vLLM 0.33)."""
-
-
-def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> dict[str, Notation]:
-    return {"": Notation(call, (f"{parser.begins[0]}[", f"]{parser.end}"), ", ", mark=parser.begins[0])}
 
 
 JAMBA = Format("jamba", Jamba, (*Jamba.begins, Jamba.end), "<tool_calls>", _list_between(Jamba))
@@ -506,12 +504,11 @@ class Mistral(JsonCalls):
 
 
 _MISTRAL_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
-_MISTRAL_LIST = Notation(_OBJECT, (f"{_CALLS}[", "]"), ", ", mark=_CALLS)
 
 MISTRAL = Format(
     "mistral",
     Mistral,
     (_CALLS, _CALL_ID, _ARGUMENTS),
     r"\[TOOL_CALLS\]",
-    {_ARGUMENTS: _MISTRAL_NAMED, "": _MISTRAL_LIST},
+    {_ARGUMENTS: _MISTRAL_NAMED, **_list_between(Mistral)},
 )
