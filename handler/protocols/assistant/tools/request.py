@@ -342,7 +342,9 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return Tools(unknown=unknown)
     result = Tools(tools, mode or "auto", name, parallel is False, allowed, unknown=unknown)
     format = choose_format(context)
-    notation = _ruled_notation(format, context)
+    notation = _notation(context.chat_template, format)
+    if notation is not None and notation.style not in context.structural_tags:
+        notation = None
     if result.choice == "auto":
         if format is None and context.config.tool_call_parser != NONE:
             raise InvalidParameter(
@@ -354,17 +356,11 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     if notation is not None:
         rule = calls(notation, called, single=result.single or bool(name))
         return result._replace(format=format, structured_output=_rule(f"for {choice}", lambda: structural_tag(rule)))
-    schema = _parameters(called[0]) if name else _calls(tools, choice, single=result.single)
+    schema = called[0]["function"]["parameters"] if name else _calls(tools, choice, single=result.single)
     listed = _rule(f"for {choice}", lambda: json_schema(schema))
     if not name and (lost := _REFERENCE.search(listed.value)):
         raise choice.refused(f"a tool's $ref {lost[1]!r} must begin with '#/$defs/' or '#/definitions/'")
     return result._replace(structured_output=listed)
-
-
-def _ruled_notation(format: Format | None, context: ServerContext) -> Notation | None:
-    """Return the notation of calls in structured output, or None if the format or the engine does not support any."""
-    notation = None if format is None else format.notation(context.chat_template)
-    return notation if notation is not None and notation.style in context.structural_tags else None
 
 
 def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
@@ -483,16 +479,12 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
 
 
-def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(tool["function"]["parameters"])
-
-
 def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bool) -> dict[str, Any]:
     """Return the schema of a list of calls. Definitions are moved to its root, where references look them up."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:
-        parameters = _parameters(tool)
+        parameters = dict(tool["function"]["parameters"])
         _move_definitions(parameters, definitions, choice)
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}
         items.append(
