@@ -273,12 +273,9 @@ class ToolSchema:
         if not isinstance(reference, str):
             return None
         if reference not in self._targets:
-            self._targets[reference] = self._look_up(reference)
+            start, *keys = reference.split("/")
+            target = self.root if start == "#" else None
+            for key in keys:
+                target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+            self._targets[reference] = target
         return self._targets[reference]
-
-    def _look_up(self, reference: str) -> Any:
-        start, *keys = reference.split("/")
-        target = self.root if start == "#" else None
-        for key in keys:
-            target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        return target
