@@ -116,17 +116,13 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
             waiting += [argument for argument in get_args(kind) if not isinstance(argument, str | tuple)]
         elif kind.__name__ not in components:
             fields = get_type_hints(kind, include_extras=True)
-            components[kind.__name__] = _component(kind, fields)
+            required, optional = dict[str, Shape](), dict[str, Shape]()
+            for name, field in fields.items():
+                is_optional = name in kind.__optional_keys__ or OPTIONAL in getattr(field, "__metadata__", ())
+                (optional if is_optional else required)[name] = schema_of_type(field)
+            components[kind.__name__] = record(required, optional)
             waiting += fields.values()
     return components
-
-
-def _component(kind: Any, fields: Mapping[str, Any]) -> Shape:
-    required, optional = dict[str, Shape](), dict[str, Shape]()
-    for name, field in fields.items():
-        is_optional = name in kind.__optional_keys__ or OPTIONAL in getattr(field, "__metadata__", ())
-        (optional if is_optional else required)[name] = schema_of_type(field)
-    return record(required, optional)
 
 
 # -- JSON schemas of readers -------------------------------------------------------------------------------------------
