@@ -54,20 +54,16 @@ class _Step(NamedTuple):
 
 
 class _Class:
-    """A literal character or a character class in Python's notation. Results are cached by character."""
+    """A literal character or a character class in Python's notation.
+
+    Attributes:
+        has: returns whether a character belongs to the class. Results are cached.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._matches = re.compile(source, re.DOTALL).fullmatch
-        self._known: dict[str, bool] = {}
-
-    def has(self, character: str) -> bool:
-        known = self._known.get(character)
-        if known is None:
-            known = self._matches(character) is not None
-            if len(self._known) < 4096:
-                self._known[character] = known
-        return known
+        matches = re.compile(source, re.DOTALL).fullmatch
+        self.has = functools.lru_cache(4096)(lambda character: matches(character) is not None)
 
 
 _Saved = tuple[int, ...]
@@ -107,6 +103,7 @@ class Pattern:
         at_start: whether an empty text matches at the start of an answer.
         at_end: whether an empty text matches at the end of an answer.
         literals: the sequences of literal characters in the pattern.
+        move: returns the transition by a character from a state without assertions. Results are cached.
 
     Raises:
         ValueError: the text is not a pattern, is too long, or cannot be matched in one pass.
@@ -123,7 +120,7 @@ class Pattern:
         self.no_groups: _Saved = (-1,) * (2 * len(self.groups) + 1)  # the first slot is the start of the lookahead
         self.literals = list(_literals(tree))
         self._asserts = any(step.kind == _ASSERT and step.value != "^" for step in self.steps)
-        self._moves: dict[tuple[_State, str], _Move] = {}
+        self.move = functools.lru_cache(_MOST_MOVES)(self._find_move)
         self.firsts, signs = self._first()
         self.at_start = "^" in signs
         self.at_end = "$" in signs
@@ -136,16 +133,8 @@ class Pattern:
         attempt.feed(text, final=True)
         return attempt.match(text)
 
-    def move(self, state: _State, character: str) -> _Move:
-        """Return the transition by a character from a state without assertions."""
-        move = self._moves.get((state, character))
-        if move is None:
-            if len(self._moves) >= _MOST_MOVES:
-                self._moves.clear()
-            move = self._moves[state, character] = self._find_move(state, character)
-        return move
-
     def _find_move(self, state: _State, character: str) -> _Move:
+        """Find the transition by a character from a state without assertions."""
         paths: list[tuple[int, _Path]] = []
         seen = set[int]()
         for index, at in enumerate(state):
