@@ -225,17 +225,21 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
 
 
 class PreparedDocument(Reply):
-    """Sends a JSON document that was made in advance, without the engine."""
+    """Sends a JSON document that is made in advance, without the engine.
+
+    Attributes:
+        body: the document.
+    """
 
     content_type = JSON.content_type
     finished = False
 
     def __init__(self, body: bytes) -> None:
-        self._body = body
+        self.body = body
 
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = True
-        return self._body
+        return self.body
 
 
 _PART = 1 << 10  # values encoded at a time; encoding and freeing them holds the GIL
@@ -250,29 +254,21 @@ def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
     yield b"]" if before == b"," else b"[]"
 
 
-class PromptDocument(PreparedDocument):
-    """Sends a JSON document made from a request's prompt, without the engine.
+def prompt_request(
+    request: Request, render: Callable[[Prompt], Iterable[bytes]], errors: ErrorFormat, ignored: Sequence[str]
+) -> ParsedRequest:
+    """Return a parsed request whose response is made from its prompt, without the engine.
 
     Args:
         render: makes the document's JSON, which may take long. It yields parts, so that other threads can take the GIL
             between them.
     """
+    reply = PreparedDocument(b"")
 
-    def __init__(self, render: Callable[[Prompt], Iterable[bytes]]) -> None:
-        super().__init__(b"")
-        self._render = render
+    def take(prompt: Prompt) -> None:  # on any thread, because the document is sent only afterwards
+        reply.body = b"".join(render(prompt))
 
-    def take(self, prompt: Prompt) -> None:
-        """Render the document. This is thread-safe, because the document is sent only afterwards."""
-        self._body = b"".join(self._render(prompt))
-
-
-def prompt_request(
-    request: Request, render: Callable[[Prompt], Iterable[bytes]], errors: ErrorFormat, ignored: Sequence[str]
-) -> ParsedRequest:
-    """Return a parsed request whose response is made from its prompt, without the engine."""
-    reply = PromptDocument(render)
-    return ParsedRequest((request,), reply, errors, ignored, take_prompt=reply.take)
+    return ParsedRequest((request,), reply, errors, ignored, take_prompt=take)
 
 
 # -- streams: the parts of a response and their order, which is the same for all dialects ------------------------------
