@@ -343,9 +343,7 @@ def _top_p(value: Any) -> dict[str, Any]:
 def _early_stopping(value: Any) -> bool:
     """Read LMI's boolean, or TensorRT-LLM's 0 or 1."""
     value = single(lambda item: item)(value)
-    if isinstance(value, bool):
-        return value
-    if type(value) is not int or value not in (0, 1):
+    if type(value) not in (bool, int) or value not in (0, 1):
         raise ValueError("must be true, false, 1, 0, or a tensor of shape [1] that contains one of these values")
     return bool(value)
 
