@@ -100,21 +100,15 @@ class DispatchByOpenAi(DispatchByField):
     """
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not (isinstance(body, dict) and _names_no_model(body, context)):
-            return super().parse(body, context)
-        parsed = super().parse({**body, "model": None}, context)
-        return parsed._replace(ignored=[*parsed.ignored, "model"])
-
-
-def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether `model` names neither the model nor an adapter. If its type is wrong, the dialect reports it."""
-    try:
-        read_model(body, context)
-    except ModelNotFound:
-        return True
-    except InvalidParameter:
-        return False
-    return False
+        if isinstance(body, dict):
+            try:
+                read_model(body, context)
+            except ModelNotFound:
+                parsed = super().parse({**body, "model": None}, context)
+                return parsed._replace(ignored=[*parsed.ignored, "model"])
+            except InvalidParameter:
+                pass  # its type is wrong, which the dialect reports
+        return super().parse(body, context)
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
