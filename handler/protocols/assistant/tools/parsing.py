@@ -246,9 +246,7 @@ class CallParser(CallOutput):
 
     def schema(self, tool: str) -> ToolSchema:
         """Return the schema of a tool's arguments."""
-        if tool not in self._schemas:
-            self._schemas[tool] = ToolSchema(self.tools.get(tool, {}).get("parameters"))
-        return self._schemas[tool]
+        return self._schemas.setdefault(tool, ToolSchema(self.tools.get(tool, {}).get("parameters")))
 
     # -- events ------------------------------------------------------------------------------------------------------
 
