@@ -17,7 +17,7 @@ from handler.protocols.assistant.events import AnswerParser
 from handler.protocols.assistant.reasoning import thinking_parser
 from handler.protocols.assistant.reasoning_families import FAMILIES
 from handler.protocols.assistant.response_template.parsing import ResponseParser
-from handler.protocols.assistant.response_template.pattern import Pattern
+from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
 from handler.protocols.assistant.response_template.template import read_response_template
 from handler.protocols.assistant.tools.formats import FORMATS
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, answers
@@ -197,7 +197,9 @@ def test_a_hostile_template_is_read_at_once() -> None:
     for _ in range(6):
         empty = f"(?:{empty}{{256}})"
     assert cpu_time(lambda: Pattern(f"a{empty}b")) < 1
-    assert Pattern(f"a{empty}b").match("ab") is not None
+    attempt = Attempt(Pattern(f"a{empty}b"), before="")
+    attempt.feed("ab", final=True)
+    assert attempt.match("ab") is not None
     many = _calls("text")
     many["transform"] = {"name": "time", "arguments": {f"k{number}": "{content}" for number in range(1000)}}
     with pytest.raises(ValueError, match="has 1000 placeholders; the maximum is 64"):

@@ -127,12 +127,6 @@ class Pattern:
         if "" in signs:
             raise ValueError("can match an empty text anywhere")
 
-    def match(self, text: str) -> Match | None:
-        """Return the match at the start of a complete text, or None if there is none."""
-        attempt = Attempt(self, before="")
-        attempt.feed(text, final=True)
-        return attempt.match(text)
-
     def _find_move(self, state: _State, character: str) -> _Move:
         """Find the transition by a character from a state without assertions."""
         paths: list[tuple[int, _Path]] = []
