@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -107,7 +107,7 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
-    """Move each call to a message of its own, followed by its results."""
+    """Move each call to a message of its own, followed by its results. Results of no call come last."""
     separated: list[Message] = []
     waiting = deque(messages)
     while waiting:
@@ -119,21 +119,11 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
         while waiting and waiting[0]["role"] == "tool":
             result = waiting.popleft()
             results.setdefault(result.get("tool_call_id", ""), []).append(result)
-        separated += _separated(message, results)
+        for number, call in enumerate(message["tool_calls"]):
+            whole = {"role": message["role"], "content": ""} if number else message
+            separated += [{**whole, "tool_calls": [call]}, *results.pop(call.get("id", ""), ())]
+        separated += itertools.chain(*results.values())
     return separated
-
-
-def _separated(message: Message, results: dict[str, list[Message]]) -> Iterator[Message]:
-    """Yield a message for each call of a message, followed by the call's results, and then the other results.
-
-    Args:
-        results: the results by the call's id.
-    """
-    for number, call in enumerate(message["tool_calls"]):
-        whole = {"role": message["role"], "content": ""} if number else message
-        yield {**whole, "tool_calls": [call]}
-        yield from results.pop(call.get("id", ""), ())
-    yield from itertools.chain(*results.values())
 
 
 def _with_one_text(message: Message) -> Message:
