@@ -14,10 +14,10 @@ class SectionedCalls(CallParser):
 
     Attributes:
         section_end: the mark after all calls.
-        call: the mark before each call.
+        call, call_end: the marks around each call. The second one may be missing.
     """
 
-    section_end = call = ""
+    section_end = call = call_end = ""
 
     def calls(self, begin: str) -> Steps[None]:
         if begin == self.section_end and not self.count:
@@ -39,7 +39,7 @@ class SectionedCalls(CallParser):
 
     def tail(self) -> Steps[None]:
         """Consume the text after a call's arguments, which belongs to the call."""
-        raise NotImplementedError
+        yield from self.take(self.call_end)
 
     def _call(self) -> Steps[None]:
         name = yield from self.head()
@@ -63,7 +63,7 @@ _FENCE, _JSON_FENCE = "```", "```json"
 class DeepSeekV31(SectionedCalls):
     """Parses DeepSeek V3.1's calls, which consist of a name, a separator and arguments."""
 
-    section_end, call = _CALLS_END, _CALL
+    section_end, call, call_end = _CALLS_END, _CALL, _CALL_END
     begins = (_CALLS, _CALLS_END, _CALL)
 
     def head(self) -> Steps[str]:
@@ -72,9 +72,6 @@ class DeepSeekV31(SectionedCalls):
         yield from self.skip()
         yield from self.expect(_SEPARATOR)
         return name
-
-    def tail(self) -> Steps[None]:
-        yield from self.take(_CALL_END)
 
 
 class DeepSeekV3(DeepSeekV31):
@@ -108,7 +105,7 @@ _KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_cal
 
 
 class KimiK2(SectionedCalls):
-    section_end, call = _KIMI_SECTION_END, _KIMI_CALL
+    section_end, call, call_end = _KIMI_SECTION_END, _KIMI_CALL, _KIMI_CALL_END
     begins = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL)
 
     def head(self) -> Steps[str]:
@@ -117,9 +114,6 @@ class KimiK2(SectionedCalls):
         if not NAME.fullmatch(name):
             raise BrokenCall
         return name
-
-    def tail(self) -> Steps[None]:
-        yield from self.take(_KIMI_CALL_END)
 
 
 _KIMI_NOTATION = Notation(
