@@ -367,7 +367,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
             **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
         }
     if role == "user":
-        return {"role": role, "content": _content(content, f"{at}.content", parts, media)}
+        return {"role": role, "content": _joined(parts.read(content, f"{at}.content", media=True), media)}
     result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
     if role == "tool":
         result |= {name: string_at(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
@@ -388,7 +388,8 @@ def _reasoning(text: str) -> dict[str, str]:
 
 def _check_arguments(messages: list[Any]) -> None:
     """Raise InvalidPayload if the arguments of tool calls are too long: other requests wait while they are parsed."""
-    calls = [call for message in messages for call in _list(message, "tool_calls")]
+    lists = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
+    calls = [call for sent in lists if isinstance(sent, list) for call in sent]
     if not calls:
         return
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
@@ -399,11 +400,6 @@ def _check_arguments(messages: list[Any]) -> None:
             f"messages[].tool_calls: the arguments of a call may have at most {MAX_ARGUMENTS} characters, and all "
             f"arguments together at most {MAX_ALL_ARGUMENTS}"
         )
-
-
-def _list(message: Any, name: str) -> list[Any]:
-    value = message.get(name) if isinstance(message, dict) else None
-    return value if isinstance(value, list) else []
 
 
 def _tool_calls(value: Any, at: str, unknown: dict[str, None]) -> list[dict[str, Any]]:
@@ -463,15 +459,6 @@ def string_at(value: Any, at: str) -> str:
 def _text(content: Any, at: str, parts: PartReader) -> str:
     """Return the text of a message's content without media. Parts are joined with newlines, as in LMI and vLLM."""
     return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
-
-
-def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource]) -> str | list[Message]:
-    """Return the text of a message's content, or a list of its parts if it contains media.
-
-    Args:
-        media: the list to which the media are added.
-    """
-    return _joined(parts.read(content, at, media=True), media)
 
 
 def _joined(parts: Sequence[str | MediaSource], media: list[MediaSource]) -> str | list[Message]:
