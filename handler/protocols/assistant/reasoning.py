@@ -90,15 +90,12 @@ class MarkedReasoningParser(MarksParser):
         return self._beside(text) if self._over else super().feed(text)
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
-        if self.thinking:
-            return self._in_reasoning(events, final=final)
         if self._over:
             rest, self._held = self._held, ""
             events += self._beside(rest)
             return False
-        return self._read_beside(events, final=final)
-
-    def _in_reasoning(self, events: list[Event], *, final: bool) -> bool:
+        if not self.thinking:
+            return self._read_beside(events, final=final)
         family = self._family
         thought, mark, self._held = split(self._held, self._inside, final=final)
         if family.strips:
