@@ -158,20 +158,14 @@ class Unframed(MarksParser):
         self._end: list[str] = []  # marks that may end the answer, and the white space after them
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
-        return self._text(events, final=final) if self._begun else self._start(events, final=final)
-
-    def _start(self, events: list[Event], *, final: bool) -> bool:
-        """Drop the mark before the text, and return whether the text has started."""
-        start = self._held.lstrip()
-        events += self._beside(self._held[: len(self._held) - len(start)])
-        self._held = start
-        mark = next(filter(start.startswith, self._opening), "")
-        self._held = start.removeprefix(mark)
-        self._begun = bool(mark) or final or not any(mark.startswith(start) for mark in self._opening)
-        return self._begun
-
-    def _text(self, events: list[Event], *, final: bool) -> bool:
-        """Read up to a mark that may end the answer, and return whether there is more to parse."""
+        """Drop the mark before the text. Then read up to a mark that may end the answer."""
+        if not self._begun:
+            start = self._held.lstrip()
+            events += self._beside(self._held[: len(self._held) - len(start)])
+            mark = next(filter(start.startswith, self._opening), "")
+            self._held = start.removeprefix(mark)
+            self._begun = bool(mark) or final or not any(mark.startswith(start) for mark in self._opening)
+            return self._begun
         if not self._closing:
             events += self._beside(self._held)
             self._held = ""
