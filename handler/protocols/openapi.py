@@ -194,6 +194,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
         }
     if any(entry.texts for entry in described):
         content["text/plain"] = {"schema": {"type": "string"}}
+    forms = [ref(dialect.description.request) for dialect in dialects if dialect.forms]
     titles = ", ".join(entry.title for entry in described)
     group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate an answer"))
     return {
@@ -207,7 +208,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
                     "schema": _any_of([ref(entry.request) for entry in described]),
                     "examples": {entry.title: {"value": entry.example} for entry in described},
                 },
-                **_forms(dialects),
+                **({"multipart/form-data": {"schema": _any_of(forms)}} if forms else {}),
             },
         },
         "responses": {
@@ -225,11 +226,6 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
             },
         },
     }
-
-
-def _forms(dialects: Sequence[Dialect]) -> dict[str, Any]:
-    shapes = [ref(dialect.description.request) for dialect in dialects if dialect.forms]
-    return {"multipart/form-data": {"schema": _any_of(shapes)}} if shapes else {}
 
 
 def _shapes(kinds: Iterable[Any]) -> list[Shape]:
