@@ -422,13 +422,9 @@ def _choice(choice: NamedValue, names: Sequence[str]) -> tuple[str, str]:
     value = choice.value
     if value is None:
         return "", ""
-    if isinstance(value, str):
-        if value in ("none", "auto", "required"):
-            return value, ""
-        if value not in names:
-            raise choice.refused(_CHOICES)
-        return "named", value  # as in TGI and its client
-    name = _function_name(value)
+    if value in ("none", "auto", "required"):
+        return value, ""
+    name = value if isinstance(value, str) else _function_name(value)  # a plain name as in TGI and its client
     if name is None or name not in names:
         raise choice.refused(_CHOICES)
     return "named", name
