@@ -410,12 +410,9 @@ def tgi_grammar(value: Any) -> StructuredOutput:
 def response_format(value: Any) -> StructuredOutput | None:
     """Read OpenAI's `response_format`. `strict` has no effect: engines always enforce a schema as far as they can."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
+    if kind in ("text", "json_object"):
         _only(value, "type")
-        return None
-    if kind == "json_object":
-        _only(value, "type")
-        return StructuredOutput("json_object", "")
+        return StructuredOutput("json_object", "") if kind == "json_object" else None
     if kind != "json_schema":
         raise ValueError("must be an object with a 'type' that is text, json_object or json_schema")
     _only(value, "type", "json_schema")
