@@ -436,7 +436,7 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
                 raise sent(field).refused(
                     f"structured output decides where the answer ends; leave out {sent('structured_output').name}"
                 )
-    refuse: Collection[str]
+    refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise sent("num_beams").refused(f"beam search does not sample; leave out {sent('do_sample')}")
@@ -444,8 +444,6 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
             raise sent("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
         refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]
         why = "is not available with num_beams > 1"
-    else:
-        refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
     for field in refuse:
         if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
             raise sent(field).refused(why)
