@@ -28,20 +28,15 @@ class Harmony(CallParser):
         yield from self.until(_MESSAGE)
         recipient = _RECIPIENT.search(re.sub(r"<\|\w+\|>", " ", self.taken))
         if recipient is None:
-            yield from self._text_message()
-            return
-        name = recipient[1].removeprefix("functions.")
-        if not NAME.fullmatch(name):
-            raise BrokenCall
-        self.begin(name)
-        end = yield from self.stream_until(self.write, _CALL, _END, _RETURN, _START)
-        self.end_call()
-        if end == _START:
-            self.held = end + self.held
-
-    def _text_message(self) -> Steps[None]:
-        self.commit()
-        end = yield from self.stream_until(self.show, _END, _RETURN, _CALL, _START)
+            self.commit()
+            end = yield from self.stream_until(self.show, _CALL, _END, _RETURN, _START)
+        else:
+            name = recipient[1].removeprefix("functions.")
+            if not NAME.fullmatch(name):
+                raise BrokenCall
+            self.begin(name)
+            end = yield from self.stream_until(self.write, _CALL, _END, _RETURN, _START)
+            self.end_call()
         if end == _START:
             self.held = end + self.held
 

@@ -388,7 +388,7 @@ class MuseGlimmer(TaggedCalls):
         recipient = _MUSE_RECIPIENT.search(self.taken.replace(_MUSE_START, " ").replace(_MUSE_MESSAGE, " "))
         self.drop()
         if recipient is None or recipient[1] in _MUSE_NO_TOOLS:
-            yield from self._text_message()
+            self._end((yield from self.stream_until(self._show, *_MUSE_ENDS, _MUSE_START)))
         else:
             yield from self._call_message()
 
@@ -396,9 +396,6 @@ class MuseGlimmer(TaggedCalls):
         """Return the tool's name. The chat template shows a tool `f` as a namespace, so the model may write `f.f`."""
         first, _, last = name.partition(".")
         return first if first == last and name not in self.tools and first in self.tools else name
-
-    def _text_message(self) -> Steps[None]:
-        self._end((yield from self.stream_until(self._show, *_MUSE_ENDS, _MUSE_START)))
 
     def _call_message(self) -> Steps[None]:
         marks = (self.block, self.block_end, self.call, *_MUSE_ENDS, _MUSE_START)
