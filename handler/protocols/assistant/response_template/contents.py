@@ -308,14 +308,13 @@ _PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class Placeholder(NamedTuple):
-    """A placeholder in a transform, which consists of a name and of keys into the value with that name."""
+    """A placeholder in a transform. Its path is a name, and keys into the value with that name."""
 
-    root: str
-    keys: tuple[str, ...]
+    path: tuple[str, ...]
 
     def find(self, scope: Mapping[str, Any]) -> Any:
         value: Any = scope
-        for key in (self.root, *self.keys):
+        for key in self.path:
             if not isinstance(value, Mapping) or key not in value:
                 raise ValueError(f"has no {key!r}")
             value = value[key]
@@ -338,14 +337,13 @@ def read_transform(value: Any, depth: int = 0) -> Any:
         return value
     if (match := _PLACE.fullmatch(value)) is None:
         raise ValueError(f"transform: {value[:200]!r} has text next to a placeholder")
-    root, *keys = match[1].split(".")
-    return Placeholder(root, tuple(keys))
+    return Placeholder(tuple(match[1].split(".")))
 
 
 def roots(transform: Any) -> Iterator[str]:
     """Yield the names to which the placeholders of a transform refer."""
     if isinstance(transform, Placeholder):
-        yield transform.root
+        yield transform.path[0]
     elif isinstance(transform, (dict, list)):
         for item in transform.values() if isinstance(transform, dict) else transform:
             yield from roots(item)

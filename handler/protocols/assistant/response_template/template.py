@@ -341,9 +341,9 @@ def _name_group(transform: Any) -> str:
     if not isinstance(function, dict):
         return ""
     name = function.get("name")
-    if not isinstance(name, Placeholder) or name.keys or name.root == "content":
+    if not isinstance(name, Placeholder) or len(name.path) > 1 or name.path == ("content",):
         return ""
-    return name.root if function.get("arguments") == Placeholder("content", ()) else ""
+    return name.path[0] if function.get("arguments") == Placeholder(("content",)) else ""
 
 
 def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
