@@ -555,7 +555,11 @@ class CheckedCalls:
                 yield self._line + event.name
                 self._line = "\n"
         elif event.number in self._refused:
-            yield from self._give_back(event)
+            if isinstance(event, CallEnd):
+                del self._refused[event.number]
+            elif event.text:
+                yield self._refused[event.number] + event.text
+                self._refused[event.number] = ""
         elif (call := self._open.get(event.number)) is None:
             pass  # a user's parser may emit more after the end of a call
         elif isinstance(event, Arguments):
@@ -563,13 +567,6 @@ class CheckedCalls:
         else:
             del self._open[event.number]
             yield from self._end(call, event, closes=closes)
-
-    def _give_back(self, event: Arguments | CallEnd) -> Iterator[Event]:
-        if isinstance(event, CallEnd):
-            del self._refused[event.number]
-        elif event.text:
-            yield self._refused[event.number] + event.text
-            self._refused[event.number] = ""
 
     def _write(self, call: _Call, text: str) -> Iterator[Event]:
         if text and call.number is None:
