@@ -85,7 +85,7 @@ class ResponseParser(ReasoningParser):
         while self._step(final=True):
             pass
         if self._region is not None:
-            self._end_call("", cut=True)
+            self._end_call(self._region, "", cut=True)
         return self._pop()
 
     def _pop(self) -> list[Event]:
@@ -153,7 +153,7 @@ class ResponseParser(ReasoningParser):
     def _close(self, mark: str) -> None:
         field = self._field
         if self._region is not None:
-            self._end_call(mark)
+            self._end_call(self._region, mark)
         elif field is not None and self._is_raw(field):
             self._show(mark)
         self._end_text()
@@ -168,10 +168,8 @@ class ResponseParser(ReasoningParser):
         if self._field is not None and self._field.name in self._texts:
             self._texts[self._field.name].end()
 
-    def _end_call(self, mark: str, *, cut: bool = False) -> None:
-        region, self._region = self._region, None
-        if region is None:
-            return
+    def _end_call(self, region: _Region, mark: str, *, cut: bool = False) -> None:
+        self._region = None
         events = region.end(cut=cut)
         if events is None:
             self._show(region.begin + region.content.text + mark)
