@@ -234,7 +234,11 @@ class PartReader(NamedTuple):
         if isinstance(value, dict):
             self._note(f"{self.path}.{field}", value, read)
         if word == _AUDIO:
-            return _input_audio(value, f"{at}.{word}")
+            if not isinstance(value, dict):
+                raise InvalidPayload(f"{at}.{word} must be an object with 'data' (the file in base64) and 'format'")
+            if (name := value.get("format")) is not None and name not in AUDIO_FORMATS:
+                raise InvalidPayload(f"{at}.{word}.format must be one of {', '.join(AUDIO_FORMATS)}")
+            return read_base64("audio", value.get("data"), f"{at}.{word}.data")
         return read_url(_KINDS[word], value.get("url") if isinstance(value, dict) else value, f"{at}.{field}")
 
     def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
@@ -248,14 +252,6 @@ def _type(part: Any) -> Any:
     if not isinstance(part, dict):
         return None
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)
-
-
-def _input_audio(value: Any, at: str) -> MediaSource:
-    if not isinstance(value, dict):
-        raise InvalidPayload(f"{at} must be an object with 'data' (the file in base64) and 'format'")
-    if (name := value.get("format")) is not None and name not in AUDIO_FORMATS:
-        raise InvalidPayload(f"{at}.format must be one of {', '.join(AUDIO_FORMATS)}")
-    return read_base64("audio", value.get("data"), f"{at}.data")
 
 
 ROLES = ("system", "user", "assistant", "developer", "tool")
