@@ -334,8 +334,7 @@ def read_messages(value: Any, context: ServerContext) -> Conversation:
     media, unknown = list[MediaSource](), dict[str, None]()
     parts = PartReader(context, "messages[].content[]", unknown)
     messages = [_read_message(message, f"messages[{index}]", parts, media) for index, message in enumerate(value)]
-    if media:
-        check_number(media, context)
+    check_number(media, context)
     return Conversation(tuple(messages), media, list(unknown))
 
 
@@ -386,8 +385,6 @@ def _check_arguments(messages: list[Any]) -> None:
     """Raise InvalidPayload if the arguments of tool calls are too long: other requests wait while they are parsed."""
     lists = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
     calls = [call for sent in lists if isinstance(sent, list) for call in sent]
-    if not calls:
-        return
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
     sizes = [len(text) for text in texts if isinstance(text, str)]
