@@ -46,11 +46,9 @@ def nullable(shape: Shape) -> Shape:
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
     kind = shape.get("type")
-    if isinstance(kind, list) and "null" in kind:
+    if kind == "null" or (isinstance(kind, list) and "null" in kind):
         return shape
     if isinstance(kind, str) and shape.keys().isdisjoint(("const", "enum")):
-        if kind == "null":
-            return shape
         return {**shape, "type": [kind, "null"]}
     description = {"description": shape["description"]} if "description" in shape else {}
     return {"anyOf": [{name: value for name, value in shape.items() if name != "description"}, NULL], **description}
