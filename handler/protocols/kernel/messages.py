@@ -371,10 +371,8 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
     """Return an assistant's reasoning under each of the names that chat templates use for it."""
-    for name in _THOUGHTS:
-        if name in message:
-            return _reasoning(string_at(message[name], f"{at}.{name}"))
-    return {}
+    texts = (string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message)
+    return next(map(_reasoning, texts), {})
 
 
 def _reasoning(text: str) -> dict[str, str]:
