@@ -229,11 +229,7 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
         raise ValueError("must be the name of an adapter")
     if not value:
         return None
-    check_adapters(context)
-    adapter = context.adapters.find(value)
-    if adapter is None:
-        raise ValueError("no adapter with that name is registered")
-    return adapter
+    return _registered(context.adapters.find, value, "name", context)
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
@@ -242,17 +238,16 @@ def numbered_adapter(number: int, context: ServerContext) -> Adapter:
     Raises:
         ValueError: the engine serves no adapters, or no adapter with this number is registered.
     """
-    check_adapters(context)
-    adapter = context.adapters.by_number(number)
-    if adapter is None:
-        raise ValueError("no adapter with that number is registered")
-    return adapter
+    return _registered(context.adapters.by_number, number, "number", context)
 
 
-def check_adapters(context: ServerContext) -> None:
-    """Raise ValueError if the engine serves no adapters."""
+def _registered(find: Callable[[T], Adapter | None], key: T, what: str, context: ServerContext) -> Adapter:
     if context.no_adapters:
         raise ValueError(f"the engine {context.engine} serves no LoRA adapters: {context.no_adapters}")
+    adapter = find(key)
+    if adapter is None:
+        raise ValueError(f"no adapter with that {what} is registered")
+    return adapter
 
 
 ADAPTERS: Mapping[str, Shape] = {
