@@ -198,20 +198,19 @@ def answer_form(
         arguments: the arguments of the chat template.
         prefix: the beginning of the answer if it is the last message, or None.
     """
-    trims = context.config.trim_answers
     family, template = reasoning_family(context), context.response_template
     lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}
     explicit = context.config.reasoning_parser is not None
+    thinking: ReasoningForm | None = None
     if template is not None and (tools.format is HF or context.config.reasoning != NONE):
         shows = family is not None
         thinking = TemplateReasoning(
             template, kwargs, prefix, context.vocabulary, lacks, explicit=explicit, shows=shows
         )
-        return AnswerForm(tools, thinking, trims)
-    if family is None:
-        return AnswerForm(tools, trims=trims)
-    family = family.of(context.vocabulary, context.chat_template)
-    return AnswerForm(tools, ReasoningForm(family, kwargs, prefix, context.vocabulary, lacks, explicit=explicit), trims)
+    elif family is not None:
+        family = family.of(context.vocabulary, context.chat_template)
+        thinking = ReasoningForm(family, kwargs, prefix, context.vocabulary, lacks, explicit=explicit)
+    return AnswerForm(tools, thinking, context.config.trim_answers)
 
 
 # -- base class of streams that consist of blocks (Anthropic) or items (OpenAI's Responses) ----------------------------
