@@ -11,9 +11,8 @@ import inspect
 import math
 import os
 import threading
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,19 +113,20 @@ class TrtLlm:
         media = request.read_media()
         check_prompt(request.ids, self._max_prompt, self._model.vocabulary)
         inputs = list(request.ids) if self._vision is None else self._vision.inputs(request.ids, media)
-        arguments = sampling_arguments(request.sampling, self._model)
+        sampling = request.sampling
+        arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
-        options = request_options(request, self._model)
+        running = TrtRequest(request, stops(sampling, self._model) if own_stops(sampling, self._model) else frozenset())
         more: dict[str, Any] = {}
         if request.adapter is not None:
             more["lora_request"] = self._adapters.request(request.adapter)
         if self._salted:
             # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
             own = f"{os.getpid()}.{request.key}"
-            more["cache_salt"] = own if options.prompt_logits else cache_salt(media, request.sampling.cache_salt)
+            more["cache_salt"] = own if running.prompt_logits else cache_salt(media, sampling.cache_salt)
         self._activity.begin()
-        self._requests.run(self._submit(request.key, inputs, arguments, options, more))
+        self._requests.run(self._submit(running, inputs, arguments, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
         self._adapters.check(adapter)
@@ -152,15 +152,15 @@ class TrtLlm:
         self._requests.close()
 
     async def _submit(
-        self, key: int, inputs: Any, arguments: Mapping[str, Any], options: RequestOptions, more: Mapping[str, Any]
+        self, running: TrtRequest, inputs: Any, arguments: Mapping[str, Any], more: Mapping[str, Any]
     ) -> None:
         """Submit a request, or raise an exception if TensorRT-LLM refuses it."""
         try:
-            result = self._llm.generate_async(
+            result = running.result = self._llm.generate_async(
                 inputs,
                 # A new object for each request, because TensorRT-LLM changes it.
                 sampling_params=self._sampling_params(**arguments),
-                streaming=not options.whole,
+                streaming=not running.whole,
                 **more,
             )
         except Exception as error:  # it affects only this request, or means that the engine is broken
@@ -170,12 +170,11 @@ class TrtLlm:
             ):
                 raise
             return self._requests.fail(error)  # the next step raises the error
-        running = TrtRequest(key, result, options)
         self._requests.follow(running)
-        if self._vision is not None and (wrong := self._vision.check(result.prompt_token_ids, options.prompt)):
+        if self._vision is not None and (wrong := self._vision.check(result.prompt_token_ids, running.request.ids)):
             result.abort()
             raise ValueError(wrong)
-        self._requests.running[key] = running
+        self._requests.running[running.key] = running
 
     def _deliver(self, running: TrtRequest, step: Step) -> None:
         if running.one_token(step):  # nearly always
@@ -368,7 +367,7 @@ class _Activity:
         """
         running = self._requests.running.values()
         return bool(running) and (
-            any(request.begun for request in running) or not any(request.options.whole for request in running)
+            any(request.begun for request in running) or not any(request.whole for request in running)
         )
 
 
@@ -406,67 +405,35 @@ load_tokenizer = files.load_tokenizer
 # message may contain several tokens.
 
 
-@dataclass(frozen=True)
-class RequestOptions:
-    """A request's settings for reading its result."""
-
-    prompt: Sequence[int]
-    width: int = 1  # number of beams
-    stops: frozenset[int] = frozenset()  # ids that end the response with Finish.STOP
-    own_stops: frozenset[int] = frozenset()  # ids at which we stop, because the engine does not
-    least: int = 0  # number of tokens before which `own_stops` are ignored
-    tops: int = 0
-    prompt_logprobs: bool = False
-    prompt_tops: int = 0
-    context_logits: bool = False
-    generation_logits: bool = False
-    goes_on: bool = False  # whether the prompt ends with a part of the response
-
-    @property
-    def whole(self) -> bool:
-        """Return whether the response is not streamed, as only the last message contains the beams or all logits."""
-        return self.width > 1 or self.generation_logits
-
-    @property
-    def prompt_logits(self) -> bool:
-        """Return whether the logits of all prompt tokens are needed."""
-        return self.prompt_logprobs or self.context_logits
-
-    @property
-    def plain(self) -> bool:
-        """Return whether the output consists only of tokens, and the engine itself stops at all end tokens."""
-        return not (self.whole or self.own_stops or self.tops or self.prompt_logits)
-
-
-def request_options(request: EngineRequest, model: Model) -> RequestOptions:
-    sampling = request.sampling
-    return RequestOptions(
-        prompt=request.ids,
-        width=sampling.num_beams,
-        stops=frozenset(sampling.stop_token_ids),
-        own_stops=stops(sampling, model) if own_stops(sampling, model) else frozenset(),
-        least=sampling.min_new_tokens,
-        tops=sampling.top_logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        prompt_tops=sampling.prompt_top_logprobs,
-        context_logits=sampling.return_context_logits,
-        generation_logits=sampling.return_generation_logits,
-        goes_on=request.goes_on,
-    )
-
-
 class TrtRequest:
-    """A request in the engine. `one_token` and `outputs` return what is new since the last call of either method."""
+    """A request in the engine. `one_token` and `outputs` return what is new since the last call of either method.
 
-    def __init__(self, key: int, result: Any, options: RequestOptions) -> None:
-        self.key = key
+    Args:
+        own_stops: ids at which we stop, because the engine does not.
+        result: what `generate_async` returned, set as soon as it is known.
+    """
+
+    def __init__(self, request: EngineRequest, own_stops: Set[int] = frozenset(), result: Any = None) -> None:
+        self.key = request.key
+        self.request, self.sampling = request, request.sampling
         self.result = result  # keeps a reference, without which the result may be freed too early
         self.ended = False  # whether the last result has been read
         self.error = ""
         self.stopped = False  # whether one of `own_stops` ended the response; the engine continues until `abort`
-        self.options = options
-        self._plain = options.plain
+        self._own_stops = own_stops
+        # Whether the output consists only of tokens, and the engine itself stops at all end tokens.
+        self._plain = not (self.whole or own_stops or self.sampling.top_logprobs or self.prompt_logits)
         self._sent = 0
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the response is not streamed, as only the last message contains the beams or all logits."""
+        return self.sampling.num_beams > 1 or self.sampling.return_generation_logits
+
+    @property
+    def prompt_logits(self) -> bool:
+        """Return whether the logits of all prompt tokens are needed."""
+        return self.sampling.prompt_logprobs or self.sampling.return_context_logits
 
     @property
     def begun(self) -> bool:
@@ -476,7 +443,7 @@ class TrtRequest:
     @property
     def _num_cached(self) -> int | None:
         """Return the number of prompt tokens that were in the prefix cache, or None if it is zero or unknown."""
-        return None if self.options.goes_on else getattr(self.result, "cached_tokens", 0) or None
+        return None if self.request.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:
         """Add a single new token to the columns of `step`, or return False if there is anything else to return."""
@@ -500,7 +467,7 @@ class TrtRequest:
         try:
             if self.error:
                 raise ValueError(self.error)
-            if self.options.width > 1:
+            if self.sampling.num_beams > 1:
                 return self._beams() if self.ended else []
             return self._single()
         except Exception as error:  # unexpected objects in the result must only fail this request
@@ -509,11 +476,11 @@ class TrtRequest:
 
     def _single(self) -> list[Output]:
         output = self.result.outputs[0]
-        if output.finish_reason is None and (self.ended or self.options.whole):
+        if output.finish_reason is None and (self.ended or self.whole):
             if self.ended:
                 raise ValueError("the engine ended the request without a finish reason")
             return []
-        pending = self.options.prompt_logits and not self._sent
+        pending = self.prompt_logits and not self._sent
         if pending and self.result.context_logits is None:
             if output.finish_reason is not None:
                 raise ValueError("the engine returned no logits for the prompt")
@@ -522,7 +489,7 @@ class TrtRequest:
         finish = self._finish(output, ids)
         if (at := self._own_stop(ids)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
-            finish = Finish.STOP if ids[-1] in self.options.stops else Finish.EOS
+            finish = Finish.STOP if ids[-1] in self.sampling.stop_token_ids else Finish.EOS
         result = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
         self._sent += len(ids)
         return [result] if ids or finish is not None else []
@@ -530,16 +497,14 @@ class TrtRequest:
     def _beams(self) -> list[Output]:
         """Return all beams, best first, in the engine's order."""
         beams = []
-        for number, output in enumerate(self.result.outputs[: self.options.width]):
+        for number, output in enumerate(self.result.outputs[: self.sampling.num_beams]):
             ids = self._ids(output)
             finish = self._finish(output, ids)
             if finish is None:
                 raise ValueError("the engine ended a beam without a finish reason")
-            beams.append(
-                self._output(output, ids, finish, number, 0, with_prompt=self.options.prompt_logits and not number)
-            )
-        if len(beams) != self.options.width:
-            raise ValueError(f"the engine returned only {len(beams)} of {self.options.width} beams")
+            beams.append(self._output(output, ids, finish, number, 0, with_prompt=self.prompt_logits and not number))
+        if len(beams) != self.sampling.num_beams:
+            raise ValueError(f"the engine returned only {len(beams)} of {self.sampling.num_beams} beams")
         return beams
 
     def _ids(self, output: Any) -> Sequence[int]:
@@ -558,12 +523,12 @@ class TrtRequest:
             case "stop":
                 reason = output.stop_reason
                 last = reason if isinstance(reason, int) else ids[-1] if ids else None
-                return Finish.STOP if last in self.options.stops or isinstance(reason, str) else Finish.EOS
+                return Finish.STOP if last in self.sampling.stop_token_ids or isinstance(reason, str) else Finish.EOS
         raise ValueError(f"the engine ended the request with the finish reason {output.finish_reason!r}")
 
     def _own_stop(self, ids: Sequence[int]) -> int | None:
         for at, id in enumerate(ids):
-            if id in self.options.own_stops and self._sent + at >= self.options.least:
+            if id in self._own_stops and self._sent + at >= self.sampling.min_new_tokens:
                 return at
         return None
 
@@ -573,28 +538,28 @@ class TrtRequest:
         entries = (output.logprobs or [])[start : start + len(ids)]  # may be longer than token_ids, or absent
         logprobs = [_logprob(entry, id) for entry, id in zip(entries, ids, strict=False)]
         logprobs += [None] * (len(ids) - len(logprobs))
-        tops = [_top(entry, self.options.tops) for entry in entries] if self.options.tops else None
+        tops = [_top(entry, self.sampling.top_logprobs) for entry in entries] if self.sampling.top_logprobs else None
         if tops is not None:
             tops += [()] * (len(ids) - len(tops))
         context = self._context() if with_prompt else None
         extras = Extras(
-            context.tolist() if context is not None and self.options.context_logits else None,
-            _rows(output.generation_logits)[: len(ids)].tolist() if self.options.generation_logits else None,
+            context.tolist() if context is not None and self.sampling.return_context_logits else None,
+            _rows(output.generation_logits)[: len(ids)].tolist() if self.sampling.return_generation_logits else None,
             num_cached_tokens=None if self._sent or number else self._num_cached,
         )
         result = Output(
             self.key, ids, logprobs, finish, number, tops=tops, extras=None if extras == NO_EXTRAS else extras
         )
-        return self._with_prompt_scores(result, context) if with_prompt and self.options.prompt_logprobs else result
+        return self._with_prompt_scores(result, context) if with_prompt and self.sampling.prompt_logprobs else result
 
     def _with_prompt_scores(self, output: Output, context: Any) -> Output:
-        scored, tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)
+        scored, tops = score(context[:-1], self.request.ids[1:], self.sampling.prompt_top_logprobs)
         return output._replace(
-            prompt_logprobs=[None, *scored], prompt_tops=[(), *tops] if self.options.prompt_tops else None
+            prompt_logprobs=[None, *scored], prompt_tops=[(), *tops] if self.sampling.prompt_top_logprobs else None
         )
 
     def _context(self) -> Any:
-        rows, size = _rows(self.result.context_logits), len(self.options.prompt)
+        rows, size = _rows(self.result.context_logits), len(self.request.ids)
         if len(rows) != size:
             raise ValueError(
                 f"the engine returned logits for only {len(rows)} of the prompt's {size} tokens; "

@@ -12,11 +12,11 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import GenerationFailed
-from handler.core.values import Finish
-from handler.engines.base import EngineConfig
+from handler.core.values import Finish, Sampling
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.trtllm.arguments import environment
-from handler.engines.trtllm.engine import RequestOptions, TrtRequest, _Activity, _Requests
+from handler.engines.trtllm.engine import TrtRequest, _Activity, _Requests
 from tests.gpu.trtllm.cases import served
 from tests.process_tree import in_session
 
@@ -108,8 +108,8 @@ def test_a_stall_beside_a_whole_answer_is_noticed(model: Path) -> None:
 def test_what_has_not_begun_may_wait_behind_a_whole_answer() -> None:
     requests = _Requests(RuntimeError)
     activity = _Activity(None, requests, timeout=1.0)
-    plain, whole = TrtRequest(1, None, RequestOptions([5])), TrtRequest(2, None, RequestOptions([5], width=2))
-    begun = TrtRequest(3, None, RequestOptions([5]))
+    plain, begun = (TrtRequest(EngineRequest(key, [5], Sampling())) for key in (1, 3))
+    whole = TrtRequest(EngineRequest(2, [5], Sampling(num_beams=2)))
     begun._sent = 1
     for running, expects in (([], False), ([plain], True), ([whole], False), ([plain, whole], False),
                              ([begun, whole], True)):  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy
 
-from handler.core.values import Finish
-from handler.engines.trtllm.engine import RequestOptions, TrtRequest
+from handler.core.values import Finish, Sampling
+from handler.engines.base import EngineRequest
+from handler.engines.trtllm.engine import TrtRequest
 
 
 class Tensor:
@@ -27,7 +28,7 @@ class Tensor:
 def test_the_prompts_scores_wait_for_the_first_token() -> None:
     output = SimpleNamespace(token_ids=[], logprobs=[], finish_reason=None, stop_reason=None)
     result = SimpleNamespace(outputs=[output], context_logits=None)
-    running = TrtRequest(1, result, RequestOptions([1, 2], prompt_logprobs=True))
+    running = TrtRequest(EngineRequest(1, [1, 2], Sampling(prompt_logprobs=True)), result=result)
     assert running.outputs() == []
     result.context_logits = Tensor()
     assert running.outputs() == [], "the logits arrive before the first token"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
-from handler.engines.base import EngineConfig, Step
+from handler.engines.base import EngineConfig, EngineRequest, Step
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.engines.trtllm.engine import RequestOptions, TrtRequest
+from handler.engines.trtllm.engine import TrtRequest
 from handler.engines.trtllm.sampling import (
     Model,
     guided_decoding_arguments,
@@ -220,9 +220,18 @@ def test_a_choice_is_its_text_and_no_pattern() -> None:
 # -- what is read of a result that grows -------------------------------------------------------------------------------
 
 
-def running(ids: list[int], *, finish: str | None = None, logprobs: Any = None, **asked: Any) -> TrtRequest:
+def running(
+    ids: list[int],
+    *,
+    finish: str | None = None,
+    logprobs: Any = None,
+    own_stops: frozenset[int] = frozenset(),
+    goes_on: bool = False,
+    **asked: Any,
+) -> TrtRequest:
     output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish, stop_reason=None)
-    return TrtRequest(7, SimpleNamespace(outputs=[output], context_logits=None), RequestOptions([1, 2], **asked))
+    result = SimpleNamespace(outputs=[output], context_logits=None)
+    return TrtRequest(EngineRequest(7, [1, 2], Sampling(**asked), goes_on=goes_on), own_stops, result)
 
 
 def logprobs(*values: tuple[int, float]) -> list[dict[int, Any]]:
@@ -253,12 +262,12 @@ def test_a_token_without_a_log_probability_has_none() -> None:
         running([5, 6]),
         running([]),
         running([5], finish="stop"),
-        running([5], tops=2, logprobs=logprobs((5, -0.5))),
+        running([5], top_logprobs=2, logprobs=logprobs((5, -0.5))),
         running([5], own_stops=frozenset({5})),
         running([5], prompt_logprobs=True),
-        running([5], context_logits=True),
-        running([5], generation_logits=True),
-        running([5], width=2),
+        running([5], return_context_logits=True),
+        running([5], return_generation_logits=True),
+        running([5], num_beams=2),
     ],
 )
 def test_all_else_does_not(other: TrtRequest) -> None:
