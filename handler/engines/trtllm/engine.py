@@ -79,7 +79,8 @@ class TrtLlm:
         self._sampling_params = tensorrt_llm.SamplingParams
         refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
         classes = construct(arguments)
-        self._adapters = _Adapters(classes.get("lora_config"))
+        self._lora = classes.get("lora_config")
+        self._checked_adapters: set[int] = set()  # ids
         self._llm = tensorrt_llm.LLM(**classes)
         self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report the death of an MPI worker
         self._requests = _Requests(refusal)
@@ -120,7 +121,7 @@ class TrtLlm:
         running = TrtRequest(request, stops(sampling, self._model) if own_stops(sampling, self._model) else frozenset())
         more: dict[str, Any] = {}
         if request.adapter is not None:
-            more["lora_request"] = self._adapters.request(request.adapter)
+            more["lora_request"] = self._lora_request(request.adapter)
         if self._salted:
             # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
             own = f"{os.getpid()}.{request.key}"
@@ -129,10 +130,20 @@ class TrtLlm:
         self._requests.run(self._submit(running, inputs, arguments, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        self._adapters.check(adapter)
+        """Check the adapter's rank. TensorRT-LLM loads an adapter when the first request uses it."""
+        if self._lora is not None:
+            check_rank(Path(adapter.path), self._lora.max_lora_rank)
+        self._checked_adapters.add(adapter.id)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        self._adapters.forget(adapter)
+        """Forget that the adapter was checked. TensorRT-LLM's cache evicts the least recently used adapters itself."""
+        self._checked_adapters.discard(adapter.id)
+
+    def _lora_request(self, adapter: Adapter) -> Any:
+        if adapter.id not in self._checked_adapters:
+            self.load_adapter(adapter)
+        lora_request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
+        return lora_request(adapter.name, adapter.id, adapter.path)
 
     def cancel(self, key: int) -> None:
         self._requests.cancel(key)
@@ -185,35 +196,6 @@ class TrtLlm:
                 self._requests.running.pop(running.key, None)
         if running.stopped or (running.error and not running.ended):
             running.result.abort()
-
-
-class _Adapters:
-    """Checks LoRA adapters. TensorRT-LLM loads an adapter when the first request uses it.
-
-    Args:
-        config: TensorRT-LLM's LoraConfig, or None.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self._checked: set[int] = set()  # ids of adapters whose rank has been checked
-
-    def check(self, adapter: Adapter) -> None:
-        """Check the adapter's rank."""
-        if self._config is not None:
-            check_rank(Path(adapter.path), self._config.max_lora_rank)
-        self._checked.add(adapter.id)
-
-    def forget(self, adapter: Adapter) -> None:
-        """Forget that the adapter was checked. TensorRT-LLM's cache evicts the least recently used adapters itself."""
-        self._checked.discard(adapter.id)
-
-    def request(self, adapter: Adapter) -> Any:
-        """Return a LoRARequest."""
-        if adapter.id not in self._checked:
-            self.check(adapter)
-        lora_request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
-        return lora_request(adapter.name, adapter.id, adapter.path)
 
 
 class _Requests:
