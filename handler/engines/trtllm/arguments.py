@@ -71,17 +71,11 @@ _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend", "generation_con
 """Arguments that option.engine_args cannot change, because the handler depends on them. The handler's tokenizer reads
 the same directory, and requests already contain the defaults from the model's generation_config.json."""
 
-_CLASSES = {
-    "kv_cache_config": "KvCacheConfig",
-    "scheduler_config": "SchedulerConfig",
-    "cuda_graph_config": "CudaGraphConfig",
-    "peft_cache_config": "PeftCacheConfig",
-    "moe_config": "MoeConfig",
-    "torch_compile_config": "TorchCompileConfig",
-    "attention_dp_config": "AttentionDpConfig",
-    "cache_transceiver_config": "CacheTransceiverConfig",
-    "quant_config": "QuantConfig",
-}
+_OBJECTS = frozenset((
+    "kv_cache_config", "scheduler_config", "cuda_graph_config", "peft_cache_config", "moe_config",
+    "torch_compile_config", "attention_dp_config", "cache_transceiver_config", "quant_config",
+))  # fmt: skip
+"""Arguments whose classes have the same names in camel case, such as KvCacheConfig."""
 
 
 def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) -> dict[str, Any]:
@@ -266,7 +260,9 @@ def _construct(name: str, value: Any) -> Any:
         if kind is None:
             raise ConfigError('option.engine_args: "speculative_config" needs a "decoding_type"')
         return import_name(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**rest)
-    return import_name(_CLASSES[name], "tensorrt_llm.llmapi")(**value) if name in _CLASSES else dict(value)
+    if name in _OBJECTS:
+        return import_name(name.title().replace("_", ""), "tensorrt_llm.llmapi")(**value)
+    return dict(value)
 
 
 def import_name(name: str, *modules: str) -> Any:
