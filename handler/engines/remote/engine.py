@@ -463,8 +463,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request with an error, unless it has already ended."""
         if not running.ended:
             running.ended = True
+            failure = Output(running.key, (), (), Finish.ERROR, error=error, detail=detail, refused=refused)
             part = self._parts.setdefault(running.key, Part())
-            part.error, part.detail, part.refused, part.retry_after = error, detail, refused, retry_after
+            part.failure = failure._replace(retry_after=retry_after)
             self._loop.stop()
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -494,26 +495,17 @@ def _may_be_asked(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> 
 
 def _is_plain(part: Part) -> bool:
     """Return whether exactly one token has arrived and nothing else."""
-    return len(part.ids) == 1 and not any((part.tops, part.finish, part.error, part.prompt_logprobs, part.extras))
+    return len(part.ids) == 1 and not any((part.tops, part.finish, part.failure, part.prompt_logprobs, part.extras))
 
 
 def _outputs(key: int, part: Part) -> Iterator[Output]:
     """Yield the tokens or the finish reason that have arrived, and the error that ended the request."""
-    finish = None if part.error is not None else part.finish
+    finish = None if part.failure is not None else part.finish
     if part.ids or finish is not None:
         output = Output(key, part.ids, part.logprobs, finish, tops=part.tops or None, extras=part.extras)
         yield output._replace(prompt_logprobs=part.prompt_logprobs, prompt_tops=part.prompt_tops)
-    if part.error is not None:
-        yield Output(
-            key,
-            (),
-            (),
-            Finish.ERROR,
-            error=part.error,
-            refused=part.refused,
-            detail=part.detail,
-            retry_after=part.retry_after,
-        )
+    if part.failure is not None:
+        yield part.failure
 
 
 def _names(urls: Sequence[str]) -> list[str]:

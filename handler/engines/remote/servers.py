@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.values import Extras, Finish, Sampling
-from handler.engines.base import Alternatives, EngineConfig
+from handler.engines.base import Alternatives, EngineConfig, Output
 from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
 
@@ -121,10 +121,7 @@ class Part:
     prompt_logprobs: list[float | None] | None = None
     prompt_tops: list[Alternatives] | None = None
     extras: Extras | None = None
-    error: str | None = None
-    refused: bool = False
-    detail: str = ""
-    retry_after: float | None = None  # the servers are busy
+    failure: Output | None = None  # the end of the request with an error
 
 
 class ResponseCheck:
