@@ -6,6 +6,7 @@ time can run on a thread instead. The host's counterpart is `supervisor.py`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -76,30 +77,21 @@ class Spec(NamedTuple):
 
 def run(load: Callable[[], Engine], channel: socket.socket) -> None:
     """Load the engine, then step it until the other end closes `channel`."""
-    try:
-        _load_and_step(load, channel)
-    except ChannelClosed:
-        pass  # the host has ended, or has given up this engine
-    finally:
-        channel.close()
-
-
-def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
     engine = None
-    try:
-        engine = load()
-        send(channel, Ready(engine.info))
-        _step_forever(engine, channel)
-    except ChannelClosed:
-        raise
-    except Exception as error:  # the engine is foreign code: report it, so that the host can start another
-        if isinstance(error, ConfigError):  # its message is written for the user
+    with contextlib.suppress(ChannelClosed), contextlib.closing(channel):
+        try:
+            engine = load()
+            send(channel, Ready(engine.info))
+            _step_forever(engine, channel)
+        except ChannelClosed:
+            raise  # the host has ended, or has given up this engine
+        except ConfigError as error:  # its message is written for the user
             send(channel, EngineFailed(str(error), ""))
-        else:
+        except Exception as error:  # the engine is foreign code: report it, so that the host can start another
             send(channel, EngineFailed(describe(error), traceback.format_exc()))
-    finally:
-        if engine is not None:
-            engine.close()
+        finally:
+            if engine is not None:
+                engine.close()
 
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
