@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from handler.core.child_processes import die_with_parent, python
 from handler.core.log import log_trace
-from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
+from handler.engines.process.ipc import ChannelClosed, Messages, send
 
 log = logging.getLogger("handler.trials")
 
@@ -428,12 +428,8 @@ def _outcome(channel: socket.socket, work: Work, job: Job) -> Done | Raised | Ou
 
 def _receive(channel: socket.socket, size: int) -> memoryview:
     data = memoryview(bytearray(size))
-    num_received = 0
-    while num_received < size:
-        wait(channel)
-        if not (count := channel.recv_into(data[num_received:])):
-            raise ChannelClosed
-        num_received += count
+    if size and channel.recv_into(data, size, socket.MSG_WAITALL) < size:  # with size 0 it would wait for a byte
+        raise ChannelClosed
     return data
 
 
