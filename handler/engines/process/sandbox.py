@@ -400,7 +400,9 @@ def _run_job(channel: socket.socket, work: Work | Prepared) -> None:
     try:
         die_with_parent()
         job: Job = Messages(channel).next()
-        _silence()
+        null = os.open(os.devnull, os.O_WRONLY)  # libraries write clients' texts to stdout, which must not be logged
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         os.nice(job.limits.nice)
         if isinstance(work, Prepared):
             work.prepare()
@@ -433,15 +435,10 @@ def _receive(channel: socket.socket, size: int) -> memoryview:
     return data
 
 
-def _silence() -> None:
-    """Redirect stdout and stderr to /dev/null, as libraries write clients' texts there, which must not be logged."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-
-
 def _apply(limits: Limits) -> None:
-    _prefer_for_oom_kill()
+    # When memory runs out, the kernel must kill this process rather than the engine.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stack = resource.getrlimit(resource.RLIMIT_STACK)
     # Half of the engine's stack, so that deep recursion ends here and not there.
@@ -451,12 +448,6 @@ def _apply(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # both signals end the process, even inside C code
     signal.setitimer(signal.ITIMER_REAL, limits.patience)
-
-
-def _prefer_for_oom_kill() -> None:
-    """Make the kernel kill this process, rather than the engine, when the machine runs out of memory."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
 
 
 def status_bytes(field: str) -> int:
