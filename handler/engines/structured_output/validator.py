@@ -299,21 +299,15 @@ class StructuredOutputValidator:
                 self._settle(subject, verdict._replace(seconds=seconds[-1]))
             except MemoryLimitExceeded:
                 self._settle(subject, Verdict(self._excess))
-            except LimitExceeded:
-                self._try_next_lane(waiting, number + 1)
-            except NotRun as error:
-                if isinstance(error, TooBusy) and number + 1 < len(self._lanes):  # the next lane waits longer
-                    self._enter(number + 1, waiting)
+            except (LimitExceeded, NotRun) as error:
+                if isinstance(error, LimitExceeded | TooBusy) and number + 1 < len(self._lanes):
+                    self._enter(number + 1, waiting)  # its limits are higher
+                elif isinstance(error, LimitExceeded):
+                    self._settle(subject, Verdict(self._excess))
                 else:
                     self._settle(subject, Unavailable(f"structured output: {client_words(str(error))}"))
             except Exception as error:  # a bug: only this check fails, and the lane goes on
                 self._settle(subject, serving_error(error))
-
-    def _try_next_lane(self, waiting: _Waiting, number: int) -> None:
-        if number == len(self._lanes):
-            self._settle(waiting.subject, Verdict(self._excess))
-        else:
-            self._enter(number, waiting)
 
     def _enter(self, number: int, waiting: _Waiting) -> None:
         refused = self._lanes[number].waiting.put(sort(waiting.subject), waiting)
