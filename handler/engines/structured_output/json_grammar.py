@@ -359,14 +359,11 @@ class _Grammar:
             raise Unsupported
         return one_of(json.dumps(value, ensure_ascii=False) for value in values)
 
-    def _constant(self, value: Any) -> str:
-        return self._values([value])
-
 
 _BY_KEYWORD: Mapping[str, Callable[[_Grammar, Any], str]] = {
     "$ref": _Grammar._reference,
     "enum": _Grammar._values,
-    "const": _Grammar._constant,
+    "const": lambda grammar, value: grammar._values([value]),
     "anyOf": _Grammar._any_of,
     "oneOf": _Grammar._any_of,
 }
