@@ -33,7 +33,6 @@ from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.validator import FairQueue, sort
 from handler.engines.structured_output.xgrammar import (
     Pace,
-    XgrammarSupport,
     contents,
     cyclic_reference,
     ignored,
@@ -99,10 +98,6 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 MASK_SECONDS = 0.05
 """Limit on the average CPU time, in seconds, for computing a step's allowed tokens. The whole batch waits meanwhile."""
 
-_GRAMMAR = XgrammarSupport(bounds=True, others=True)
-_CONVERTER = XgrammarSupport(bounds=False, others=False)
-"""What the handler's grammars support (`json_grammar` refuses other keywords), and what GenAI's xgrammar supports."""
-
 _SEEDS = (1, 2)  # one for each walk
 _STEPS = 64  # of a walk, unless they become slower and slower
 _MAX_STEPS = 200  # of a walk, also through an abridged grammar
@@ -153,7 +148,8 @@ def _grammar(schema: Any) -> str | None:
         ValueError: neither converter supports the schema.
     """
     grammar = json_grammar(schema)
-    if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
+    # GenAI's xgrammar is not recent, but our own grammars do not need it: `json_grammar` refuses other keywords.
+    if keyword := ignored(schema, recent=grammar is not None):
         raise ValueError(f"the schema's {keyword} is not supported by OpenVINO GenAI's xgrammar")
     if reference := cyclic_reference(schema):
         raise ValueError(f"the schema's reference {reference!r} is cyclic: it only refers back to itself")

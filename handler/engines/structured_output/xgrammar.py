@@ -308,18 +308,6 @@ def forecast(seconds: Sequence[float], number: int) -> float:
 # schema, for example no unnamed properties. docs/decisions.md explains why these rules exist.
 
 
-class XgrammarSupport(NamedTuple):
-    """Differences between versions of xgrammar.
-
-    Attributes:
-        bounds: whether `minimum` and `maximum` are enforced.
-        others: whether named properties are distinguished from all others.
-    """
-
-    bounds: bool
-    others: bool
-
-
 _HEADS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _NEVER = ("not", "if", "$dynamicRef", "$recursiveRef")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -357,15 +345,19 @@ class _Subschema(NamedTuple):
     rebased: bool = False  # whether its references refer to another document
 
 
-def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
-    """Return the path of the first keyword in a decoded schema that xgrammar ignores, or None if there is none."""
+def ignored(schema: Any, recent: bool) -> str | None:
+    """Return the path of the first keyword in a decoded schema that xgrammar ignores, or None if there is none.
+
+    Args:
+        recent: whether xgrammar enforces `minimum` and `maximum`, and distinguishes named properties from all others.
+    """
     places, seen, types = [_Subschema(schema)], set[int](), _Types(schema)
     while places:
         subschema = places.pop()
         if not isinstance(subschema.schema, dict) or id(subschema.schema) in seen:
             continue
         seen.add(id(subschema.schema))
-        keyword = _ignored(subschema, types, xgrammar)
+        keyword = _ignored(subschema, types, recent)
         if keyword is not None:
             path = ".".join((*subschema.path, keyword))
             return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"
@@ -413,7 +405,7 @@ def _below(subschema: _Subschema, root: Any) -> Iterator[_Subschema]:
         yield _Subschema(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _ignored(subschema: _Subschema, known: _Types, xgrammar: XgrammarSupport) -> str | None:
+def _ignored(subschema: _Subschema, known: _Types, recent: bool) -> str | None:
     """Return a keyword in this subschema that xgrammar ignores, with the reason, or None if there is none."""
     schema = {name: value for name, value in subschema.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
@@ -429,7 +421,7 @@ def _ignored(subschema: _Subschema, known: _Types, xgrammar: XgrammarSupport) ->
         return "type"
     for kind in _names(types):
         own = {name: value for name, value in schema.items() if name in _OF_TYPE.get(kind, ())}
-        keyword = _IGNORED[kind](own, xgrammar) if own else None
+        keyword = _IGNORED[kind](own, recent) if own else None
         if keyword is not None:
             return keyword
     return None
@@ -544,7 +536,7 @@ def _type_of(value: Any) -> str:
 # -- keywords of a type -----------------------------------------------------------------------------------------------
 
 
-def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
+def _ignored_of_string(schema: Mapping[str, Any], _: bool) -> str | None:
     """Return a keyword that is ignored because xgrammar enforces only the first of format, pattern and lengths."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
@@ -552,15 +544,15 @@ def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | N
     return next((f"{name} beside {first}" for name in schema if first and name != first), None)
 
 
-def _ignored_of_number(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
-    return next((name for name in schema if name == "multipleOf" or not xgrammar.bounds), None)
+def _ignored_of_number(schema: Mapping[str, Any], recent: bool) -> str | None:
+    return next((name for name in schema if name == "multipleOf" or not recent), None)
 
 
-def _ignored_of_array(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
+def _ignored_of_array(schema: Mapping[str, Any], _: bool) -> str | None:
     return next((name for name in ("uniqueItems", "contains") if name in schema), None)
 
 
-def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
+def _ignored_of_object(schema: Mapping[str, Any], recent: bool) -> str | None:
     for name in ("dependentRequired", "dependentSchemas", "dependencies"):
         if name in schema:
             return name
@@ -568,7 +560,7 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
     both = isinstance(declared, dict) and isinstance(required, list)
     if both and any(name not in declared for name in _names(required)):
         return "required with names that are not in properties"
-    return _ignored_of_patterns(schema) or _ignored_of_names(schema, xgrammar) or _ignored_of_others(schema, xgrammar)
+    return _ignored_of_patterns(schema) or _ignored_of_names(schema, recent) or _ignored_of_others(schema, recent)
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
@@ -581,22 +573,22 @@ def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
     return "patternProperties with several patterns" if several else None
 
 
-def _ignored_of_names(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
+def _ignored_of_names(schema: Mapping[str, Any], recent: bool) -> str | None:
     if "propertyNames" not in schema:
         return None
     for name in ("properties", "patternProperties"):
         if schema.get(name):
             return f"propertyNames beside {name}"
     others = next((name for name in _OTHERS if name in schema), None)
-    if others and (schema[others] is False or not (xgrammar.others or schema[others] in (True, {}))):
+    if others and (schema[others] is False or not (recent or schema[others] in (True, {}))):
         return f"{others} beside propertyNames"
     return None
 
 
-def _ignored_of_others(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
+def _ignored_of_others(schema: Mapping[str, Any], recent: bool) -> str | None:
     others = next((name for name in _OTHERS if name in schema), None)
     is_open = others is not None and schema[others] is not False
-    if is_open and schema.get("properties") and not xgrammar.others:
+    if is_open and schema.get("properties") and not recent:
         return f"{others} beside properties"
     if is_open or "patternProperties" in schema or "propertyNames" in schema:
         least = schema.get("minProperties", 0)
@@ -605,7 +597,7 @@ def _ignored_of_others(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
     return None
 
 
-_IGNORED: Mapping[str, Callable[[Mapping[str, Any], XgrammarSupport], str | None]] = {
+_IGNORED: Mapping[str, Callable[[Mapping[str, Any], bool], str | None]] = {
     "string": _ignored_of_string,
     "number": _ignored_of_number,
     "integer": _ignored_of_number,

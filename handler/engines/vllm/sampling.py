@@ -18,7 +18,6 @@ from handler.engines.base import COMMON_RULES, EngineConfig, Rule, arguments, dr
 from handler.engines.structured_output.ebnf import acyclic
 from handler.engines.structured_output.xgrammar import (
     Walker,
-    XgrammarSupport,
     ebnf,
     has_own_rules,
     ignored,
@@ -174,7 +173,7 @@ class VllmCheck:
         chosen = str(vllm_config.structured_outputs_config.backend)
         self._name = _OF_AUTO if chosen == "auto" else chosen
         self._backend = self._make_backend(self._name)
-        self._xgrammar = _xgrammar_support()
+        self._recent_xgrammar = _xgrammar_release() >= (0, 2)  # see `ignored`; measured with 0.2.8
         self._walker = Walker(
             self._tokenizer.get_vocab(),
             vllm_config.model_config.get_vocab_size(),
@@ -216,7 +215,7 @@ class VllmCheck:
     def _check_schema(self, tag: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raise ValueError if xgrammar ignores a keyword of the tag's `json_schema`. Return the tag unchanged."""
         schema = tag["json_schema"]
-        if keyword := ignored(schema, self._xgrammar):
+        if keyword := ignored(schema, self._recent_xgrammar):
             other = "; option.guided_decoding_backend=guidance supports it" if self._guidance_supports(schema) else ""
             raise ValueError(f"the schema's {keyword} is not supported by xgrammar{other}")
         return tag
@@ -264,12 +263,6 @@ class VllmCheck:
             return grammar
 
         return first
-
-
-def _xgrammar_support() -> XgrammarSupport:
-    """Return what the installed xgrammar supports. Measured: 0.2.8 has both, OpenVINO GenAI's older one neither."""
-    recent = _xgrammar_release() >= (0, 2)
-    return XgrammarSupport(bounds=recent, others=recent)
 
 
 def _xgrammar_release() -> tuple[int, ...]:
