@@ -16,16 +16,18 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from handler.config.config import Config
 from handler.core.errors import ConfigError
+from handler.engines.base import EngineConfig
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf import writable
-from handler.engines.openvino.model import prepare_model
+from handler.engines.openvino.model import prepare
 from tests.checkpoints.small_gguf import write_small
 
 
 def converted(source: Path, cache: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMI_CACHE", str(cache))
-    return prepare_model(str(source), dtype)
+    return prepare(str(source), EngineConfig(Config(dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp32"])
@@ -71,8 +73,9 @@ def test_a_file_that_cannot_be_written_to_its_end_is_refused(
 
 PREPARE = """
 import os
-from handler.engines.openvino.model import prepare_model
-print(prepare_model(os.environ["SOURCE"], "auto"))
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.model import prepare
+print(prepare(os.environ["SOURCE"], EngineConfig()))
 """
 
 

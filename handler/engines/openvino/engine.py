@@ -39,8 +39,7 @@ from handler.engines.openvino.model import (
     context_length,
     eos_ids,
     load_whisper_tokenizer,
-    prepare_model,
-    quantization_of,
+    prepare,
 )
 from handler.engines.openvino.pooling import OpenVinoPooling
 from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores, has_logits
@@ -300,11 +299,6 @@ class Preparation:
 
 def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
-
-
-def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    options = config.options
-    return prepare_model(model_id, options.dtype, config.task, options.pooling, quantization_of(config))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -48,22 +48,16 @@ _SAMPLE = "Hello world, 12 times\n  indented"
 _PART = 1 << 15  # characters encoded at a time, because the tokenizer keeps the GIL while it runs
 
 
-def prepare_model(
-    model_id: str | None,
-    dtype: str,
-    task: Task = Task.GENERATION,
-    pooling: str = "auto",
-    quantization: Quantization | None = None,
-) -> Path:
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
     """Check the model's files, convert them if needed, and return the path to load."""
-    model = find_model(model_id or model_files.DEMO, task, pooling, quantization)
+    model, dtype = find_model(model_id or model_files.DEMO, config), config.options.dtype
     cache = model_files.cache_directory() / "converted"
     if model.kind == "gguf" and model_files.visible(model.path.parent, "*.gguf")[1:] and Path(model_id or "").is_dir():
         log.warning("loading %s but not the other .gguf files beside it: images are not supported", model.path)
-    if model.kind == "openvino" or (task not in _GENERATING and is_bert(model.path)):
+    if model.kind == "openvino" or (config.task not in _GENERATING and is_bert(model.path)):
         return model.path
     if model.kind == "huggingface":
-        return convert(model.path, cache, task, quantization)
+        return convert(model.path, cache, config.task, quantization_of(config))
     if dtype == "fp32":
         return converted_model(model.path, cache, "exact")
     try:
@@ -75,13 +69,12 @@ def prepare_model(
 
 def check(model_id: str | None, config: EngineConfig) -> None:
     """See `engines.check`."""
-    quantization = quantization_of(config)
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
-    if is_demo and quantization is not None:
+    if quantization_of(config) is not None and is_demo:
         raise ConfigError(f"option.quantize: the demo model {_FIXED_WEIGHTS}")
     if is_demo or files.is_hub_reference(model_id) or files.is_fetched(model_id):
         return
-    model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling, quantization)
+    model = find_model(model_id or model_files.DEMO, config)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
             "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could confuse one image with another; "
@@ -102,24 +95,25 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
     return None if quantize is None else Quantization(8, 0) if quantize == "int8" else Quantization(4, group or 32)
 
 
-def find_model(
-    model_id: str, task: Task = Task.GENERATION, pooling: str = "auto", quantization: Quantization | None = None
-) -> model_files.ModelFiles:
+def find_model(model_id: str, config: EngineConfig) -> model_files.ModelFiles:
     """Find the model `model_id`, and check that its files are complete and can be converted if needed.
 
     Raises:
         ConfigError: the model does not exist, is incomplete, or does not support the task or the quantization.
     """
+    task, quantization = config.task, quantization_of(config)
     pools = task not in _GENERATING
     if task is not Task.GENERATION and model_id == model_files.DEMO:
         raise ConfigError(f"option.task={task.value}: the demo model only generates text; set option.model_id")
     model = model_files.locate(model_id)
     if quantization is not None and (model.kind != "huggingface" or pools):
         raise ConfigError(f"option.quantize: {model.path} {_NO_GENERATION if pools else _FIXED_WEIGHTS}")
-    if pools:
-        _check_pooling(model, task, pooling)
-    if task is Task.TRANSCRIPTION and model.kind == "gguf":
+    if task is not Task.GENERATION and model.kind == "gguf":
         raise ConfigError(f"{model.path}: option.task={task.value} needs a Hugging Face or OpenVINO directory")
+    if pools:
+        read_pooling(model.path, config.options.pooling)
+        if not (model.path / "tokenizer.json").is_file():
+            raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         if not pools or not is_bert(model.path):
@@ -133,14 +127,6 @@ def find_model(
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
     return model
-
-
-def _check_pooling(model: model_files.ModelFiles, task: Task, pooling: str) -> None:
-    if model.kind == "gguf":
-        raise ConfigError(f"{model.path}: option.task={task.value} needs a Hugging Face or OpenVINO directory")
-    read_pooling(model.path, pooling)
-    if not (model.path / "tokenizer.json").is_file():
-        raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
 
 
 class OpenVinoTokenizer:

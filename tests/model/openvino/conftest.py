@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from handler.engines.openvino.model import prepare_model
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.model import prepare
 from tests.servers import one_core
 
 
 @pytest.fixture(scope="session")
 def model(demo_model: Path) -> Path:
-    return prepare_model(str(demo_model), "auto")
+    return prepare(str(demo_model), EngineConfig())
 
 
 @pytest.fixture(scope="module", autouse=True)

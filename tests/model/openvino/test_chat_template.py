@@ -12,8 +12,9 @@ import pytest
 
 from handler.core.errors import InvalidPayload, PromptTooLong
 from handler.core.values import TemplateOptions
+from handler.engines.base import EngineConfig
 from handler.engines.echo.engine import EchoTokenizer
-from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
+from handler.engines.openvino.model import OpenVinoTokenizer, prepare
 
 pytestmark = pytest.mark.model
 
@@ -29,13 +30,13 @@ def test_echos_template() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_model: Path) -> OpenVinoTokenizer:
-    return OpenVinoTokenizer(prepare_model(str(demo_model), "auto"))
+    return OpenVinoTokenizer(prepare(str(demo_model), EngineConfig()))
 
 
 def saying(demo_model: Path, template: str, directory: Path) -> OpenVinoTokenizer:
     """The demo model with another chat template, in a directory of its own."""
     made = shutil.copytree(
-        prepare_model(str(demo_model), "auto"), directory / "model", ignore=lambda *_: ["openvino_model.bin"]
+        prepare(str(demo_model), EngineConfig()), directory / "model", ignore=lambda *_: ["openvino_model.bin"]
     )
     path = made / "openvino_tokenizer.xml"
     content, count = re.subn(r'<chat_template value="[^"]*"', f'<chat_template value="{template}"', path.read_text())
@@ -134,7 +135,7 @@ def test_a_template_of_an_option_gets_what_the_request_says(
         "{% if add_generation_prompt %}A:{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
         "{% endif %}"
     )
-    other = OpenVinoTokenizer(prepare_model(str(demo_model), "auto"), template)
+    other = OpenVinoTokenizer(prepare(str(demo_model), EngineConfig()), template)
     assert other.chat_template == template
     answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm"}
     assert other.encode_chat([{"role": "user", "content": "Hi"}, answer], (), options).text == wanted

@@ -14,7 +14,7 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.model import prepare_model
+from handler.engines.openvino.model import prepare
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 from handler.engines.structured_output.json_grammar import integers, json_grammar, literal, numbers
 from tests.doubles.steps import steps
@@ -200,7 +200,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def drawn(demo_model: Path) -> Drawn:
-    return Drawn(OpenVinoCheck(EngineConfig(model=prepare_model(str(demo_model), "auto"))))
+    return Drawn(OpenVinoCheck(EngineConfig(model=prepare(str(demo_model), EngineConfig()))))
 
 
 @pytest.mark.model

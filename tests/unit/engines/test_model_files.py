@@ -131,9 +131,9 @@ def test_a_whole_openvino_directory_is_taken(tmp_path: Path, context: int) -> No
 
 
 def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
-    from handler.engines.openvino.model import prepare_model
+    from handler.engines.openvino.model import prepare
 
-    check_directory(prepare_model(str(demo_model), "auto"), parts(vision=False))
+    check_directory(prepare(str(demo_model), EngineConfig()), parts(vision=False))
 
 
 @pytest.mark.parametrize("part", PARTS)

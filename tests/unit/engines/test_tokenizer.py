@@ -30,7 +30,7 @@ from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer, MistralTokenizer, _message
 from handler.engines.openvino import model as openvino_model
-from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
+from handler.engines.openvino.model import OpenVinoTokenizer, prepare
 
 # -- vocabularies of every common kind as bytes, and prompts and chats as ids ------------------------------------------
 
@@ -360,7 +360,7 @@ class Recorder:
 @pytest.mark.model
 def test_openvinos_gets_no_long_text_with_too_many_tokens(demo_model: Path) -> None:
     """It holds the GIL: 0.7 s for half a megabyte of one letter."""
-    tokenizer = OpenVinoTokenizer(prepare_model(str(demo_model), "auto"))
+    tokenizer = OpenVinoTokenizer(prepare(str(demo_model), EngineConfig()))
     recorder = tokenizer._tokenizer = Recorder(tokenizer._tokenizer)
     with pytest.raises(PromptTooLong, match=r"'inputs' has at least .* at most 8191"):
         tokenizer.encode("a" * 500_000)
