@@ -318,14 +318,16 @@ class Tokenizer(Protocol):
     """Converts text to token ids in the host's process, but not on the event loop. Must be thread-safe.
 
     Attributes:
-        vocabulary: the vocabulary of every answer, or None if each prompt has its own.
         chat_template: text of option.chat_template, or else of the model's template; "" if there is neither.
         media_tokens: token counters for the kinds of media that the model accepts, by kind.
     """
 
-    vocabulary: Vocabulary | None
     chat_template: str
     media_tokens: Mapping[str, MediaTokens]
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary of every answer, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
         """Encode a prompt. Special tokens in the text are recognised. Only the model's usual first token is added."""

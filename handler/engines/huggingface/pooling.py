@@ -232,8 +232,7 @@ class HfPoolingTokenizer:
         pieces = {id: piece for piece, id in self._fast.get_vocab(with_added_tokens=True).items()}
         special = [id for id, token in self._fast.get_added_tokens_decoder().items() if token.special]
         known = [pieces.get(id, "").encode() for id in range(max(pieces) + 1)]
-        self.vocabulary: Vocabulary | None = Vocabulary(known, special)
-        self._vocabulary = self.vocabulary
+        self.vocabulary = Vocabulary(known, special)
         self._has_types = _has_types(model)
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
 
@@ -256,7 +255,7 @@ class HfPoolingTokenizer:
                 part.truncate(length, direction=side)
         whole = self._fast.post_process(*parts, add_special_tokens=True)
         second = whole.type_ids.index(1) if self._has_types and 1 in whole.type_ids else None
-        return Prompt(texts[0], whole.ids, self._vocabulary), second
+        return Prompt(texts[0], whole.ids, self.vocabulary), second
 
     def _parts(self, texts: Sequence[str]) -> list[Any]:
         return list(self._fast.encode_batch_fast(texts, add_special_tokens=False))

@@ -121,8 +121,7 @@ class HfTokenizer:
         self._fast = self._tokenizer.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()
-        self.vocabulary: Vocabulary | None
-        self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
+        self.vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = _chat_template(self._tokenizer)
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model)
         self._forms: ContentForms | None = None
@@ -163,7 +162,7 @@ class HfTokenizer:
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
         check_tokens(text, name, MOST_TOKENS, PART, lambda part: len(self.ids(part)))
-        return Prompt(text, self.ids(text, add_special_tokens=add_special_tokens), self._vocabulary)
+        return Prompt(text, self.ids(text, add_special_tokens=add_special_tokens), self.vocabulary)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encode a text as a batch of one, because `encode` would hold the GIL, e.g. for 0.2 s for 50,000 tokens."""
@@ -299,15 +298,14 @@ class MistralTokenizer:
         else:
             names = map(self._texts.id_to_piece, ids)
             pieces = [name.encode() if id in special else sentence_piece(name) for id, name in enumerate(names)]
-        self.vocabulary: Vocabulary | None
-        self.vocabulary = self._vocabulary = Vocabulary(pieces, special)
-        marks = sorted(self._vocabulary.marks)
+        self.vocabulary = Vocabulary(pieces, special)
+        marks = sorted(self.vocabulary.marks)
         # There is no template. The parsers of tool calls and reasoning find the marks that the model uses in this text.
         self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
 
     def encode(self, text: str) -> Prompt:
         check_tokens(text, "inputs", MOST_TOKENS, PART, self._count)
-        return Prompt(text, self._texts.encode(text, bos=True, eos=False), self._vocabulary)
+        return Prompt(text, self._texts.encode(text, bos=True, eos=False), self.vocabulary)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Encode the messages with mistral_common.
@@ -328,7 +326,7 @@ class MistralTokenizer:
             encoded = self._chats.encode_chat_completion(request)
         except Exception as error:  # of its own classes or pydantic's, because of a client's values
             raise InvalidPayload(f"'messages': Mistral's tokenizer refuses them: {str(error)[:400]}") from None
-        return Prompt(self._vocabulary.decode(encoded.tokens), encoded.tokens, self._vocabulary)
+        return Prompt(self.vocabulary.decode(encoded.tokens), encoded.tokens, self.vocabulary)
 
     def _count(self, text: str) -> int:
         return len(self._texts.encode(text, bos=False, eos=False))

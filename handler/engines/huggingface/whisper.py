@@ -157,19 +157,18 @@ class WhisperTokenizer:
     chat_template = ""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]], ids: WhisperIds) -> None:
-        self.vocabulary: Vocabulary | None
-        self.vocabulary = self._vocabulary = with_times(vocabulary, ids)
+        self.vocabulary = with_times(vocabulary, ids)
         self._encode, self._ids = encode, ids
         self.media_tokens: Mapping[str, MediaTokens] = {"audio": StartToken(ids.start)}
 
     def encode(self, text: str) -> Prompt:
-        return Prompt(text, self._encode(text), self._vocabulary)
+        return Prompt(text, self._encode(text), self.vocabulary)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         arguments = dict(options.arguments)
         timed = [] if arguments.get("timestamps") else [self._ids.no_timestamps]
         ids = [*self._previous(arguments.get("prompt", "")), self._ids.start, *self._wanted(**arguments), *timed]
-        return Prompt("", ids, self._vocabulary)
+        return Prompt("", ids, self.vocabulary)
 
     def _previous(self, text: str) -> list[int]:
         if not text:

@@ -139,15 +139,14 @@ class OpenVinoTokenizer:
         chat_template = chat_template or model_files.tokenizer_template(self._tokenizer.chat_template, model)
         if chat_template:  # GenAI raises an error for ""
             self._tokenizer.chat_template = chat_template
-        self.vocabulary: Vocabulary | None
-        self.vocabulary = self._vocabulary = _vocabulary(self._tokenizer)
+        self.vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = str(self._tokenizer.chat_template or "")
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model) if is_vision(model) else {}
         self._forms: ContentForms | None = None
         if self.media_tokens and self.chat_template:
             self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.media_tokens)
         # Some tokenizers have a built-in limit and silently truncate longer prompts.
-        self._longest = max(map(len, self._vocabulary.pieces))  # bytes
+        self._longest = max(map(len, self.vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
     def encode(self, text: str) -> Prompt:
@@ -198,7 +197,7 @@ class OpenVinoTokenizer:
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
         # A vision model's engine needs the text as well as the ids.
-        return Prompt(text, ids, self._vocabulary, SharedMedia(text, ()) if self.media_tokens else None)
+        return Prompt(text, ids, self.vocabulary, SharedMedia(text, ()) if self.media_tokens else None)
 
 
 def _size(value: Any) -> int:

@@ -368,7 +368,6 @@ def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is Task.TRANSCRIPTION and config.model is not None:
         tokenizer = files.load_tokenizer(config)
-        assert tokenizer.vocabulary is not None
         return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
     if config.task is Task.GENERATION or config.model is None:
         if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":

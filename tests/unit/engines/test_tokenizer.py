@@ -375,7 +375,7 @@ def hugging_faces() -> HfTokenizer:
     fast = Tokenizer(WordLevel({"hello": 0, "?": 1}, unk_token="?"))
     fast.pre_tokenizer = Whitespace()
     tokenizer = HfTokenizer.__new__(HfTokenizer)
-    tokenizer._fast, tokenizer._vocabulary = fast, Vocabulary([b"hello", b"?"])
+    tokenizer._fast, tokenizer.vocabulary = fast, Vocabulary([b"hello", b"?"])
     return tokenizer
 
 
