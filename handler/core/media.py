@@ -118,6 +118,17 @@ class MediaTokens(Protocol):
         """
 
 
+class FixedTokens(NamedTuple):
+    """Counts the same number of tokens for every medium. See `MediaTokens`."""
+
+    placeholder: int
+    text: str
+    number: int = 1
+
+    def count(self, size: Sequence[int]) -> int:
+        return self.number
+
+
 class Stored(NamedTuple):
     """Description of a medium that is stored in a file. `length` is the size of its data in bytes."""
 

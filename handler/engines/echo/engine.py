@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import ConfigError, PromptTooLong
-from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens
+from handler.core.media import MEDIA, SAMPLE_RATE, FixedTokens, MediaTokens
 from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary, cut_after
 from handler.core.values import (
@@ -87,16 +87,6 @@ _SHORT = 1 << 16  # characters; longer texts are split in many short calls, as o
 _MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # in prompts with media, their ids follow those of the cues
 
 
-class OneWord:
-    """Counts each medium as one word."""
-
-    def __init__(self, kind: str) -> None:
-        self.placeholder, self.text = len(CUES) + list(_MEDIA).index(kind), _MEDIA[kind]
-
-    def count(self, size: Sequence[int]) -> int:
-        return 1
-
-
 class EchoTokenizer:
     """Numbers the words of a prompt in order of first appearance, so each prompt has its own vocabulary.
 
@@ -107,7 +97,9 @@ class EchoTokenizer:
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
-    media_tokens: Mapping[str, MediaTokens] = MappingProxyType({kind: OneWord(kind) for kind in MEDIA})
+    media_tokens: Mapping[str, MediaTokens] = MappingProxyType(
+        {kind: FixedTokens(id, _MEDIA[kind]) for id, kind in enumerate(MEDIA, len(CUES))}
+    )
 
     def __init__(self, context: int = CONTEXT) -> None:
         self._context = context

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config import model_files
-from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens, Medium
+from handler.core.media import MEDIA, SAMPLE_RATE, FixedTokens, MediaTokens, Medium
 from handler.engines.base import NO_MEDIA
 
 Read = Callable[[Mapping[str, Any], Path], MediaTokens | str | None]
@@ -43,24 +43,6 @@ def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str
 
 _VISION_CONFIGS = ("vision_config", "vision_tower", "visual", "mm_vision_tower")
 _MAX_RATIO = 200  # of an image's sides; Qwen2-VL's limit
-
-
-@dataclass(frozen=True)
-class LlavaTokens:
-    """Counts image tokens for LLaVA, which resizes all images to the same square.
-
-    Attributes:
-        placeholder: id of an image's placeholder.
-        text: text of the placeholder.
-        number: number of tokens per image.
-    """
-
-    placeholder: int
-    text: str
-    number: int
-
-    def count(self, size: Sequence[int]) -> int:
-        return self.number
 
 
 @dataclass(frozen=True)
@@ -138,7 +120,7 @@ def _llava(config: Mapping[str, Any]) -> MediaTokens | str:
     number = (vision.get("image_size", 336) // vision.get("patch_size", 14)) ** 2
     number += kind == "clip_vision_model"  # its class token
     number -= config.get("vision_feature_select_strategy", "default") == "default"
-    return LlavaTokens(placeholder, "<image>", number)
+    return FixedTokens(placeholder, "<image>", number)
 
 
 def _processor(model: Path) -> Mapping[str, Any]:

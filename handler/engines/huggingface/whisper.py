@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
-from handler.core.media import SAMPLE_RATE, MediaTokens, Medium
+from handler.core.media import SAMPLE_RATE, FixedTokens, MediaTokens, Medium
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import PLAIN_TEMPLATE, Objects, TemplateOptions
 from handler.engines.base import Capabilities, EngineRequest
@@ -26,16 +26,6 @@ _SEARCHED = SAMPLE_RATE  # samples at the end of a window in which a clip may be
 _QUIET = SAMPLE_RATE // 10  # samples of each part whose loudness is compared
 _STEP = 0.02  # seconds between two timestamp tokens
 _GENERATION = "generation_config.json"
-
-
-class StartToken(NamedTuple):
-    """Counts an audio clip as a single token: the one that starts the transcript."""
-
-    placeholder: int
-    text: str = "<|startoftranscript|>"
-
-    def count(self, size: Sequence[int]) -> int:
-        return 1
 
 
 class WhisperIds(NamedTuple):
@@ -159,7 +149,7 @@ class WhisperTokenizer:
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]], ids: WhisperIds) -> None:
         self.vocabulary = with_times(vocabulary, ids)
         self._encode, self._ids = encode, ids
-        self.media_tokens: Mapping[str, MediaTokens] = {"audio": StartToken(ids.start)}
+        self.media_tokens: Mapping[str, MediaTokens] = {"audio": FixedTokens(ids.start, "<|startoftranscript|>")}
 
     def encode(self, text: str) -> Prompt:
         return Prompt(text, self._encode(text), self.vocabulary)
