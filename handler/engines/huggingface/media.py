@@ -18,18 +18,17 @@ None if the type of model is unknown.
 """
 
 
-def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str]) -> MediaTokens | str:
+def read_tokens(model: Path | None, kind: str) -> MediaTokens | str:
     """Return the model's token counter for media of one kind, or the reason why the model does not accept such media.
 
     Args:
         model: a Hugging Face directory, or a directory converted from one.
         kind: a key of `MEDIA`.
-        read: function that reads the configuration of supported model types.
-        parts: fields that config.json contains if the model accepts such media.
     """
     if model is None or not model.is_dir():
         return NO_MEDIA
     config = model_files.read_json(model / "config.json")
+    read, parts = _READERS[kind]
     if (tokens := read(config, model)) is not None:
         return tokens
     if config.keys().isdisjoint(parts):
@@ -79,22 +78,13 @@ class QwenTokens:
         return rows * columns
 
 
-def read_image_tokens(model: Path | None) -> MediaTokens | str:
-    """Return the model's counter for image tokens, or the reason why the model does not accept images.
-
-    Args:
-        model: a Hugging Face directory, or a directory converted from one.
-    """
-    return read_tokens(model, "image", _read, _VISION_CONFIGS)
-
-
 def no_images(model: Path | None) -> str:
     """Return the reason why a model does not accept images; "" if it does."""
-    tokens = read_image_tokens(model)
+    tokens = read_tokens(model, "image")
     return tokens if isinstance(tokens, str) else ""
 
 
-def _read(config: Mapping[str, Any], model: Path) -> MediaTokens | str | None:
+def _read_image(config: Mapping[str, Any], model: Path) -> MediaTokens | str | None:
     kind = config.get("model_type")
     if kind in ("qwen2_vl", "qwen2_5_vl"):
         return _qwen(config, _processor(model))
@@ -159,26 +149,18 @@ class QwenAudioTokens:
         return tokens
 
 
-def read_audio_tokens(model: Path | None) -> MediaTokens | str:
-    """Return the model's counter for audio tokens, or the reason why the model does not accept audio clips.
-
-    Args:
-        model: a Hugging Face directory, or a directory converted from one.
-    """
-    return read_tokens(model, "audio", _read_audio, _AUDIO_CONFIGS)
-
-
 def _read_audio(config: Mapping[str, Any], model: Path) -> MediaTokens | None:
     if config.get("model_type") != "qwen2_audio":
         return None
     return QwenAudioTokens(config.get("audio_token_index", config.get("audio_token_id", 151646)))
 
 
-_READERS: dict[str, Callable[[Path | None], MediaTokens | str]] = {
-    "image": read_image_tokens,
-    "audio": read_audio_tokens,
+_READERS: Mapping[str, tuple[Read, Collection[str]]] = {
+    "image": (_read_image, _VISION_CONFIGS),
+    "audio": (_read_audio, _AUDIO_CONFIGS),
 }
-"""Kind of media -> function that returns how a model counts such tokens, or the reason why it accepts none."""
+"""Kind of media -> function that reads the configuration of supported model types, and fields that config.json contains
+if the model accepts such media."""
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
@@ -187,13 +169,13 @@ def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
     Args:
         model: a Hugging Face directory, or a directory converted from one.
     """
-    by_kind = {kind: read(model) for kind, read in _READERS.items()}
+    by_kind = {kind: read_tokens(model, kind) for kind in _READERS}
     return {kind: tokens for kind, tokens in by_kind.items() if not isinstance(tokens, str)}
 
 
 def no_media(model: Path | None) -> dict[str, str]:
     """Return, for each kind of media, the reason why a model does not accept it; "" if it does."""
-    by_kind = {kind: read(model) for kind, read in _READERS.items()}
+    by_kind = {kind: read_tokens(model, kind) for kind in _READERS}
     reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in by_kind.items()}
     text_only = all(reason == NO_MEDIA for reason in reasons.values())
     return {

@@ -19,7 +19,7 @@ from handler.config.model_files import read_text_config
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, override
 from handler.engines.huggingface.files import TORCH_DTYPES
-from handler.engines.huggingface.media import QwenTokens, no_media, read_image_tokens
+from handler.engines.huggingface.media import QwenTokens, no_media, read_tokens
 from handler.engines.trtllm.sampling import SUPPORTS
 
 log = logging.getLogger("handler.engine")
@@ -462,7 +462,7 @@ def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
         model: directory of the model, or None.
         own_caches: whether each request can have a separate prefix cache, or there is no prefix cache.
     """
-    images = read_image_tokens(model)
+    images = read_tokens(model, "image")
     reasons = {"audio": "TensorRT-LLM does not support model_type qwen2_audio (config.json)", "image": ""}
     if not isinstance(images, str) and not isinstance(images, QwenTokens):
         reasons["image"] = "TensorRT-LLM does not support model_type llava (config.json)"

@@ -35,7 +35,7 @@ from handler.engines.base import (
     warm_up,
 )
 from handler.engines.huggingface import files
-from handler.engines.huggingface.media import QwenTokens, collapse, pillow_image, prompt_text, read_image_tokens
+from handler.engines.huggingface.media import QwenTokens, collapse, pillow_image, prompt_text, read_tokens
 from handler.engines.process.supervisor import end_with_descendants, end_with_this_process
 from handler.engines.trtllm.arguments import (
     background_error,
@@ -663,5 +663,5 @@ class VisionPrompts:
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
     """Return the converter for a model that accepts images, or None if prompts are passed as ids."""
-    tokens = read_image_tokens(model)
+    tokens = read_tokens(model, "image")
     return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

@@ -20,8 +20,7 @@ from handler.engines.huggingface.media import (
     expand,
     no_images,
     no_media,
-    read_audio_tokens,
-    read_image_tokens,
+    read_tokens,
 )
 from handler.engines.huggingface.tokenizer import find_forms
 from handler.engines.huggingface.whisper import WhisperIds, WhisperTokenizer, cut, whisper_ids
@@ -57,7 +56,7 @@ def write(directory: Path, config: dict[str, Any], processor: dict[str, Any] | N
 def test_counts(
     tmp_path: Path, config: dict[str, Any], processor: dict[str, Any] | None, size: tuple[int, int], number: int
 ) -> None:
-    found = read_image_tokens(write(tmp_path, config, processor))
+    found = read_tokens(write(tmp_path, config, processor), "image")
     assert not isinstance(found, str)
     assert found.count(size) == number
 
@@ -69,7 +68,7 @@ def test_counts(
 @in_one_test(("samples", "number"), [(481, 1), (16_000, 25), (480_000, 750)])
 def test_tokens_of_audio(config: dict[str, Any], placeholder: int, samples: int, number: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        found = read_audio_tokens(write(Path(directory), {"model_type": "qwen2_audio", **config}))
+        found = read_tokens(write(Path(directory), {"model_type": "qwen2_audio", **config}), "audio")
     assert not isinstance(found, str)
     assert (found.placeholder, found.count((samples,))) == (placeholder, number)
 
@@ -78,7 +77,7 @@ def test_what_takes_no_images_says_why_in_media(tmp_path: Path) -> None:
     assert no_images(write(tmp_path, {"model_type": "llama"})) == "the model accepts text only"
     assert "model_type gemma3 " in no_images(write(tmp_path, {"model_type": "gemma3", "vision_config": {}}))
     assert "pixtral" in no_images(write(tmp_path, {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}))
-    qwen = read_image_tokens(write(tmp_path, {"model_type": "qwen2_vl"}))
+    qwen = read_tokens(write(tmp_path, {"model_type": "qwen2_vl"}), "image")
     assert not isinstance(qwen, str)
     assert no_media(None) == dict.fromkeys(MEDIA, "the model accepts text only")
     assert no_media(write(tmp_path, {"model_type": "qwen2_vl"})) == {
