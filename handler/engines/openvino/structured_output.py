@@ -380,9 +380,8 @@ class GrammarCompiler:
         while True:
             if self._current is None:
                 ready += [(key, "") for key in self._take_known()]
-                if ready or (following := self._waiting.first()) is None:
+                if ready or not self._waiting or (following := self._waiting.get()) is None:
                     break
-                self._waiting.get()
                 self._current = following
                 self._start(following.structured_output)
                 patience = _SOON

@@ -77,11 +77,6 @@ class FairQueue(Generic[T]):
             self._changed.notify()
             return None
 
-    def first(self) -> T | None:
-        """Return the entry that `get` would return now, or None if the queue is empty."""
-        with self._changed:
-            return next(iter(self._flows.values()))[0] if self._flows else None
-
     def get(self) -> T | None:
         """Wait for an entry, remove it and return it. Return None after the queue has been closed."""
         with self._changed:
