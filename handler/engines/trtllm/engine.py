@@ -105,11 +105,6 @@ class TrtLlm:
             max_total_tokens=arguments["max_seq_len"],
         )
 
-    @property
-    def first_id(self) -> int:
-        """A token id that is certain to be in the vocabulary."""
-        return min(self._model.eos, default=0)
-
     def add(self, request: EngineRequest) -> None:
         media = request.read_media()
         check_prompt(request.ids, self._max_prompt, self._model.vocabulary)
@@ -373,7 +368,7 @@ def load(config: EngineConfig) -> TrtLlm:
     with ExitStack() as on_failure:
         engine = TrtLlm(config)
         on_failure.callback(engine.close)
-        warm_up(engine, [engine.first_id])
+        warm_up(engine, [min(files.eos_ids(config), default=0)])  # an id that is certainly in the vocabulary
         on_failure.pop_all()
     return engine
 
@@ -535,10 +530,9 @@ class TrtRequest:
         return self._with_prompt_scores(result, context) if with_prompt and self.sampling.prompt_logprobs else result
 
     def _with_prompt_scores(self, output: Output, context: Any) -> Output:
-        scored, tops = score(context[:-1], self.request.ids[1:], self.sampling.prompt_top_logprobs)
-        return output._replace(
-            prompt_logprobs=[None, *scored], prompt_tops=[(), *tops] if self.sampling.prompt_top_logprobs else None
-        )
+        num_tops = self.sampling.prompt_top_logprobs
+        scored, tops = score(context[:-1], self.request.ids[1:], num_tops)
+        return output._replace(prompt_logprobs=[None, *scored], prompt_tops=[(), *tops] if num_tops else None)
 
     def _context(self) -> Any:
         rows, size = _rows(self.result.context_logits), len(self.request.ids)

@@ -286,6 +286,6 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     def check_and_try(structured_output: StructuredOutput) -> None:
         check(structured_output)
         ((kind, text),) = guided_decoding_arguments(structured_output).items()
-        tried({"json": "JSON"}.get(kind, kind.upper()), str(text))
+        tried(kind.upper(), str(text))
 
     return check_and_try
