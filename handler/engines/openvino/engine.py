@@ -73,13 +73,11 @@ _WARM_UP = 16  # tokens; from 8 on, the CPU plugin prepares 4-bit weights, which
 @dataclass
 class _Running:
     handle: Any
+    sampling: Sampling
     eos: frozenset[int]  # ids that end the sequence with Finish.EOS
-    stops: frozenset[int]  # ids that end the sequence with Finish.STOP
-    own_stops: bool  # whether we must look for `stops`, as the engine does not: see `_ends`
+    own_stops: frozenset[int]  # stop ids that we must look for, as the engine does not: see `_ends`
     scores: Scores | None  # of the prompt, returned with the first output
-    logprobs: bool
     num_tokens: int = 0
-    least: int = 0
 
 
 class OpenVino(NoAdapters):
@@ -134,14 +132,13 @@ class OpenVino(NoAdapters):
         self._preparation.add(request, start)
 
     def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:
+        is_missed = sampling.ignore_eos or sampling.structured_output is not None
         self._running[key] = _Running(
             self._pipeline.add_request(key, *prompt, config),
+            sampling,
             eos=frozenset() if sampling.ignore_eos else self._eos,
-            stops=frozenset(sampling.stop_token_ids),
-            own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.structured_output is not None),
+            own_stops=frozenset(sampling.stop_token_ids if is_missed else ()),
             scores=scores,
-            logprobs=sampling.logprobs,
-            least=sampling.min_new_tokens,
         )
 
     def cancel(self, key: int) -> None:
@@ -210,7 +207,7 @@ class OpenVino(NoAdapters):
 
     def _output(self, key: int, sequence: int, running: _Running, result: Any) -> Output:
         ids = result.generated_ids
-        logprobs = result.generated_log_probs if running.logprobs else [None] * len(ids)
+        logprobs = result.generated_log_probs if running.sampling.logprobs else [None] * len(ids)
         scores, running.scores = running.scores, None
         finish = self._finish(running, ids, result.finish_reason)
         if (at := self._own_stop(running, ids)) is not None:
@@ -225,14 +222,14 @@ class OpenVino(NoAdapters):
             return None
         if reason == self._reasons.LENGTH:
             return Finish.LENGTH
-        return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
+        is_end = ids and ids[-1] in running.eos and ids[-1] not in running.sampling.stop_token_ids
+        return Finish.EOS if is_end else Finish.STOP
 
     def _own_stop(self, running: _Running, ids: Sequence[int]) -> int | None:
         """Return the index of a stop id that GenAI missed, or None. Stop ids before the minimum length do not count."""
-        if running.own_stops:
-            for index, id in enumerate(ids):
-                if id in running.stops and running.num_tokens + index >= running.least:
-                    return index
+        for index, id in enumerate(ids):
+            if id in running.own_stops and running.num_tokens + index >= running.sampling.min_new_tokens:
+                return index
         return None
 
 
