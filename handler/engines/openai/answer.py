@@ -47,7 +47,7 @@ class EventReader:
             ValueError: an event has more than 4 MiB.
         """
         is_one_event = data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
-        if is_one_event and self._between_events():  # nearly always
+        if is_one_event and not (self._rest or self._data or self._name or self._comments):  # nearly always
             return [Event(b"", data[6:-2], b"")]
         first, *more = data.split(b"\n")
         self._rest += first
@@ -77,9 +77,6 @@ class EventReader:
         if self._size + len(self._rest) > _MOST:
             raise ValueError(f"an event has more than {_MOST} bytes")
         return events
-
-    def _between_events(self) -> bool:
-        return not (self._rest or self._data or self._name or self._comments)
 
 
 _ID = "token_id:"

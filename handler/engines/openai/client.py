@@ -54,11 +54,13 @@ class HttpClient:
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
         self._broken = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._models_timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT)
+        key = server_key()
+        authorization = {"authorization": f"Bearer {key}"} if key else {}
         # The engine notices silence itself: a timer for each read would take more time than the read.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context() if tls else True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
-            headers=_headers(),
+            headers={"content-type": "application/json", "accept-encoding": "identity", **authorization},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
@@ -201,12 +203,6 @@ def _model(entry: Mapping[str, Any]) -> Model:
 
 def has_tls(urls: Sequence[str]) -> bool:
     return any(url.lower().startswith("https:") for url in urls)
-
-
-def _headers() -> dict[str, str]:
-    key = server_key()
-    authorization = {"authorization": f"Bearer {key}"} if key else {}
-    return {"content-type": "application/json", "accept-encoding": "identity", **authorization}
 
 
 @functools.lru_cache

@@ -93,10 +93,6 @@ KINDS = {
 """Value of option.base_url_kind -> kind."""
 
 
-def _length(sampling: Sampling, kind: str) -> dict[str, Any]:
-    return {"max_tokens": max(sampling.max_new_tokens, 1)}
-
-
 def _seed(sampling: Sampling) -> dict[str, Any]:
     return {} if sampling.seed is None else {"seed": sampling.signed_seed}
 
@@ -143,7 +139,7 @@ _DRAWN: Mapping[str, Rule] = {
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
-    "max_new_tokens": _length,
+    "max_new_tokens": lambda sampling, kind: {"max_tokens": max(sampling.max_new_tokens, 1)},
     "min_new_tokens": "min_tokens",
     "do_sample": drawn_or({"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}, _DRAWN),
     "logprobs": _logprobs,
