@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from hashlib import sha256
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from handler.config import environment, model_files
@@ -233,7 +233,7 @@ def _listed(client: Any, source: _Source, only: Sequence[str]) -> list[_Object]:
     if not (objects or (tuple(only) == SETTINGS and num_listed)):
         raise ConfigError(f"{url}: {_empty(client, source)}")
     for item in objects:
-        if not _stays_within(item.name):
+        if not item.name.isprintable() or not {"", ".", ".."}.isdisjoint(item.name.split("/")):
             raise ConfigError(f"{url}: the object's key {item.key!r} is not a valid file path")
     if not only:
         _check_model(url, [item.name for item in objects])
@@ -282,11 +282,6 @@ def _empty(client: Any, source: _Source) -> str:
     if markers and markers[0]["Key"] == key:
         return "it is a single object; name the prefix of the directory with the model's files"
     return "there are no files below it"
-
-
-def _stays_within(name: str) -> bool:
-    parts = name.split("/")
-    return name.isprintable() and not PurePosixPath(name).is_absolute() and not {"", ".", ".."} & set(parts)
 
 
 def _digest(*texts: str) -> str:
