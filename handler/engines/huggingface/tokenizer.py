@@ -122,7 +122,9 @@ class HfTokenizer:
         self._fast.no_truncation()
         self._fast.no_padding()
         self.vocabulary = _vocabulary(self._tokenizer)
-        self.chat_template = _chat_template(self._tokenizer)
+        template = self._tokenizer.chat_template or ""
+        # If there are several, transformers uses the one named `tool_use` for tools.
+        self.chat_template = template if isinstance(template, str) else "\n".join(template.values())
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model)
         self._forms: ContentForms | None = None
         if self.chat_template and (self.media_tokens or content_format != "auto"):
@@ -184,12 +186,6 @@ def template_line(error: BaseException) -> str:
             line = at.tb_lineno
         at = at.tb_next
     return "" if line is None else f" (line {line} of the template)"
-
-
-def _chat_template(tokenizer: Any) -> str:
-    """Return the chat template, or all if there are several. For tools, transformers uses the one named `tool_use`."""
-    template = tokenizer.chat_template or ""
-    return template if isinstance(template, str) else "\n".join(template.values())
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

@@ -45,11 +45,6 @@ class WhisperIds(NamedTuple):
     suppressed: tuple[int, ...]
     most: int
 
-    @property
-    def most_previous(self) -> int:
-        """Maximum number of tokens in a client's prompt."""
-        return self.most // 2 - 1
-
     def of_time(self, seconds: float) -> int:
         """Return the id of the timestamp token for a position in a piece, in seconds."""
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
@@ -166,7 +161,7 @@ class WhisperTokenizer:
         if self._ids.previous is None:
             raise InvalidPayload("'prompt' is not supported: the model has no prev_sot_token_id")
         # A token has at least one byte. Very long texts are not tokenized, as this would hold the GIL too long.
-        most = self._ids.most_previous
+        most = self._ids.most // 2 - 1
         ids = self._encode(" " + text.strip()) if len(text) <= 64 * most else [0] * len(text)
         if len(ids) > most:
             raise InvalidPayload(f"'prompt' is too long: at most {most} tokens fit together with a transcript")

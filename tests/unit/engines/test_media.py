@@ -213,4 +213,4 @@ def test_a_models_own_values(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(made))
     (tmp_path / "config.json").write_text("{}")
     found = whisper_ids(tmp_path)
-    assert (found.suppressed, found.languages, found.most, found.most_previous) == ((1, 2), {}, 448, 223)
+    assert (found.suppressed, found.languages, found.most) == ((1, 2), {}, 448)
