@@ -99,5 +99,4 @@ def capabilities(config: EngineConfig) -> Capabilities:
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 
-def load(config: EngineConfig) -> UrlEngine:
-    return UrlEngine(config)
+load = UrlEngine

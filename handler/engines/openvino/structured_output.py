@@ -306,8 +306,7 @@ class OpenVinoCheck:
         return config
 
 
-def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
-    return OpenVinoCheck(config)
+structured_output_check = OpenVinoCheck
 
 
 def count_logits(model: Path) -> int | None:

@@ -82,14 +82,12 @@ class Vllm(CoreEngine):
         first = min(self._eos, default=0)
         self.info = engine_info(self._engine, warm_up(self, [first]))
         if config.options.engine_options.get("guided_decoding", True):
-            self._warm_up_structured_output(first)
-
-    def _warm_up_structured_output(self, id: int) -> None:
-        """Run a built-in schema, because the first schema decides which backend vLLM's core uses for all others."""
-        try:
-            warm_up(self, [id], Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
-        except (RuntimeError, ValueError) as error:
-            print(f"structured output cannot be used with this model: {error}", file=sys.stderr, flush=True)
+            # The first schema decides which backend vLLM's core uses for all others.
+            built_in = Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", ""))
+            try:
+                warm_up(self, [first], built_in)
+            except (RuntimeError, ValueError) as error:
+                print(f"structured output cannot be used with this model: {error}", file=sys.stderr, flush=True)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -348,14 +346,13 @@ def capabilities(config: EngineConfig) -> Capabilities:
         no_adapters = ""
     if not config.options.engine_options.get("guided_decoding", True):
         reasons["structured_output"] = "option.guided_decoding=false"
-    tags = structural_tags(arguments)
     return Capabilities(
         SUPPORTS,
         reasons,
         limits={"temperature": 2.0},
         no_adapters=no_adapters,
         no_media=no_media(config.model),
-        structural_tags=tags,
+        structural_tags=structural_tags(arguments),
     )
 
 

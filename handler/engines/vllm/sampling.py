@@ -281,5 +281,4 @@ def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(style for style, since in _STYLES.items() if _xgrammar_release() >= since)
 
 
-def structured_output_check(config: EngineConfig) -> VllmCheck:
-    return VllmCheck(config)
+structured_output_check = VllmCheck
