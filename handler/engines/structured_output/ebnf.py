@@ -106,15 +106,12 @@ class Grammar:
 
     def _abridged(self, number: int) -> str:
         token = self._tokens[number]
-        if self._is_expression(number):
+        if number > 1 and [token.text for token in self._tokens[number - 2 : number]] == ["Regex", "("]:
             return _abridged_macro(token.text)
         return without_marker(token.text) if token.kind == "characters" else token.text
 
     def _begins_rule(self, number: int) -> bool:
         return number > 0 and [token.text for token in self._tokens[number + 1 : number + 2]] == ["::="]
-
-    def _is_expression(self, number: int) -> bool:
-        return number > 1 and [token.text for token in self._tokens[number - 2 : number]] == ["Regex", "("]
 
     def _least_lengths(self) -> Mapping[str, int]:
         """Return the minimum number of characters that each rule derives, up to `LONG`."""
