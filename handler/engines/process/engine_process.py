@@ -24,7 +24,6 @@ from handler.engines import load
 from handler.engines.base import (
     Engine,
     EngineConfig,
-    EngineInfo,
     EngineRequest,
     EngineStatistics,
     Interrupted,
@@ -55,12 +54,6 @@ class Cancel(NamedTuple):
     key: int
 
 
-class Ready(NamedTuple):
-    """Message that the engine is loaded."""
-
-    info: EngineInfo
-
-
 class EngineFailed(NamedTuple):
     """Message that the engine raised an exception while loading or stepping. `trace` is empty for a ConfigError."""
 
@@ -81,7 +74,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
     with contextlib.suppress(ChannelClosed), contextlib.closing(channel):
         try:
             engine = load()
-            send(channel, Ready(engine.info))
+            send(channel, engine.info)  # the engine is loaded
             _step_forever(engine, channel)
         except ChannelClosed:
             raise  # the host has ended, or has given up this engine

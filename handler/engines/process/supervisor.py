@@ -27,7 +27,7 @@ from handler.core.log import log_trace
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Silence, Step, engine_failure, pack
-from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Ready, Spec, run
+from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Spec, run
 from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
 
 log = logging.getLogger("handler.engine")
@@ -404,8 +404,8 @@ class EngineSupervisor:
         """Process a message from the engine that is not a step."""
         if isinstance(message, EngineStatistics):
             self.statistics = message
-        elif isinstance(message, Ready):
-            self.info, self.reason = message.info, ""
+        elif isinstance(message, EngineInfo):  # it is loaded
+            self.info, self.reason = message, ""
             if self.restarts:
                 log.info("the engine is ready again after %.1f s", time.monotonic() - self._start_at)
             self._change(State.READY)

@@ -31,7 +31,7 @@ from handler.engines.base import (
     unpack,
     warm_up,
 )
-from handler.engines.process.engine_process import Cancel, EngineFailed, Ready, Spec, run
+from handler.engines.process.engine_process import Cancel, EngineFailed, Spec, run
 from handler.engines.process.ipc import MessageReader, Messages, encode, send, wait
 from handler.engines.process.supervisor import EngineSupervisor, Placement, State
 from tests.one_test import in_one_test
@@ -98,7 +98,7 @@ class Supervised:
 
     def be_ready(self, longest_step: float = 0.0) -> None:
         info = EngineInfo("scripted", "1", "none", "none", 100, longest_step=longest_step)
-        self.instance.say(encode(Ready(info)))
+        self.instance.say(encode(info))
         self.engine.step()
         assert self.engine.ready
 
@@ -348,7 +348,7 @@ def _running(engine: Waiting) -> Iterator[socket.socket]:
     thread = threading.Thread(target=run, args=(lambda: engine, workers))
     thread.start()
     with channel:
-        assert isinstance(Messages(channel).next(), Ready)
+        assert isinstance(Messages(channel).next(), EngineInfo)
         yield channel
     thread.join(30)
     assert not thread.is_alive()
