@@ -98,9 +98,9 @@ class Router:
         if start:
             digests = prompt.media.digests if prompt.media else ()
             key = _Beginning(request.adapter.id if request.adapter else 0, digests, start)
-        replica = self._of_session(request.session, loads)
-        if replica is None and key is not None:
-            replica = self._of_prompt(key, loads)
+        replica = self._sessions.get(request.session)
+        if not any(load.replica == replica for load in loads):
+            replica = None if key is None else self._of_prompt(key, loads)
         if replica is None:
             replica = min(loads, key=lambda load: (load.num_tokens, self._order.get(load.replica, 0))).replica
         self._num_chosen += 1
@@ -113,10 +113,6 @@ class Router:
         if key is not None:
             self._remember(key, replica)
         return replica
-
-    def _of_session(self, session: str, loads: Sequence[Workload]) -> int | None:
-        replica = self._sessions.get(session)
-        return replica if any(load.replica == replica for load in loads) else None
 
     def _of_prompt(self, prompt: _Beginning, loads: Sequence[Workload]) -> int | None:
         least = min(load.num_sequences for load in loads)
