@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 _TEXT = ("openvino_tokenizer", "openvino_detokenizer")
 _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
-_WHISPER = ("openvino_encoder_model", "openvino_decoder_model")
+WHISPER_PARTS = ("openvino_encoder_model", "openvino_decoder_model", *_TEXT)
+"""The file names, without suffix, of the graphs in a Whisper model's directory."""
 
 PRECISION = "lmi_precision"
 """Key that the converter adds to config.json. The value `f32` means that the model runs fastest in f32."""
@@ -44,11 +45,6 @@ def is_vision(model: Path) -> bool:
 def parts(*, vision: bool) -> tuple[str, ...]:
     """Return the file names, without suffix, of the graphs in a language model's directory."""
     return (*(_VISION if vision else ("openvino_model",)), *_TEXT)
-
-
-def whisper_parts() -> tuple[str, ...]:
-    """Return the file names, without suffix, of the graphs in a Whisper model's directory."""
-    return (*_WHISPER, *_TEXT)
 
 
 def language_model(model: Path) -> Path:
@@ -245,7 +241,7 @@ def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantizatio
 def _optimum(source: Path, task: Task) -> tuple[str, Sequence[str]]:
     """Return the script that converts a checkpoint with optimum-intel, and the files that it must write."""
     if task is Task.TRANSCRIPTION:
-        return CONVERTER.replace("TASK", _EXPORTS[task]), [f"{part}.xml" for part in whisper_parts()]
+        return CONVERTER.replace("TASK", _EXPORTS[task]), [f"{part}.xml" for part in WHISPER_PARTS]
     if task is Task.GENERATION:
         vision = not no_images(source)
         script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")

@@ -25,6 +25,7 @@ from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.openvino.decoder.convert import Quantization
 from handler.engines.openvino.gguf import converted_model, default_weights, writable
 from handler.engines.openvino.ir_files import (
+    WHISPER_PARTS,
     check_converter,
     check_directory,
     context_of,
@@ -32,7 +33,6 @@ from handler.engines.openvino.ir_files import (
     ids_of,
     is_vision,
     parts,
-    whisper_parts,
 )
 from handler.engines.openvino.pooling import is_bert
 
@@ -119,7 +119,7 @@ def find_model(model_id: str, config: EngineConfig) -> model_files.ModelFiles:
         if not pools or not is_bert(model.path):
             check_converter(model.path, model_files.cache_directory() / "converted", task, quantization)
     if model.kind == "openvino":
-        names = whisper_parts() if task is Task.TRANSCRIPTION else parts(vision=is_vision(model.path))
+        names = WHISPER_PARTS if task is Task.TRANSCRIPTION else parts(vision=is_vision(model.path))
         check_directory(model.path, names[:1] if pools else names)
     if model.kind == "gguf":
         try:
