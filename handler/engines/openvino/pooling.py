@@ -6,7 +6,7 @@ import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError
@@ -143,12 +143,6 @@ _HIDDEN = ("last_hidden_state", "token_embeddings")
 _NO_LIMIT = 1 << 20  # tokens of a text, for models that state no limit
 
 
-class _Text(NamedTuple):
-    key: int
-    ids: Sequence[int]
-    pooling: Pooling
-
-
 class OpenVinoPooling(NoAdapters):
     """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
@@ -169,7 +163,7 @@ class OpenVinoPooling(NoAdapters):
         self._request: Any = compiled.create_infer_request()
         self._most_texts = config.options.max_rolling_batch_size
         self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
-        self._waiting: dict[int, _Text] = {}
+        self._waiting: dict[int, EngineRequest] = {}
         own = model_files.read_json(config.model / "config.json")
         # RoBERTa numbers positions from the padding id + 1.
         self._shifted = "roberta" in str(own.get("model_type"))
@@ -189,14 +183,14 @@ class OpenVinoPooling(NoAdapters):
 
     def _warm_up(self) -> tuple[int, float]:
         """Compile the kernels. Return the dimensions of the output, and the duration of a step of one token."""
-        first = [_Text(0, [self._padding + 1], Pooling("embed"))]
+        first = [EngineRequest(0, [self._padding + 1], Pooling("embed"))]
         self._compute(first)
         began = time.monotonic()
         output = self._compute(first)
         return output.shape[1], time.monotonic() - began
 
     def add(self, request: EngineRequest) -> None:
-        self._waiting[request.key] = _Text(request.key, request.ids, request.pooling)
+        self._waiting[request.key] = request
 
     def cancel(self, key: int) -> None:
         self._waiting.pop(key, None)
@@ -209,12 +203,12 @@ class OpenVinoPooling(NoAdapters):
         pairs = zip(texts, rows, strict=True)
         return Step([], [], [], [self._files.output(text.key, row, text.pooling) for text, row in pairs])
 
-    def _next(self) -> list[_Text]:
+    def _next(self) -> list[EngineRequest]:
         """Choose the oldest text and the texts closest to it in length, up to the token limit of a step."""
         if not self._waiting:
             return []
         oldest = len(next(iter(self._waiting.values())).ids)
-        chosen: list[_Text] = []
+        chosen: list[EngineRequest] = []
         longest = 0
         for text in sorted(self._waiting.values(), key=lambda text: abs(len(text.ids) - oldest)):
             longest = max(longest, len(text.ids))
@@ -223,7 +217,7 @@ class OpenVinoPooling(NoAdapters):
             chosen.append(text)
         return chosen
 
-    def _compute(self, texts: Sequence[_Text]) -> Any:
+    def _compute(self, texts: Sequence[EngineRequest]) -> Any:
         """Return the graph's output, one row per text: float32 [texts, dimensions]."""
         import numpy
 
