@@ -266,7 +266,7 @@ class Preparation:
 
     def _score(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
         if request.sampling.prompt_logprobs:
-            self._scorer.add(request.key, request.ids, request.sampling.prompt_top_logprobs)
+            self._scorer.add(request)
             self._unscored[request.key] = start
         else:
             start(None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.engines.base import Alternatives, score
+from handler.engines.base import Alternatives, EngineRequest, score
 
 MODEL = "openvino_model.xml"
 
@@ -32,12 +32,6 @@ class Scores(NamedTuple):
     tops: Sequence[Alternatives] | None = None
 
 
-class _Prompt(NamedTuple):
-    key: int
-    ids: Sequence[int]
-    num_tops: int
-
-
 class LogitScorer:
     """Scores one prompt at a time, in several steps.
 
@@ -51,8 +45,8 @@ class LogitScorer:
         self._properties = dict(properties)
         self._request: Any = None
         self._inputs: set[str] = set()
-        self._waiting: deque[_Prompt] = deque()
-        self._current: _Prompt | None = None
+        self._waiting: deque[EngineRequest] = deque()
+        self._current: EngineRequest | None = None
         self._num_read = 0  # tokens of the current prompt
         self._logprobs: list[float] = []
         self._tops: list[Alternatives] = []
@@ -62,9 +56,9 @@ class LogitScorer:
         if self._request is None:
             self._compile()
 
-    def add(self, key: int, ids: Sequence[int], num_tops: int) -> None:
+    def add(self, prompt: EngineRequest) -> None:
         """Queue a prompt. Call `check` first."""
-        self._waiting.append(_Prompt(key, ids, num_tops))
+        self._waiting.append(prompt)
 
     def cancel(self, key: int) -> None:
         self._waiting = deque(prompt for prompt in self._waiting if prompt.key != key)
@@ -79,18 +73,18 @@ class LogitScorer:
             self._current, self._num_read = self._waiting.popleft(), 0
             self._logprobs, self._tops = [], []
             self._request.reset_state()
-        prompt = self._current
+        prompt, num_tops = self._current, self._current.sampling.prompt_top_logprobs
         part = prompt.ids[self._num_read : min(self._num_read + _TOKENS_PER_STEP, len(prompt.ids) - 1)]
         if len(part):
             following = prompt.ids[self._num_read + 1 : self._num_read + 1 + len(part)]
-            logprobs, tops = score(self._logits(part), following, prompt.num_tops)
+            logprobs, tops = score(self._logits(part), following, num_tops)
             self._logprobs += logprobs
             self._tops += tops
             self._num_read += len(part)
         if self._num_read < len(prompt.ids) - 1:
             return None
         self._current = None
-        return Scores(prompt.key, [None, *self._logprobs], [(), *self._tops] if prompt.num_tops else None)
+        return Scores(prompt.key, [None, *self._logprobs], [(), *self._tops] if num_tops else None)
 
     def _logits(self, part: Sequence[int]) -> Any:
         import numpy
@@ -140,11 +134,11 @@ class PipelineScorer:
         if num_tops:
             raise ValueError(NO_TOPS)
 
-    def add(self, key: int, ids: Sequence[int], num_tops: int) -> None:
+    def add(self, prompt: EngineRequest) -> None:
         import numpy
         import openvino
 
-        self._waiting.append((key, openvino.Tensor(numpy.array([ids], dtype=numpy.int64))))
+        self._waiting.append((prompt.key, openvino.Tensor(numpy.array([prompt.ids], dtype=numpy.int64))))
 
     def cancel(self, key: int) -> None:
         self._waiting = deque(item for item in self._waiting if item[0] != key)

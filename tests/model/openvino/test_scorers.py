@@ -9,7 +9,8 @@ import numpy
 import pytest
 
 from handler.config.config import Config
-from handler.engines.base import EngineConfig, score
+from handler.core.values import Sampling
+from handler.engines.base import EngineConfig, EngineRequest, score
 from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
 from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores
 
@@ -32,9 +33,13 @@ def scorer(config: EngineConfig) -> Any:
     return found
 
 
+def prompt(key: int, ids: list[int], num_tops: int) -> EngineRequest:
+    return EngineRequest(key, ids, Sampling(prompt_logprobs=True, prompt_top_logprobs=num_tops))
+
+
 def run(scorer: Any, *jobs: tuple[int, list[int], int]) -> list[Scores]:
     for job in jobs:
-        scorer.add(*job)
+        scorer.add(prompt(*job))
     found: list[Scores] = []
     for _ in range(50):
         if (scores := scorer.step()) is not None:
@@ -81,8 +86,8 @@ def test_a_long_prompt_is_read_in_parts_like_a_short_one(scorer: LogitScorer) ->
 
 
 def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
-    scorer.add(1, LONG, 1)
-    scorer.add(2, LONG, 1)
+    scorer.add(prompt(1, LONG, 1))
+    scorer.add(prompt(2, LONG, 1))
     assert scorer.step() is None
     scorer.cancel(1)
     scorer.cancel(2)
