@@ -241,9 +241,7 @@ class GrpcCall(ResponseCheck):
         check_size(request)
         super().__init__(request.sampling)
         self._contract = contract
-        self._sampling = request.sampling
-        self._num_prompt = len(request.ids)
-        self._goes_on = request.goes_on
+        self._request, self._sampling = request, request.sampling
         self._ends = self._stops if self._sampling.ignore_eos else self._stops | eos
         sampling = with_ends(request.sampling, eos)
         self.message = contract.request("", request.ids, sampling)
@@ -294,12 +292,12 @@ class GrpcCall(ResponseCheck):
         if self._sampling.prompt_logprobs and first:
             self._take_prompt(chunk, part)
         self.take(part, ids, logprobs, tops)
-        if chunk.num_cached > 0 and first and not self._goes_on:
-            part.extras = Extras(num_cached_tokens=min(chunk.num_cached, self._num_prompt))
+        if chunk.num_cached > 0 and first and not self._request.goes_on:
+            part.extras = Extras(num_cached_tokens=min(chunk.num_cached, len(self._request.ids)))
         self._last = ids[-1]
 
     def _take_prompt(self, chunk: Chunk, part: Part) -> None:
-        count = self._num_prompt
+        count = len(self._request.ids)
         tops = self._sampling.prompt_top_logprobs
         if len(chunk.prompt_logprobs) != count or (tops and len(chunk.prompt_tops) != count):
             raise ValueError("log-probabilities of the prompt are missing")

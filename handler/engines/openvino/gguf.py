@@ -92,29 +92,27 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
             sources.append(source)
         else:
             _check_finite(source.tensor.name, source.tensor.data)
-    if unused := [*unused, *matcher.unused]:
+    if unused := [*unused, *matcher.unmatched]:
         raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join(unused)}")
     _replace_matrices(sources, weights)
 
 
 class _Matcher:
-    """Finds the file's matrix for each of the graph's matrices."""
+    """Finds the file's matrix for each of the graph's matrices.
+
+    Attributes:
+        unmatched: the first row of each matrix that is not matched yet, by the matrix's name.
+    """
 
     def __init__(self, reader: Any) -> None:
         self._tensors = {tensor.name: tensor for tensor in reader.tensors if len(tensor.shape) == 2}
-        # The first row of each matrix that is not matched yet.
-        self._first = {name: _values(tensor, slice(1)) for name, tensor in self._tensors.items()}
+        self.unmatched = {name: _values(tensor, slice(1)) for name, tensor in self._tensors.items()}
         self._heads = _interleaved(reader)
-
-    @property
-    def unused(self) -> list[str]:
-        """Names of the matrices that are not matched yet."""
-        return list(self._first)
 
     @property
     def done(self) -> float:
         """Share of the weights that are matched."""
-        left = sum(int(self._tensors[name].n_elements) for name in self._first)
+        left = sum(int(self._tensors[name].n_elements) for name in self.unmatched)
         return 1 - left / sum(int(tensor.n_elements) for tensor in self._tensors.values())
 
     def match(self, root: Any, values_of: Callable[[Any], _Rows]) -> _Source | None:
@@ -128,15 +126,15 @@ class _Matcher:
 
         rows, columns = root.get_output_shape(0)
         begin = values_of(np.zeros(1, np.int64))  # the first row, which is the same in either order
-        fitting = [name for name in self._first if list(self._tensors[name].shape) == [columns, rows]]
-        near = [name for name in fitting if _apart(self._first[name], *begin) < np.inf]
+        fitting = [name for name in self.unmatched if list(self._tensors[name].shape) == [columns, rows]]
+        near = [name for name in fitting if _apart(self.unmatched[name], *begin) < np.inf]
         orders = {name: _order(rows, self._heads.get(name.split(".")[-2])) for name in near}
         name = self._nearest(orders, values_of, rows)
         if name is None:
             for name in fitting:
                 _check_finite(name, _values(self._tensors[name]))
             return None
-        del self._first[name]
+        del self.unmatched[name]
         return _Source(root, self._tensors[name], orders[name])
 
     def _nearest(self, orders: dict[str, Any], values_of: Callable[[Any], _Rows], rows: int) -> str | None:
