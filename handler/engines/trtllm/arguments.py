@@ -103,16 +103,13 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         **_present(options, _SAME_NAME),
         **_objects(config),
         **_communication(options),
+        **{name: True for name in ("trust_remote_code", "enable_lora") if options.get(name)},
     }
-    if options.get("trust_remote_code"):
-        arguments["trust_remote_code"] = True
     if (backend := options.get("guided_decoding_backend")) is not None:
         if backend not in ("xgrammar", "llguidance"):
             key = "option.guided_decoding_backend"
             problems.append(Problem("", key, f"{key}={backend}: the engine trtllm supports xgrammar and llguidance"))
         arguments["guided_decoding_backend"] = backend
-    if options.get("enable_lora"):
-        arguments["enable_lora"] = True
     with problems:
         arguments = _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
