@@ -58,18 +58,17 @@ class PoolingFiles(NamedTuple):
         """
         import numpy
 
-        if pooling.kind != "embed":
-            if not pooling.normalize:
-                numbers = values
-            elif self.exclusive and len(values) > 1:
-                numbers = numpy.exp(values - values.max())
-                numbers /= numbers.sum()
-            else:
-                numbers = 1 / (1 + numpy.exp(-values))
-        else:
+        if pooling.kind == "embed":
             numbers = values[: pooling.dimensions]
             if self.normalize if pooling.normalize is None else pooling.normalize:
                 numbers = numbers / max(float(numpy.linalg.norm(numbers)), _LEAST)
+        elif not pooling.normalize:
+            numbers = values
+        elif self.exclusive and len(values) > 1:
+            numbers = numpy.exp(values - values.max())
+            numbers /= numbers.sum()
+        else:
+            numbers = 1 / (1 + numpy.exp(-values))
         finished: list[float] = numbers.tolist()
         return finished
 

@@ -189,10 +189,7 @@ class OpenVinoTokenizer:
             raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
-        def count(part: str) -> int:
-            return int(self._tokenizer.encode(part, add_special_tokens=False).input_ids.shape[1])
-
-        check_tokens(text, name, self._limit - 1, _PART, count)
+        check_tokens(text, name, self._limit - 1, _PART, lambda part: len(ids_of(self._tokenizer, part)))
         ids = ids_of(self._tokenizer, text, special=add_special_tokens)
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
