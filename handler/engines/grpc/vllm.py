@@ -13,11 +13,9 @@ from handler.engines.grpc.contract import NO_FIELD, Contract
 _MOST_TOPS = 19  # vLLM's limit is 20, which includes the chosen token
 
 
-def _seed(sampling: Sampling) -> dict[str, Any]:
+def _folded(seed: int) -> int:
     """Fold a 64-bit seed into the 31 bits that the contract allows."""
-    if sampling.seed is None:
-        return {}
-    return {"seed": (sampling.seed ^ sampling.seed >> 31 ^ sampling.seed >> 62) & 0x7FFFFFFF}
+    return (seed ^ seed >> 31 ^ seed >> 62) & 0x7FFFFFFF
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
@@ -49,7 +47,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_k": top_choice,
     "top_p": top_choice,
     "min_p": "min_p",
-    "seed": _seed,
+    "seed": unless_neutral("seed", make=_folded),
 }
 """Fields that matter only when sampling."""
 

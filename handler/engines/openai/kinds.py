@@ -104,12 +104,10 @@ def _logprobs(sampling: Sampling, kind: str) -> dict[str, Any]:
     return {"logprobs": sampling.top_logprobs, **ranked}  # 0: only for the chosen token
 
 
-def _bias(sampling: Sampling, kind: str) -> dict[str, Any]:
-    if not sampling.logit_bias:
-        return {}
-    if any(abs(bias) > _MOST_BIAS for _, bias in sampling.logit_bias):
+def _bias(logit_bias: Sequence[tuple[int, float]]) -> dict[str, float]:
+    if any(abs(bias) > _MOST_BIAS for _, bias in logit_bias):
         raise ValueError(f"logit_bias: the server accepts -{_MOST_BIAS:g} to {_MOST_BIAS:g}")
-    return {"logit_bias": {str(id): bias for id, bias in sampling.logit_bias}}
+    return {str(id): bias for id, bias in logit_bias}
 
 
 def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
@@ -145,7 +143,7 @@ _TABLE: Mapping[str, Rule] = {
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
     "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
-    "logit_bias": _bias,
+    "logit_bias": unless_neutral("logit_bias", make=_bias),
     "allowed_token_ids": unless_neutral("allowed_token_ids", make=list),
     "cache_salt": unless_neutral("cache_salt"),
     "structured_output": _guide,

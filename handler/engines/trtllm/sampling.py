@@ -125,12 +125,6 @@ def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
     return {"return_context_logits": True} if sampling.prompt_logprobs or sampling.return_context_logits else {}
 
 
-def _guided_decoding(sampling: Sampling, model: Model) -> dict[str, Any]:
-    if sampling.structured_output is None:
-        return {}
-    return {"guided_decoding": guided_decoding_arguments(sampling.structured_output)}
-
-
 def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the forbidden ids. TorchSampler ignores them, so `_bias` gives them a large negative bias instead."""
     if model.torch_sampler or not sampling.bad_token_ids:
@@ -198,7 +192,7 @@ _TABLE: Mapping[str, Rule] = {
     "prompt_top_logprobs": _context_logits,
     "return_context_logits": _context_logits,
     "return_generation_logits": unless_neutral("return_generation_logits"),
-    "structured_output": _guided_decoding,
+    "structured_output": unless_neutral("structured_output", "guided_decoding", guided_decoding_arguments),
     "cache_salt": lambda sampling, model: {},  # `engine.py` passes it beside the parameters
 }
 

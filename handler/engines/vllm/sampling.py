@@ -49,10 +49,17 @@ def _bias(sampling: Sampling) -> dict[str, Any]:
     return {"logit_bias": bias} if bias else {}
 
 
-def _structured_outputs(sampling: Sampling) -> dict[str, Any]:
-    if sampling.structured_output is None:
-        return {}
-    return {"structured_outputs": structured_output_arguments(sampling.structured_output)}
+def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
+    """Return the arguments of StructuredOutputsParams."""
+    match structured_output.kind:
+        case "json_schema":
+            return {"json": structured_output.value}
+        case "json_object":
+            return {"json_object": True}
+        case "choice":
+            return {"choice": json.loads(structured_output.value)}
+        case kind:
+            return {kind: structured_output.value}
 
 
 def _by_engine(sampling: Sampling) -> dict[str, Any]:
@@ -82,7 +89,7 @@ _TABLE: Mapping[str, Rule] = {
     "allowed_token_ids": unless_neutral("allowed_token_ids", make=list),
     "prompt_logprobs": _prompt_logprobs,
     "prompt_top_logprobs": _prompt_logprobs,
-    "structured_output": _structured_outputs,
+    "structured_output": unless_neutral("structured_output", "structured_outputs", structured_output_arguments),
     "num_beams": _by_engine,
     "length_penalty": _by_engine,
     "early_stopping": _by_engine,
@@ -99,19 +106,6 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     because `core/text.py` finds them, so vLLM does not have to decode ids at all.
     """
     return {"detokenize": False, **arguments(_TABLE, sampling)}
-
-
-def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
-    """Return the arguments of StructuredOutputsParams."""
-    match structured_output.kind:
-        case "json_schema":
-            return {"json": structured_output.value}
-        case "json_object":
-            return {"json_object": True}
-        case "choice":
-            return {"choice": json.loads(structured_output.value)}
-        case kind:
-            return {kind: structured_output.value}
 
 
 # -- check a schema or grammar without the model: verify it, compile it and compute masks ------------------------------
