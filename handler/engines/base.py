@@ -460,6 +460,11 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
     return rule
 
 
+def passed_otherwise(*parameters: Any) -> dict[str, Any]:
+    """Return no arguments. This is the rule for fields that an engine implements without its arguments."""
+    return {}
+
+
 def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
     """Return a rule for the arguments top_k and top_p.
 

@@ -27,6 +27,7 @@ from handler.engines.base import (
     Tokenizer,
     arguments,
     failed,
+    passed_otherwise,
     warm_up,
 )
 from handler.engines.huggingface.media import collapse, media_tokens, no_media, prompt_text
@@ -385,11 +386,6 @@ def _top(sampling: Sampling) -> dict[str, Any]:
     return {"top_p": sampling.top_p, **({"top_k": sampling.top_k} if sampling.top_k > 0 else {})}
 
 
-def _by_scorer(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    """Return no parameters, because `scorers.py` computes the log-probabilities of prompts."""
-    return {}
-
-
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "seed": _seed,
@@ -412,8 +408,8 @@ _TABLE: Mapping[str, Rule] = {
     "length_penalty": _beams,
     "early_stopping": _beams,
     "do_sample": _choice,
-    "prompt_logprobs": _by_scorer,
-    "prompt_top_logprobs": _by_scorer,
+    "prompt_logprobs": passed_otherwise,  # `scorers.py` computes them
+    "prompt_top_logprobs": passed_otherwise,
 }
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})

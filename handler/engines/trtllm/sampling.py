@@ -17,6 +17,7 @@ from handler.engines.base import (
     Rule,
     StructuredOutputCheck,
     arguments,
+    passed_otherwise,
     regex_of,
     unless_neutral,
 )
@@ -193,7 +194,7 @@ _TABLE: Mapping[str, Rule] = {
     "return_context_logits": _context_logits,
     "return_generation_logits": unless_neutral("return_generation_logits"),
     "structured_output": unless_neutral("structured_output", "guided_decoding", guided_decoding_arguments),
-    "cache_salt": lambda sampling, model: {},  # `engine.py` passes it beside the parameters
+    "cache_salt": passed_otherwise,  # `engine.py` passes it beside the parameters
 }
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})

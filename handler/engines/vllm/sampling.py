@@ -14,7 +14,16 @@ from importlib.util import find_spec
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import COMMON_RULES, EngineConfig, Rule, arguments, drawn_or, top_choice, unless_neutral
+from handler.engines.base import (
+    COMMON_RULES,
+    EngineConfig,
+    Rule,
+    arguments,
+    drawn_or,
+    passed_otherwise,
+    top_choice,
+    unless_neutral,
+)
 from handler.engines.structured_output.ebnf import acyclic
 from handler.engines.structured_output.xgrammar import (
     Walker,
@@ -62,11 +71,6 @@ def structured_output_arguments(structured_output: StructuredOutput) -> dict[str
             return {kind: structured_output.value}
 
 
-def _by_engine(sampling: Sampling) -> dict[str, Any]:
-    """Return no arguments: `engine.py` implements beam search, and passes the cache's salt with the prompt."""
-    return {}
-
-
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": top_choice,
@@ -90,10 +94,11 @@ _TABLE: Mapping[str, Rule] = {
     "prompt_logprobs": _prompt_logprobs,
     "prompt_top_logprobs": _prompt_logprobs,
     "structured_output": unless_neutral("structured_output", "structured_outputs", structured_output_arguments),
-    "num_beams": _by_engine,
-    "length_penalty": _by_engine,
-    "early_stopping": _by_engine,
-    "cache_salt": _by_engine,
+    # `engine.py` implements beam search, and passes the cache's salt with the prompt.
+    "num_beams": passed_otherwise,
+    "length_penalty": passed_otherwise,
+    "early_stopping": passed_otherwise,
+    "cache_salt": passed_otherwise,
 }
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
