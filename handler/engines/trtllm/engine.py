@@ -626,7 +626,9 @@ class VisionPrompts:
         """
         text, images = ("", ()) if media is None else media
         short = collapse(ids, images, {"image": self._tokens})
-        inputs: dict[str, Any] = {"prompt": prompt_text(short, text, self._encode, self._decode)}
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        decode = partial(self._tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        inputs: dict[str, Any] = {"prompt": prompt_text(short, text, encode, decode)}
         if images:
             inputs["multi_modal_data"] = {"image": [pillow_image(image) for image in images]}
         return inputs
@@ -647,12 +649,6 @@ class VisionPrompts:
             if other != id and not (id == placeholder and other >= self._vocabulary):
                 return f"TensorRT-LLM computes the id {other} instead of {id} at position {at}, which is a bug"
         return ""
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
