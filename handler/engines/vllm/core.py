@@ -27,7 +27,24 @@ class CoreEngine:
     """
 
     def __init__(self, config: EngineConfig, **more: Any) -> None:
-        self._engine, self.arguments = start_engine(config, **more)
+        os.environ.update(environment(config, os.environ))
+        end_with_this_process()
+        import vllm
+        from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
+        self.arguments = arguments = override(arguments, more)
+        os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
+        # vLLM's default is 0, with which each replica would draw the same tokens, and a restarted engine once more.
+        arguments.setdefault("seed", random.getrandbits(31))
+        # vLLM's default for the number of tokens in a step depends on this context.
+        context = UsageContext.OPENAI_API_SERVER
+        with patch_sync_client():
+            # The core sends its statistics after each step. Without them, a long prompt would count as a hang.
+            engine_args = vllm.EngineArgs(**construct({**arguments, "disable_log_stats": False}, vllm.EngineArgs))
+            self._engine = LLMEngine.from_engine_args(engine_args, context, enable_multiprocessing=True)
         self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()
         self._stop_watch = end_with_children()  # vLLM notices the core's death only when it sends a message
@@ -65,33 +82,6 @@ class CoreEngine:
     def close(self) -> None:
         self._stop_watch()
         self._core.shutdown()
-
-
-def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """Start vLLM's engine, and return it with its arguments.
-
-    Args:
-        config: the engine's configuration.
-        more: arguments of EngineArgs, with priority over those from the options. JSON objects are merged.
-    """
-    os.environ.update(environment(config, os.environ))
-    end_with_this_process()
-    import vllm
-    from vllm.platforms import current_platform
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
-    arguments = override(arguments, more)
-    os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
-    # vLLM's default is 0, with which each replica would draw the same tokens, and a restarted engine once more.
-    arguments.setdefault("seed", random.getrandbits(31))
-    # vLLM's default for the number of tokens in a step depends on this context.
-    context = UsageContext.OPENAI_API_SERVER
-    with patch_sync_client():
-        # The core sends its statistics after each step. Without them, a long prompt would count as a hang.
-        engine_args = vllm.EngineArgs(**construct({**arguments, "disable_log_stats": False}, vllm.EngineArgs))
-        return LLMEngine.from_engine_args(engine_args, context, enable_multiprocessing=True), arguments
 
 
 def engine_info(engine: Any, seconds: float = 0.0) -> EngineInfo:
