@@ -98,34 +98,6 @@ _NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-_STATISTICS: tuple[tuple[_Family, str, str, Callable[[EngineStatistics], float | None]], ...] = (
-    (
-        GaugeMetricFamily,
-        "kv_cache_usage_perc",
-        "Used fraction of the KV cache, 0 to 1",
-        lambda report: report.kv_cache_usage,
-    ),
-    (
-        CounterMetricFamily,
-        "prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache",
-        lambda report: None if report.prefix_cache_hits is None else report.prefix_cache_queries,
-    ),
-    (
-        CounterMetricFamily,
-        "prefix_cache_hits",
-        "Prompt tokens found in the prefix cache",
-        lambda report: report.prefix_cache_hits,
-    ),
-    (
-        CounterMetricFamily,
-        "num_preemptions",
-        "Requests preempted for lack of room in the KV cache",
-        lambda report: report.num_preemptions,
-    ),
-)
-"""Metrics of an engine's statistics."""
-
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
 """vLLM's `finished_reason` by outcome. It is `length` instead if the answer was cut off at a limit."""
 
@@ -221,10 +193,18 @@ class VllmMetrics(Collector):
         self._ended["length" if is_cut else _REASONS.get(request.outcome, "error")] += 1
 
     def collect(self) -> Iterator[Metric]:
-        engines, counter = self._engines(), CounterMetricFamily
+        engines, gauge, counter = self._engines(), GaugeMetricFamily, CounterMetricFamily
+        reports = [report for _, report in engines]
         yield from self._loads(engines)
-        for kind, name, text, value in _STATISTICS:
-            yield from self._family(kind, name, text, [value(report) for _, report in engines])
+        usage = [report.kv_cache_usage for report in reports]
+        yield from self._family(gauge, "kv_cache_usage_perc", "Used fraction of the KV cache, 0 to 1", usage)
+        hits = [report.prefix_cache_hits for report in reports]
+        queries = [None if report.prefix_cache_hits is None else report.prefix_cache_queries for report in reports]
+        yield from self._family(counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries)
+        yield from self._family(counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits)
+        preemptions = [report.num_preemptions for report in reports]
+        text = "Requests preempted for lack of room in the KV cache"
+        yield from self._family(counter, "num_preemptions", text, preemptions)
         text = "Prompt tokens of requests that have ended"
         yield from self._family(counter, "prompt_tokens", text, [self._num_prompt_tokens])
         yield from self._family(counter, "generation_tokens", "Tokens generated", [self._tokens()])
