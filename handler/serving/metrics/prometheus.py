@@ -309,6 +309,12 @@ class TgiMetrics:
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+_DURATION_TEXT = "Seconds from a request's acceptance to its last token, without refused requests"
+_OWN = (
+    ("time_to_first_token_seconds", "Seconds from a request's acceptance to its first token", _SECONDS),
+    ("time_per_output_token_seconds", "Mean seconds between a request's tokens after the first", _TOKEN_SECONDS),
+    ("request_duration_seconds", _DURATION_TEXT, _SECONDS),
+)
 
 REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float]], ...] = (
     (GaugeMetricFamily, "ready", "1 while the replica can serve", lambda replica: replica.ready),
@@ -433,24 +439,7 @@ class Metrics:
         queued.set_function(gauges.queued)
         active = Gauge("lmi_active_sequences", "Sequences in the engine", registry=registry)
         active.set_function(gauges.active)
-        self.first_token = Histogram(
-            "lmi_time_to_first_token_seconds",
-            "Seconds from a request's acceptance to its first token",
-            _SECONDS,
-            registry,
-        )
-        self.per_token = Histogram(
-            "lmi_time_per_output_token_seconds",
-            "Mean seconds between a request's tokens after the first",
-            _TOKEN_SECONDS,
-            registry,
-        )
-        self.duration = Histogram(
-            "lmi_request_duration_seconds",
-            "Seconds from a request's acceptance to its last token, without refused requests",
-            _SECONDS,
-            registry,
-        )
+        self._histograms = _histograms("lmi_", registry, {}, _OWN)
         self._adapters = _Adapters(gauges.adapters)
         registry.register(self._adapters)
         self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines, gauges.tokens)
@@ -471,7 +460,7 @@ class Metrics:
 
     def count_first(self, seconds: float) -> None:
         """Count the first token of a request, `seconds` after its acceptance."""
-        self.first_token.observe(seconds)
+        self._histograms["time_to_first_token_seconds"].observe(seconds)
         self._vllm.first_token.observe(seconds)
 
     def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
@@ -487,11 +476,11 @@ class Metrics:
         self.by_outcome[request.outcome].inc()
         admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED
         if admitted:
-            self.duration.observe(request.total)
+            self._histograms["request_duration_seconds"].observe(request.total)
         self.prompt_tokens.inc(request.num_prompt_tokens)
         num_tokens, after_first = request.num_tokens, request.total - request.first
         if num_tokens > 1:
-            self.per_token.observe(after_first / (num_tokens - 1))
+            self._histograms["time_per_output_token_seconds"].observe(after_first / (num_tokens - 1))
         num_sequences, between = sum(one.sampling.num_sequences for one in parsed), None
         if (later := num_tokens - num_sequences) > 0:
             self._vllm.inter_token.observe(between := after_first * num_sequences / later, later)
