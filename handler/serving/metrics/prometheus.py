@@ -98,6 +98,20 @@ _NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_VLLM = (
+    ("inter_token_latency_seconds", "Mean seconds between a request's tokens, counted for each token", _INTER_TOKEN),
+    ("request_queue_time_seconds", "Seconds from tokenizing a request to its start in the engine", _QUEUE),
+    ("e2e_request_latency_seconds", "Seconds from a request's acceptance to its last token", _QUEUE),
+    ("request_inference_time_seconds", "Seconds of a request in the engine", _QUEUE),
+    ("request_prefill_time_seconds", "Seconds from the start in the engine to the first token", _QUEUE),
+    ("request_decode_time_seconds", "Seconds from the first token to the last", _QUEUE),
+    ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
+    ("request_prompt_tokens", "Prompt tokens per request", _TOKENS),
+    ("request_generation_tokens", "Generated tokens per request", _TOKENS),
+    ("request_params_n", "The parameter n of requests", _NUMBERS),
+    ("request_params_max_tokens", "The maximum of new tokens of requests", _TOKENS),
+)
+
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
 """vLLM's `finished_reason` by outcome. It is `length` instead if the answer was cut off at a limit."""
 
@@ -136,30 +150,8 @@ class VllmMetrics(Collector):
             labels,
         )
         registry.register(self)
-        self.inter_token = Histogram(
-            "vllm:inter_token_latency_seconds",
-            "Mean seconds between a request's tokens, counted for each token",
-            _INTER_TOKEN,
-            registry,
-            labels,
-        )
-        self._others = _histograms(
-            "vllm:",
-            registry,
-            labels,
-            (
-                ("request_queue_time_seconds", "Seconds from tokenizing a request to its start in the engine", _QUEUE),
-                ("e2e_request_latency_seconds", "Seconds from a request's acceptance to its last token", _QUEUE),
-                ("request_inference_time_seconds", "Seconds of a request in the engine", _QUEUE),
-                ("request_prefill_time_seconds", "Seconds from the start in the engine to the first token", _QUEUE),
-                ("request_decode_time_seconds", "Seconds from the first token to the last", _QUEUE),
-                ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
-                ("request_prompt_tokens", "Prompt tokens per request", _TOKENS),
-                ("request_generation_tokens", "Generated tokens per request", _TOKENS),
-                ("request_params_n", "The parameter n of requests", _NUMBERS),
-                ("request_params_max_tokens", "The maximum of new tokens of requests", _TOKENS),
-            ),
-        )
+        self._others = _histograms("vllm:", registry, labels, _VLLM)
+        self.inter_token = self._others["inter_token_latency_seconds"]
         self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
     def count(self, request: RequestRecord, samplings: Iterable[Sampling], per_token: float | None) -> None:
@@ -241,6 +233,16 @@ class VllmMetrics(Collector):
 # Sources: docs/source/reference/metrics.md and router/src/server.rs of huggingface/text-generation-inference 3.
 
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
+_TGI = (
+    ("duration", "Duration of successful requests, in seconds", _DURATIONS),
+    ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
+    ("queue_duration", "Seconds in the queue", _DURATIONS),
+    ("inference_duration", "Seconds in the engine", _DURATIONS),
+    ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
+    ("generated_tokens", "Generated tokens per request", _TOKENS),
+    ("input_length", "Prompt tokens per request", _TOKENS),
+    ("max_new_tokens", "The maximum of new tokens of requests", _TOKENS),
+)
 _TGI_ERRORS = {
     **dict.fromkeys(("overloaded", "unavailable"), "overloaded"),
     "refused": "validation",
@@ -257,21 +259,7 @@ class TgiMetrics:
         self._failed: Counts[str] = Counts()
         Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
         Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
-        self._others = _histograms(
-            "tgi_request_",
-            registry,
-            {},
-            (
-                ("duration", "Duration of successful requests, in seconds", _DURATIONS),
-                ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
-                ("queue_duration", "Seconds in the queue", _DURATIONS),
-                ("inference_duration", "Seconds in the engine", _DURATIONS),
-                ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
-                ("generated_tokens", "Generated tokens per request", _TOKENS),
-                ("input_length", "Prompt tokens per request", _TOKENS),
-                ("max_new_tokens", "The maximum of new tokens of requests", _TOKENS),
-            ),
-        )
+        self._others = _histograms("tgi_request_", registry, {}, _TGI)
 
     def count_opened(self) -> None:
         self._num_opened += 1
