@@ -604,20 +604,14 @@ class RequestStats:
             "tokens": self.num_tokens,
             "first_token_s": round(record.first, 3),
             "seconds": round(record.total, 3),
-            **({"ignored": names} if names else {}),
-            **({"error": self.error} if self.error else {}),
         }
+        more = {name: value for name, value in (("ignored", names), ("error", self.error)) if value}
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
-            self._request_id,
-            outcome,
-            self.num_prompt_tokens,
-            self.num_tokens,
-            record.first,
-            record.total,
+            *fields.values(),
             f" ignored={','.join(names)!r}" if names else "",
             f" error={self.error!r}" if self.error else "",
-            extra={"fields": fields},
+            extra={"fields": {**fields, **more}},
         )
         if self._prompts is not None and self._parsed is not None:
             id = self._request_id
