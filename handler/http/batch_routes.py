@@ -32,6 +32,7 @@ from handler.serving.batches.store import BatchStore
 from handler.serving.forms import FormReader
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
+from handler.serving.quota import Count
 
 _MOST_WAITING = 64  # maximum number of calls that wait for the store
 _PART = 1 << 18  # bytes of a file to send at once
@@ -45,7 +46,7 @@ T = TypeVar("T")
 class BatchRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._num_waiting = 0
+        self._waiting = Count()
         paths = model.admission.routes.dialects
         self._endpoints = [path for path in paths if path.startswith("/v1/") and "{" not in path]
 
@@ -108,13 +109,10 @@ class BatchRoutes:
             ServingError: the method failed, or too many calls are waiting.
         """
         store = self._store
-        if self._num_waiting >= _MOST_WAITING:
+        if self._waiting.value >= _MOST_WAITING:
             raise Overloaded(f"{_MOST_WAITING} calls to routes of files and batches are waiting already")
-        self._num_waiting += 1
-        try:
+        with self._waiting:
             return await store.call(method, store, *arguments)
-        finally:
-            self._num_waiting -= 1
 
     async def _create(self, scope: Scope, receive: Receive) -> Answered | None:
         store = self._store
@@ -139,7 +137,7 @@ class BatchRoutes:
         id = await self._call(BatchStore.reserve, _owner(scope), min(length, most) if length else most)
         kept = False
         try:
-            with self._model.receiving():
+            with self._model.receiving:
                 form = await asyncio.wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
             if form is None:
                 return None
@@ -174,7 +172,7 @@ class BatchRoutes:
             return form.end()
 
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._model.adapters.counted():
+        with self._model.adapters.calls:
             try:
                 content, file = await self._call(BatchStore.open, _owner(scope), scope["path_params"]["file"])
             except ServingError as error:

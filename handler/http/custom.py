@@ -247,10 +247,8 @@ class CustomCode:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with (
-            self._model.adapters.counted(),
-            Share(self._model.admission.memory) as memory,
-        ):  # a graceful stop waits for it
+        # a graceful stop waits for it
+        with self._model.adapters.calls, Share(self._model.admission.memory) as memory:
             try:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:

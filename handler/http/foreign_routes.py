@@ -87,7 +87,7 @@ class VllmRoutes:
         self, change: Callable[[str, Mapping[str, Any]], Awaitable[str]]
     ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            with self._model.adapters.counted():
+            with self._model.adapters.calls:
                 try:
                     body = await self._read(scope, receive)
                     if body is None:

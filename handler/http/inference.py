@@ -97,7 +97,7 @@ async def read_body(
         return body.result()
     seconds = model.config.client_timeout
     try:
-        with model.receiving():
+        with model.receiving:
             return await asyncio.wait_for(body, seconds)
     except asyncio.TimeoutError:
         scope[GIVEN_UP] = True

@@ -67,7 +67,7 @@ def json_handler(
     """Return a handler that sends the result of `answer` as JSON, or nothing if the result is None."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        with model.adapters.counted():
+        with model.adapters.calls:
             try:
                 answered = await answer(scope, receive)
             except ServingError as error:

@@ -22,7 +22,7 @@ from handler.serving.head import Head
 from handler.serving.large_bodies import LARGE
 from handler.serving.media.loader import MediaLoader, MediaRules
 from handler.serving.preprocessor import Decoded, Preprocessor
-from handler.serving.quota import BODY_MEMORY, Quota, Share
+from handler.serving.quota import BODY_MEMORY, Count, Quota, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.turns import TurnThreads
 
@@ -115,7 +115,7 @@ class Admission:
         self.memory = memory
         self.gate = gate
         self._media = MediaLoader(rules)
-        self._num_tokenizing = 0
+        self._num_tokenizing = Count()
         self._stepped = stepped
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = TurnThreads(TOKENIZER_THREADS, TOKENIZER_THREADS - 1, "tokenize")
@@ -222,14 +222,11 @@ class Admission:
             ServingError: the prompt cannot be tokenized.
         """
         media = await self._load_media(request, head, hold)  # media have their own limits, and may take long to load
-        if self._num_tokenizing >= MOST_TOKENIZING:
+        if self._num_tokenizing.value >= MOST_TOKENIZING:
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
-        self._num_tokenizing += 1
-        try:
+        with self._num_tokenizing:
             use = functools.partial(self._tokenize_for, take)
             await self._tokenizing(use, request, size, media)
-        finally:
-            self._num_tokenizing -= 1
 
     def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
         take(self.preprocessor.encoder.tokenize(request, media))

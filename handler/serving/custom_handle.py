@@ -33,6 +33,7 @@ from handler.plugins.handle import (
     next_part,
     next_part_async,
 )
+from handler.serving.quota import Count
 
 log = logging.getLogger("handler.formatters")
 
@@ -261,18 +262,15 @@ class _SideBySide:
         self._handle, self._limit, self._room = handle, limit, room
         self._loop = _loop_on_thread()
         self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # loops of streamed parts, by the parts' identity
-        self._num_calls = 0  # calls that have not returned; a streamed response counts until its end
+        self._calls = Count()  # calls that have not returned; a streamed response counts until its end
         self._watching: asyncio.Task[None] | None = None
 
     async def answer(self, item: Call) -> Result:
-        if self._num_calls + len(self._loops) >= self._room:
+        if self._calls.value + len(self._loops) >= self._room:
             raise Overloaded(f"the queue is full (job_queue_size={self._room})")
-        self._num_calls += 1
-        try:
+        with self._calls:
             (result,) = await self.call([item])
             return result
-        finally:
-            self._num_calls -= 1
 
     async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:
         """Call the function with a single request.

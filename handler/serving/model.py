@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from handler.config.config import Config
@@ -32,7 +31,7 @@ from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
-from handler.serving.quota import Quota
+from handler.serving.quota import Count, Quota
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
 from handler.serving.request_log import Capture, RequestLog
@@ -53,6 +52,7 @@ class ServedModel:
         availability: whether the model can serve.
         driver: driver of the batcher, for hosts that wait for the engine themselves.
         handle: `handle` function of the user's model.py for hosts that call it, or None.
+        receiving: number of open requests whose bodies are being received, since a stop need not wait for them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ServedModel:
         self.preprocessor = preprocessor
         self.availability = Availability(config.model_name, engine)
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
-        self._num_receiving = 0
+        self.receiving = Count()
         handle = preprocessor.formatters.handle
         self.handle = None if handle is None else CustomHandle(handle, config)
         gate = None
@@ -248,19 +248,10 @@ class ServedModel:
         """Return the maximum number of sequences of files' batches in the engine."""
         return self.config.batches_concurrency or max(1, self.max_sequences // 2)
 
-    @contextlib.contextmanager
-    def receiving(self) -> Iterator[None]:
-        """Exclude an open request from `num_requests` while its body is received, since a stop need not wait for it."""
-        self._num_receiving += 1
-        try:
-            yield
-        finally:
-            self._num_receiving -= 1
-
     @property
     def num_requests(self) -> int:
         """Return the number of requests that were received completely and whose responses are not complete."""
-        return len(self._tasks) + self.adapters.num_calls - self._num_receiving
+        return len(self._tasks) + self.adapters.calls.value - self.receiving.value
 
     @property
     def num_inferences(self) -> int:
@@ -293,25 +284,16 @@ class ServedAdapters:
 
     Attributes:
         registry: adapters that requests may name now.
-        num_calls: number of calls that are being processed within `counted`.
+        calls: number of calls that are being processed, so that a graceful stop waits for them.
     """
 
     def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
         self.registry = home.registry
-        self.num_calls = 0
+        self.calls = Count()
         self._at_start = home.at_start
         self._check_open = check_open
         self._formatters = formatters
         self._changing: list[str] = []  # directories
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call while it is being processed, so that a graceful stop waits for it."""
-        self.num_calls += 1
-        try:
-            yield
-        finally:
-            self.num_calls -= 1
 
     async def register(self, name: str, src: str, *, preload: bool = True, again: bool = False) -> Registered:
         """Register an adapter, and wait until requests may name it.

@@ -1,4 +1,4 @@
-"""Quotas, for example of memory, that all requests share, and the share of a request."""
+"""Quotas, for example of memory, that all requests share; the share of a request; and counts of things in progress."""
 
 from __future__ import annotations
 
@@ -50,6 +50,18 @@ class Quota:
 
     def _is_large(self, amount: int, large: bool | None) -> bool:
         return amount > self._small if large is None else large
+
+
+class Count:
+    """A number of things in progress. A `with` statement counts one more until the end of its block."""
+
+    value = 0
+
+    def __enter__(self) -> None:
+        self.value += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.value -= 1
 
 
 BODY_MEMORY = 3

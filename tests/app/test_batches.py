@@ -24,6 +24,7 @@ from handler.protocols.openai.batches import NewFile
 from handler.scheduler import batcher
 from handler.serving.batches import runner
 from handler.serving.batches.store import BatchStore
+from handler.serving.quota import Count
 from tests.app.server import refused_start, serve
 from tests.servers import LiveServer, options, wait_for
 
@@ -246,7 +247,7 @@ def test_a_download_ends_when_its_client_has_gone(tmp_path: Path) -> None:
     id = store.reserve("", 100)
     store.path(id).write_bytes(bytes(100))
     store.keep(id, NewFile("a", 3600, ()))
-    adapters = SimpleNamespace(counted=contextlib.nullcontext)
+    adapters = SimpleNamespace(calls=Count())
     admission = SimpleNamespace(routes=SimpleNamespace(dialects=()))
     routes = BatchRoutes(SimpleNamespace(adapters=adapters, batches=store, admission=admission))  # type: ignore[arg-type]
 

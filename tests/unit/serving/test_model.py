@@ -470,7 +470,7 @@ def test_a_call_about_adapters_is_counted_until_its_end() -> None:
     home: Any = SimpleNamespace(registry=None, at_start=())
     formatters: Any = None
     adapters = ServedAdapters(home, lambda: None, formatters)
-    with contextlib.suppress(RuntimeError), adapters.counted():
-        assert adapters.num_calls == 1
+    with contextlib.suppress(RuntimeError), adapters.calls:
+        assert adapters.calls.value == 1
         raise RuntimeError
-    assert adapters.num_calls == 0
+    assert adapters.calls.value == 0
