@@ -86,23 +86,12 @@ class HttpServer(uvicorn.Server):
     """The uvicorn server, except that running requests may finish after SIGTERM while new requests get status 503.
 
     Args:
+        app: application, which refuses new requests once the server is asked to stop.
         access: access settings, whose certificate determines whether the server uses HTTPS.
         keep_alive_timeout: maximum seconds that a connection may be idle between two requests.
-        drain: called once when the server is asked to stop. It makes the application refuse new requests.
-        busy: returns the number of running requests.
-        give_up: called if running requests take too long to finish. It ends them with an error.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        access: Access,
-        *,
-        keep_alive_timeout: float,
-        drain: Callable[[], None],
-        busy: Callable[[], int],
-        give_up: Callable[[], None],
-    ) -> None:
+    def __init__(self, app: StartingApp, access: Access, *, keep_alive_timeout: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -121,9 +110,7 @@ class HttpServer(uvicorn.Server):
                 ssl_keyfile=access.keyfile,
             )
         )
-        self._drain = drain
-        self._busy = busy
-        self._give_up = give_up
+        self._app = app
         self._deadline: float | None = None
         self._wake: Callable[[], object] = int  # does nothing until the main loop runs
 
@@ -151,8 +138,8 @@ class HttpServer(uvicorn.Server):
             self._deadline = time.monotonic()
         else:
             self._deadline = time.monotonic() + _DRAIN
-            self._drain()
-            busy = self._busy()
+            self._app.drain()
+            busy = self._app.num_requests
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
             waiting = f"; answers to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
             log.info("%s: stopping%s", number.name, waiting if busy else "")
@@ -180,10 +167,10 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._deadline is not None:
-            if time.monotonic() >= self._deadline and self._busy():
-                self._give_up()
+            if time.monotonic() >= self._deadline and self._app.num_requests:
+                self._app.give_up()
                 self.should_exit = True
-            self.should_exit = self.should_exit or not self._busy()
+            self.should_exit = self.should_exit or not self._app.num_requests
         return await super().on_tick(counter)
 
 
@@ -232,14 +219,7 @@ async def _serve(
 ) -> int:
     app, progress, times = StartingApp(config.model_name), Progress(), StartTimes()
     grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
-    server = HttpServer(
-        app,
-        access,
-        keep_alive_timeout=config.keep_alive_timeout,
-        drain=app.drain,
-        busy=lambda: app.num_requests,
-        give_up=app.give_up,
-    )
+    server = HttpServer(app, access, keep_alive_timeout=config.keep_alive_timeout)
     signals.listen(server.signalled)
     listener.listen(BACKLOG)  # uvicorn does so too, but an engine may be ready and announced earlier
     # uvloop accepts one connection per socket in each iteration, so a burst would wait for as many iterations

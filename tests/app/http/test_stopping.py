@@ -172,12 +172,21 @@ def test_a_body_that_never_comes_does_not_hold_the_stop(path: str, code: str, tm
 # -- the server's main loop, which looks once a second: what asks it to stop is heard at once --------------------------
 
 
-async def _app(scope: object, receive: object, send: object) -> None: ...
+class _Answering(StartingApp):
+    """An application with as many running requests as `busy` says."""
+
+    def __init__(self, busy: Callable[[], int] = int) -> None:
+        super().__init__("name")
+        self._busy = busy
+
+    @property
+    def num_requests(self) -> int:
+        return self._busy()
 
 
 async def _left_after(ask: Callable[[HttpServer], object], busy: Callable[[], int] = int) -> float:
     """Seconds from `ask` to the loop's end."""
-    server = HttpServer(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=busy, give_up=lambda: None)
+    server = HttpServer(_Answering(busy), Access(), keep_alive_timeout=75)
     server.config.load()
     _slow_down(asyncio.get_running_loop())
     loop = asyncio.ensure_future(server.main_loop())
@@ -212,7 +221,7 @@ def test_it_accepts_connections_while_requests_arrive(
     monkeypatch: pytest.MonkeyPatch, arriving: int, waits: int
 ) -> None:
     """Those that wait in the kernel's queue would be reset."""
-    server = HttpServer(_app, Access(), keep_alive_timeout=75, drain=lambda: None, busy=int, give_up=lambda: None)
+    server = HttpServer(_Answering(), Access(), keep_alive_timeout=75)
     waited = 0
 
     async def pause(seconds: float) -> None:
