@@ -109,11 +109,8 @@ class ResponseDatabase:
 
     Args:
         directory: directory of the database file, or None for memory.
-        lifetime: seconds from the last use of a response to its expiry.
-        most: maximum number of responses of an owner.
-        most_bytes: maximum size of an owner's responses, in bytes.
-        total_bytes: maximum size of all owners' responses, in bytes.
-        most_recalled: maximum size of a conversation that a request continues, in bytes.
+        config: configuration, which sets the limits of the database. `max_request_size` is also that of a conversation
+            that a request continues.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -121,20 +118,9 @@ class ResponseDatabase:
         sqlite3.Error: the file cannot be used.
     """
 
-    def __init__(
-        self,
-        directory: Path | None,
-        *,
-        lifetime: float,
-        most: int,
-        most_bytes: int,
-        total_bytes: int,
-        most_recalled: int,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._lifetime, self._most, self.most_bytes, self._most_recalled = lifetime, most, most_bytes, most_recalled
-        self._total_bytes = total_bytes
-        self._clock = clock
+    def __init__(self, directory: Path | None, config: Config, clock: Callable[[], float] = time.time) -> None:
+        self._config, self._clock = config, clock
+        self.most_bytes = config.responses_max_bytes
         path = None if directory is None else directory / _FILE
         self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
         self.may_be_full = False
@@ -165,15 +151,15 @@ class ResponseDatabase:
         owner, answer, head, kept, size = row
         now, first = self._clock(), len(answer.given)
         items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
-        previous, failed = answer.previous, answer.failed
-        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, now + self._lifetime)
+        previous, failed, expires = answer.previous, answer.failed, now + self._config.responses_expiration
+        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, expires)
         with self._writing() as database:
             database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
             database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
             number, held, room = self._room(owner)
-            if number > self._most or held > room:
-                database.execute(_TOO_MANY, (owner, self._most, room))
+            if number > self._config.responses_max or held > room:
+                database.execute(_TOO_MANY, (owner, self._config.responses_max, room))
                 if database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is None:
                     raise self._full(size)
 
@@ -189,15 +175,15 @@ class ResponseDatabase:
         """Return the number of an owner's responses, their bytes, and the maximum bytes for them."""
         number, held = self._database.execute(f"{_HELD} WHERE owner = ?", (owner,)).fetchone()
         _, total = self._database.execute(_HELD).fetchone()
-        self.may_be_full = total > self._total_bytes - self.most_bytes
-        return number, held, min(self.most_bytes, held + self._total_bytes - total)
+        self.may_be_full = total > self._config.responses_total_bytes - self.most_bytes
+        return number, held, min(self.most_bytes, held + self._config.responses_total_bytes - total)
 
     def _full(self, size: int) -> Unavailable:
         if size + _OVERHEAD > self.most_bytes:
             return Unavailable(
                 f"the response has {size} bytes, more than an API key's responses may have (option.responses_max_bytes)"
             )
-        told = f"the stored responses of all API keys have reached {self._total_bytes} bytes"
+        told = f"the stored responses of all API keys have reached {self._config.responses_total_bytes} bytes"
         return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:
@@ -225,7 +211,7 @@ class ResponseDatabase:
             found = self._database.execute(query, (id, owner, wanted.kind, self._clock())).fetchone()
             if found is not None:
                 size += len(found[0])
-                if size > self._most_recalled:
+                if size > self._config.max_request_size:
                     return _Read("too_long")
                 reserve(len(found[0]))
                 items[id] = found[0]
@@ -234,8 +220,8 @@ class ResponseDatabase:
         return read._replace(items=items, size=size)
 
     def _conversation(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
-        key = {"id": wanted.previous, "owner": owner, "kind": wanted.kind}
-        chain = self._database.execute(_CHAIN, {**key, "now": self._clock(), "most": self._most}).fetchall()
+        key = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock()}
+        chain = self._database.execute(_CHAIN, {**key, "most": self._config.responses_max}).fetchall()
         if not chain:
             return _Read("missing")
         if chain[-1][2]:
@@ -243,7 +229,7 @@ class ResponseDatabase:
         if chain[0][1]:
             return _Read("broken")
         size = sum(row[3] for row in chain)
-        if size > self._most_recalled:
+        if size > self._config.max_request_size:
             return _Read("too_long")
         reserve(size)
         ids = [row[0] for row in chain]
@@ -255,7 +241,7 @@ class ResponseDatabase:
     def _use(self, ids: Sequence[str]) -> None:
         """Mark responses as used now, in the given order."""
         now = self._clock()
-        new = ((now, now + self._lifetime, id) for id in ids)
+        new = ((now, now + self._config.responses_expiration, id) for id in ids)
         self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
 
     def _items(self, id: str, *, output_only: bool = False) -> list[bytes]:
@@ -515,14 +501,7 @@ def configured_store(config: Config) -> ResponseStore | None:
     place = config.responses_store
     directory = None if place == "memory" else Path(place).absolute()
     try:
-        database = ResponseDatabase(
-            directory,
-            lifetime=config.responses_expiration,
-            most=config.responses_max,
-            most_bytes=config.responses_max_bytes,
-            total_bytes=config.responses_total_bytes,
-            most_recalled=config.max_request_size,
-        )
+        database = ResponseDatabase(directory, config)
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
         told = f"responses cannot be stored in this directory: {why}; must be off, memory or a directory"

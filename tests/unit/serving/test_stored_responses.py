@@ -34,9 +34,9 @@ ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
 
 
 def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any) -> ResponseStore:
-    limits = {"lifetime": 100, "most": 100, "most_bytes": 1 << 20, "total_bytes": 1 << 30, **limits}
-    limits = {"most_recalled": 1 << 20, **limits}
-    return ResponseStore(ResponseDatabase(directory, clock=clock or Clock(1_000_000.0, 0.001), **limits))
+    limits = {"responses_max_bytes": 1 << 20, "responses_total_bytes": 1 << 30, "max_request_size": 1 << 20, **limits}
+    config = Config(**{"responses_expiration": 100, "responses_max": 100, **limits})
+    return ResponseStore(ResponseDatabase(directory, config, clock or Clock(1_000_000.0, 0.001)))
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -143,7 +143,7 @@ def test_what_is_gone_on_from_lives_on_with_all_before(store: ResponseStore, clo
 
 
 def test_the_least_recently_used_go_first(place: Path | None) -> None:
-    store = open_store(place, most=3)
+    store = open_store(place, responses_max=3)
     keep(store, answer("a"), answer("b"), answer("c"))
     recall(store, "a")
     keep(store, answer("d"), answer("e"))
@@ -158,7 +158,7 @@ def _pragma(store: ResponseStore, name: str) -> int:
 
 
 def test_bytes_are_bounded_in_memory_and_on_disk(place: Path | None) -> None:
-    store = open_store(place, most=10_000, most_bytes=1 << 20)
+    store = open_store(place, responses_max=10_000, responses_max_bytes=1 << 20)
     for number in range(60):
         keep(store, answer(f"r{number}", text="x" * 100_000))
     kept = [number for number in range(60) if store.response(ANN, f"r{number}").result(10) is not None]
@@ -173,7 +173,7 @@ def test_bytes_are_bounded_in_memory_and_on_disk(place: Path | None) -> None:
 
 
 def test_a_conversation_is_bounded(place: Path | None) -> None:
-    store = open_store(place, most_recalled=1000)
+    store = open_store(place, max_request_size=1000)
     keep(store, answer("a", text="x" * 600), answer("b", "a", text="x" * 600))
     assert recall(store, "a").state == "found"
     assert recall(store, "b").state == "too_long"
@@ -181,9 +181,9 @@ def test_a_conversation_is_bounded(place: Path | None) -> None:
     store.close()
 
 
-def test_a_long_conversation_costs_what_it_holds(store: ResponseStore) -> None:
+def test_a_long_conversation_costs_what_it_holds(place: Path | None) -> None:
     """Four times the answers take about four times the steps of SQLite's machine."""
-    store._database._most = 5000
+    store = open_store(place, responses_max=5000)
     for number in range(400):
         keep(store, answer(f"r{number}", f"r{number - 1}" if number else ""))
         if number % 100 == 0:
@@ -198,6 +198,7 @@ def test_a_long_conversation_costs_what_it_holds(store: ResponseStore) -> None:
 
     assert len(recall(store, "r399").history) == 800
     assert 1000 < steps("r399") < 4.5 * steps("r99")
+    store.close()
 
 
 def test_a_file_survives_a_restart_and_is_shared(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.M
 
 
 def test_an_owner_cannot_empty_the_store_of_another(place: Path | None) -> None:
-    store = open_store(place, most=3, most_bytes=100_000)
+    store = open_store(place, responses_max=3, responses_max_bytes=100_000)
     keep(store, answer("bobs"), owner=BOB)
     keep(store, *(answer(f"r{number}") for number in range(9)), answer("long", text="x" * 90_000))
     assert recall(store, "bobs", owner=BOB).state == "found"
@@ -278,7 +279,7 @@ def test_an_owner_cannot_empty_the_store_of_another(place: Path | None) -> None:
 
 
 def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
-    store = open_store(place, most_bytes=60_000, total_bytes=100_000)
+    store = open_store(place, responses_max_bytes=60_000, responses_total_bytes=100_000)
     text = "x" * 50_000
     assert keep(store, answer("a", text=text)) == [True]
     assert keep(store, answer("b1"), answer("b2", text=text), owner=BOB) == [True, False]
@@ -429,8 +430,8 @@ KEY = {"authorization": "Bearer ann"}
 @pytest.fixture
 def bench() -> Bench:
     most = 1 << 20
-    database = ResponseDatabase(None, lifetime=100, most=100, most_bytes=most, total_bytes=most, most_recalled=most)
-    return Bench(store=ResponseStore(database))
+    config = Config(responses_max_bytes=most, responses_total_bytes=most, max_request_size=most)
+    return Bench(store=ResponseStore(ResponseDatabase(None, config)))
 
 
 def send(bench: Bench, body: Any, route: str = "/v1/responses", headers: dict[str, str] = KEY) -> Any:
