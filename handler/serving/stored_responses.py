@@ -84,21 +84,6 @@ class ItemPage(NamedTuple):
     has_more: bool
 
 
-class Row(NamedTuple):
-    """A response to write.
-
-    Attributes:
-        head: JSON of the response without its items.
-        size: total bytes of the head and the items.
-    """
-
-    owner: str
-    answer: KeptAnswer
-    head: bytes
-    items: Sequence[KeptItem]
-    size: int
-
-
 class ResponseDatabase:
     """The database of all owners' responses; an owner can access only its own. All methods may block, and raise
     sqlite3.Error.
@@ -142,13 +127,17 @@ class ResponseDatabase:
         """Set the maximum seconds that later calls wait while another process writes."""
         self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
-    def keep(self, row: Row) -> None:
+    def keep(self, owner: str, answer: KeptAnswer, head: bytes, kept: Sequence[KeptItem], size: int) -> None:
         """Write a response, and delete its owner's least recently used responses if there is not enough room.
+
+        Args:
+            head: JSON of the response without its items.
+            kept: the items.
+            size: total bytes of the head and the items.
 
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
         """
-        owner, answer, head, kept, size = row
         now, first = self._clock(), len(answer.given)
         items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
         previous, failed, expires = answer.previous, answer.failed, now + self._config.responses_expiration
@@ -392,7 +381,7 @@ class ResponseStore:
         """Store a complete response, and return whether it was stored. This must be called within `write`."""
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
-            self._database.keep(Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items)))
+            self._database.keep(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
         except (sqlite3.Error, Unavailable) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             return False
