@@ -373,10 +373,6 @@ class ResponseStore:
         self._in_progress[id] = one
         return one
 
-    def write(self, feed: Callable[[], T]) -> Future[T]:
-        """Call a reply's `feed`, which stores the response by calling `keep`, on the store's thread."""
-        return self._put(feed)
-
     def keep(self, owner: str, answer: KeptAnswer) -> bool:
         """Store a complete response, and return whether it was stored. This must be called within `write`."""
         try:
@@ -411,9 +407,10 @@ class ResponseStore:
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
         self.check_calls()
-        return self._put(call)
+        return self.write(call)
 
-    def _put(self, call: Callable[[], T]) -> Future[T]:
+    def write(self, call: Callable[[], T]) -> Future[T]:
+        """Make a call on the store's thread: `feed` of a reply, which stores the response by calling `keep`."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 
