@@ -58,10 +58,10 @@ class Piece(NamedTuple):
     last: bool
 
 
-def open_items(
+def start_items(
     model: ServedModel, items: Sequence[Item], on_bytes: Callable[[RequestTask], object]
 ) -> list[RequestTask]:
-    """Open a request for each item. An item that cannot be opened because of a bug becomes a refused request.
+    """Open a request for each item, then start them. An item that fails because of a bug becomes a refused request.
 
     The header `route` is one of SageMaker's custom attributes, which DJL's front end turns into headers.
     """
@@ -72,13 +72,13 @@ def open_items(
             tasks.append(model.open(headers, route=headers.get("route"), on_bytes=on_bytes))
         except Exception as bug:  # one request must not stop the others
             tasks.append(model.refused(serving_error(bug)))
+    for index, item in enumerate(items):
+        try:
+            tasks[index].start(item.body)
+        except Exception as bug:  # one request must not stop the others
+            close(tasks[index])
+            tasks[index] = model.refused(serving_error(bug))
     return tasks
-
-
-def in_place_of(task: RequestTask, bug: Exception, model: ServedModel) -> RequestTask:
-    """Close a request that failed because of a bug, and return a refusal to replace it."""
-    close(task)
-    return model.refused(serving_error(bug))
 
 
 def close(task: RequestTask) -> None:
@@ -172,13 +172,7 @@ class RollingBatch:
         opened: list[RequestTask] = []
         if new:
             self._loop.poll()  # so that an engine that has died is noticed before it gets the new requests
-            items = [new[index] for index in sorted(new)]
-            opened = open_items(self._model, items, self._loop.stop)
-            for index, item in enumerate(items):
-                try:
-                    opened[index].start(item.body)
-                except Exception as bug:  # one request must not stop the others
-                    opened[index] = in_place_of(opened[index], bug, self._model)
+            opened = start_items(self._model, [new[index] for index in sorted(new)], self._loop.stop)
             tasks = self._tasks = tasks + opened
         self._wait(tasks, opened)
         self._settle(opened)
@@ -291,13 +285,7 @@ class DynamicBatch:
 
     def _open(self, items: Sequence[Item]) -> list[RequestTask]:
         self._loop.poll()  # so that an engine that has died is noticed before it gets the requests
-        tasks = open_items(self._model, items, self._loop.stop)
-        for index, item in enumerate(items):
-            try:
-                tasks[index].start(item.body)
-            except Exception as bug:  # one request must not stop the others
-                tasks[index] = in_place_of(tasks[index], bug, self._model)
-        return tasks
+        return start_items(self._model, items, self._loop.stop)
 
     def _wait(self, tasks: Sequence[RequestTask], done: Callable[[], bool]) -> None:
         if not self._loop.wait_until(done, self._seconds):

@@ -19,10 +19,9 @@ from handler.djl.batches import (
     Piece,
     RollingBatch,
     close,
-    in_place_of,
     next_piece,
-    open_items,
     seconds_early,
+    start_items,
 )
 from handler.djl.wire import (
     MAX_FIELD,
@@ -347,11 +346,7 @@ class Async:
             return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
 
     def _open(self, item: Item) -> None:
-        (task,) = open_items(self._model, [item], self._mark_ready)
-        try:
-            task.start(item.body)
-        except Exception as bug:  # one request must not stop the others
-            task = in_place_of(task, bug, self._model)
+        (task,) = start_items(self._model, [item], self._mark_ready)
         self._ids[task] = item.headers.get("request_tracking_id", "")
         if task.begun:  # refused before its id was set
             self._mark_ready(task)

@@ -14,7 +14,7 @@ import pytest
 
 from handler import engines
 from handler.config.loader import read_config
-from handler.djl.batches import Item, open_items
+from handler.djl.batches import Item, start_items
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.process.engine_process import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -55,9 +55,7 @@ def bench(checks: StructuredOutputValidator) -> Bench:
 def test_step_by_step_a_neighbour_does_not_wait(checks: StructuredOutputValidator, words: int) -> None:
     found = bench(checks)
     items = [item("a " * words, f"sleep 1.{words}"), item("a b")]
-    guided, plain = open_items(found.model, items, found.loop.stop)
-    guided.start(items[0].body)
-    plain.start(items[1].body)
+    guided, plain = start_items(found.model, items, found.loop.stop)
     assert found.loop.wait_until(lambda: plain.finished, 20)
     assert not guided.finished
     assert found.loop.wait_until(lambda: guided.finished, 20)
