@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol
 
 from djl_python import Input, Output
@@ -184,25 +184,16 @@ class _Stepped:
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
         """Change an adapter, and wait for the engine. The tokens of running requests queue up meanwhile."""
-        return _or_refusal(lambda: self._change_adapter(inputs, what))
-
-    def _change_adapter(self, inputs: Input, what: str) -> Output:
         try:
             with self._loop.lock:
                 call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
                 done, value = self._loop.run(call)
+            return output(dumps(value), _JSON, message=one_line(done))
         except asyncio.TimeoutError:
             reason = f"not finished within {self._seconds:g} s (option.predict_timeout)"
             return refusal(GenerationFailed(reason))
-        return output(dumps(value), _JSON, message=one_line(done))
-
-
-def _or_refusal(answer: Callable[[], Output]) -> Output:
-    """Return the result of `answer`, or a refusal if it raises, as djl_python and Java would write their own text."""
-    try:
-        return answer()
-    except Exception as error:  # one call must not end the worker
-        return refusal(serving_error(error))
+        except Exception as error:  # djl_python and Java would write their own text
+            return refusal(serving_error(error))
 
 
 class Rolling(_Stepped):
@@ -247,16 +238,16 @@ class Dynamic(_Stepped):
         self._streaming = model.config.enable_streaming
 
     def answer(self, inputs: Input) -> Output:
-        return _or_refusal(lambda: self._answer(inputs))
-
-    def _answer(self, inputs: Input) -> Output:
-        with self._loop.lock:
-            if is_batch(inputs):
-                return self._answer_batch(inputs)
-            if self._streaming:
-                return self._stream(single(inputs))
-            with self._batch.run([single(inputs)])[0] as task:
-                return whole(task)
+        try:
+            with self._loop.lock:
+                if is_batch(inputs):
+                    return self._answer_batch(inputs)
+                if self._streaming:
+                    return self._stream(single(inputs))
+                with self._batch.run([single(inputs)])[0] as task:
+                    return whole(task)
+        except Exception as error:  # djl_python and Java would write their own text
+            return refusal(serving_error(error))
 
     def _answer_batch(self, inputs: Input) -> Output:
         """Answer a batch. The whole batch has one status, so the failure of a request is only in its body."""
