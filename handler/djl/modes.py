@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from djl_python import Input, Output
 
@@ -154,23 +154,15 @@ response to the step before it.
 """
 
 
-class Mode(Protocol):
-    """A mode of the worker, which answers DJL's calls."""
-
-    def answer(self, inputs: Input) -> Output:
-        """Answer a call that contains one or more requests, or a step of them."""
-
-    def change_adapter(self, inputs: Input, what: str) -> Output:
-        """Answer a call about an adapter. `what` is "register", "update" or "unregister"."""
-
-
 class Passive:
     """The mode of the ranks of an MPI world that do nothing. Rank 0 runs the engine and answers."""
 
     def answer(self, inputs: Input) -> Output:
+        """Answer a call that contains one or more requests, or a step of them."""
         return Output()
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
+        """Answer a call about an adapter. `what` is "register", "update" or "unregister"."""
         return Output()
 
 

@@ -15,7 +15,7 @@ from djl_python import Input, Output
 from handler.config import environment
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl import startup
-from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
+from handler.djl.modes import Async, Dynamic, Passive, Rolling
 from handler.djl.startup import is_passive, prepare, report_metrics, steps_rolling
 from handler.djl.wire import installed_version, one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
@@ -24,7 +24,7 @@ log = logging.getLogger("handler.djl")
 
 _LOOK = 0.5  # seconds between checks of the engine while there are no calls
 
-mode: Mode | Async | None = None
+mode: Passive | Rolling | Dynamic | Async | None = None
 """The mode that answers all calls after the first, or None before the first call has loaded it."""
 
 
