@@ -57,6 +57,8 @@ log = logging.getLogger("handler.djl")
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
 """The verbs of the messages of DJL's own handlers, such as "Adapter NAME registered"."""
 
+_CHOSEN = "property handler: a request cannot choose the function that answers it"
+
 
 class AdapterCalls:
     """DJL's calls that change LoRA adapters, made one at a time and in order."""
@@ -98,7 +100,8 @@ class AdapterCalls:
             await asyncio.wait(earlier)
 
     async def _change(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
-        _check_caller(inputs)
+        if is_of_http(inputs.get_properties()):  # a client's header `handler` has selected this function
+            raise InvalidPayload(_CHOSEN)
         adapters = self._model.adapters
         adapters.registry.check()
         call = _read_call(inputs, refuse_unknown=self._model.config.unknown_parameters == "refuse")
@@ -119,12 +122,6 @@ class AdapterCalls:
 def _mentions(item: Item, name: str) -> bool:
     """Return whether an adapter's name is a header's value or a JSON string. JSON escapes no character of a name."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
-
-
-def _check_caller(inputs: Input) -> None:
-    """Raise InvalidPayload if the call is a client's request that has selected this function by a header."""
-    if is_of_http(inputs.get_properties()):
-        raise InvalidPayload("property handler: a request cannot choose the function that answers it")
 
 
 def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
@@ -198,7 +195,7 @@ class Rolling(_Stepped):
 
     def answer(self, inputs: Input) -> Output:
         if not is_batch(inputs):  # a client's header `handler` has bypassed the rolling batch
-            return refusal(InvalidPayload("property handler: a request cannot choose the function that answers it"))
+            return refusal(InvalidPayload(_CHOSEN))
         properties = inputs.get_properties()
         size = int(properties["batch_size"])
         with self._loop.lock:
