@@ -50,13 +50,11 @@ class BatchRoutes:
         paths = model.admission.routes.dialects
         self._endpoints = [path for path in paths if path.startswith("/v1/") and "{" not in path]
 
-    @property
-    def routes(self) -> list[Route]:
         def route(path: str, **handlers: Handle) -> Route:
             return Route(path, Endpoint(handlers, errors=ERRORS))
 
         upload, create = self._json(self._upload), self._json(self._create)
-        return [
+        self.routes = [
             route("/v1/files", GET=self._many(BatchStore.files, _MOST_FILES, _MOST_FILES), POST=upload),
             route("/v1/files/{file}", GET=self._one(BatchStore.file), DELETE=self._one(BatchStore.delete)),
             route("/v1/files/{file}/content", GET=self._content),

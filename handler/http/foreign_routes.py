@@ -47,10 +47,7 @@ class VllmRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._may_update = environment.runtime_lora_updating()
-
-    @property
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/detokenize", Endpoint({"POST": Inference(self._model, DETOKENIZE)}, errors=ERRORS)),
             Route("/version", Endpoint({"GET": self._version}, errors=ERRORS)),
             Route("/tokenizer_info", Endpoint({"GET": self._tokenizer_info}, errors=ERRORS)),
@@ -167,10 +164,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 class TgiRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-
-    @property
-    def routes(self) -> list[Route]:
-        return [
+        self.routes = [
             Route("/info", self._endpoint("GET", self._info)),
             Route("/health", self._endpoint("GET", self._health)),
             Route("/tokenize", self._endpoint("POST", Inference(self._model, TOKENIZING))),

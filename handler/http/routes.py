@@ -168,13 +168,10 @@ class AdapterRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._adapters = model.adapters
-
-    @property
-    def routes(self) -> list[Route]:
         many = Endpoint({"GET": self._handler(self._list), "POST": self._handler(self._register)})
         adapter = Endpoint({"GET": self._handler(self._describe), "DELETE": self._handler(self._unregister)})
         update = Endpoint({"POST": self._handler(self._update)})
-        return [
+        self.routes = [
             Route(f"{prefix}/adapters{path}", endpoint)
             for prefix in ("", "/models/{model}")
             for path, endpoint in (("", many), ("/{adapter}", adapter), ("/{adapter}/update", update))
