@@ -209,7 +209,7 @@ class TgiRoutes:
 
 
 _EXTENSIONS = ["model_repository"]
-_OF_GENERATION = ["generate", "binary_tensor_data", "parameters", "model_configuration"]
+_OF_GENERATION = ["generate", "model_configuration", "binary_tensor_data", "parameters"]
 
 
 class TritonRoutes:
@@ -232,11 +232,7 @@ class TritonRoutes:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extensions = (
-            ["generate", "model_configuration", "binary_tensor_data", "parameters", *_EXTENSIONS]
-            if self._generates
-            else _EXTENSIONS
-        )
+        extensions = [*_OF_GENERATION, *_EXTENSIONS] if self._generates else _EXTENSIONS
         value: TritonServer = {"name": "lmi-handler", "version": __version__, "extensions": extensions}
         await send_json(scope, send, 200, value)
 
