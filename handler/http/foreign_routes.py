@@ -89,7 +89,7 @@ class VllmRoutes:
                     body = await self._read(scope, receive)
                     if body is None:
                         return
-                    text = await change(_name(body), body)
+                    text = await change(_text(body, "lora_name"), body)
                 except ServingError as error:
                     return await send_answer(scope, send, ERRORS.whole(error))
                 ignored = ignored_header([name for name in body if name not in _KNOWN])
@@ -118,9 +118,7 @@ class VllmRoutes:
         return value
 
     async def _register(self, name: str, body: Mapping[str, Any]) -> str:
-        adapters, src = self._model.adapters, body.get("lora_path")
-        if not isinstance(src, str) or not src:
-            raise InvalidPayload("'lora_path' must be a non-empty string")
+        adapters, src = self._model.adapters, _text(body, "lora_path")
         if _flag(body, "is_3d_lora_weight"):
             raise BadRequest("is_3d_lora_weight=true is not supported: engines detect this from the adapter's files")
         if name in self._model.context.model_names:
@@ -144,11 +142,11 @@ _NAMES = {"src": "lora_path=", "name": "lora_name="}
 _KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
 
 
-def _name(body: Mapping[str, Any]) -> str:
-    name = body.get("lora_name")
-    if not isinstance(name, str) or not name:
-        raise InvalidPayload("'lora_name' must be a non-empty string")
-    return name
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidPayload(f"'{name}' must be a non-empty string")
+    return value
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
