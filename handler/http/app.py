@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import traceback
+from collections.abc import Awaitable
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -110,7 +111,7 @@ class App:
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
         is_custom = handlers is not None or model.handle is not None
-        self._custom = CustomCode(handlers, model, self._route) if is_custom else None
+        self._inner: ASGIApp = CustomCode(handlers, model, self._route) if is_custom else self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "only HTTP requests are supported"
@@ -135,19 +136,15 @@ class App:
                 with self._model.refused(error, id=scope["request_id"]) as task:
                     return await send_answer(scope, send, task.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
-            app = self._app_of(scope) if self._custom is None else self._custom
-            await app(scope, receive, send)
+            await self._inner(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app_of(scope)(scope, receive, send)
-
-    def _app_of(self, scope: Scope) -> ASGIApp:
-        """Return the application for a path. Most are in a dictionary, since the router tries all routes in turn."""
+    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Call the application of a path. Most are in a dictionary, since the router tries all routes in turn."""
         app = self._exact.get(scope["path"])
         if app is None:
-            return self._router
+            return self._router(scope, receive, send)
         scope["path_params"] = {}
-        return app
+        return app(scope, receive, send)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
