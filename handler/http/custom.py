@@ -168,14 +168,10 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
         headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     while parts is not None and (part := await _unless_gone(parts.next(), exchange)) is not None:
-        if data := _bytes(part):
+        if data := part.body if isinstance(part, Broken) else part:
             await send({"type": "http.response.body", "body": data, "more_body": True})
     if parts is None or not exchange.is_over:
         await send({"type": "http.response.body", "body": body})
-
-
-def _bytes(part: bytes | Broken) -> bytes:
-    return part.body if isinstance(part, Broken) else part
 
 
 def _headers(scope: Scope, answer: Answer) -> Headers:
@@ -359,10 +355,6 @@ def _check_start(start: Message) -> None:
             raise ValueError(f"the response header {name[:100]!r} has an invalid name or value")
 
 
-def _is_stream(start: Message) -> bool:
-    return all(name.lower() != b"content-length" for name, _ in start.get("headers", ()))
-
-
 class _Ended(Exception):
     """The user's code raised an exception that would end the server's event loop."""
 
@@ -465,8 +457,8 @@ class _Overrides:
 def _with_headers(message: Message, own: Headers) -> Message:
     """Return the start of a response with the server's headers. A handler may send one object for all requests."""
     headers = [*message.get("headers", ())]
-    added = [*own, AS_IT_COMES] if _is_stream(message) else own
     names = {name.lower() for name, _ in headers}
+    added = own if b"content-length" in names else [*own, AS_IT_COMES]
     return {**message, "headers": headers + [header for header in added if header[0] not in names]}
 
 
