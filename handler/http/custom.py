@@ -22,7 +22,7 @@ from uuid import UUID
 
 from starlette import background, concurrency, datastructures, exceptions, requests, responses, status
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,7 +37,6 @@ from handler.http.inference import (
     again,
     encoded,
     headers_by_name,
-    left_of_body,
     read_body,
     send_error,
 )
@@ -80,9 +79,10 @@ class HandleRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_called(scope):
             return await self._app(scope, receive, send)
-        body = await left_of_body(receive)
-        if body is None:
-            return  # the client has gone
+        try:
+            body = await Request(scope, receive).body()  # the part that middleware has not read
+        except ClientDisconnect:
+            return
         try:
             call = self._call(scope, body)
             self._model.check_room()
@@ -400,8 +400,9 @@ class _Plain:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await left_of_body(receive)
-        if body is None:
+        try:
+            body = await Request(scope, receive).body()  # the part that other middleware has not read
+        except ClientDisconnect:
             return await _answer_nobody(send)
         scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
         receive = again(body, receive)

@@ -148,18 +148,6 @@ def again(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def left_of_body(receive: Receive) -> bytes | None:
-    """Return the part of a body that middleware has not read, or None if the client has disconnected."""
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
 async def send_start(
     scope: Scope, send: Send, status: int, content_type: str, extra: Headers, retry_after: float = 0.0
 ) -> None:
