@@ -30,6 +30,8 @@ class Exchange:
 
     Attributes:
         wake: function that ends the current or the next `wait`.
+        send_head: function that writes the head of a response that has started. By default it is written with the first
+            bytes of the body.
         send_whole: function that announces that the response will be sent only when it is complete. A client that
             closes its side of the connection then counts as disconnected: it may have half-closed the connection only,
             but no write would show that. Without this call, the response is sent until a write fails.
@@ -38,22 +40,22 @@ class Exchange:
         written_at: time of the last chunk, as returned by time.monotonic().
     """
 
-    __slots__ = ("_cycle", "_flush", "_reads_on", "_transport", "is_paused", "send_whole", "wake", "written_at")
+    __slots__ = ("_cycle", "_reads_on", "_transport", "is_paused", "send_head", "send_whole", "wake", "written_at")
 
     def __init__(
         self,
         cycle: RequestResponseCycle,
         transport: asyncio.Transport,
-        flush: Callable[[], None],
+        send_head: Callable[[], None],
         send_whole: Callable[[], None],
     ) -> None:
         self._cycle = cycle
-        self._flush = flush  # writes what `send` has buffered
         self._reads_on = False  # whether the connection is being read after the end of the body
         self._transport = transport
         self.is_paused = True
         self.written_at = 0.0
         self.wake = cycle.message_event.set
+        self.send_head = send_head
         self.send_whole = send_whole
 
     @property
@@ -75,7 +77,7 @@ class Exchange:
     def resume(self) -> None:
         """Allow `write_chunk` again, if the response has started, is not complete, and the socket accepts more."""
         cycle = self._cycle
-        self._flush()
+        self.send_head()
         self.is_paused = self.is_over or cycle.flow.write_paused or not cycle.chunked_encoding
 
     async def wait(self, seconds: float | None = None) -> None:
@@ -89,10 +91,6 @@ class Exchange:
         """Wait until the client has read the response, except for what fits into buffers, or has disconnected."""
         if self._cycle.flow.write_paused:
             await self._cycle.flow.drain()
-
-    def send_head(self) -> None:
-        """Write the head of a response that has started. By default it is written with the first bytes of the body."""
-        self._flush()
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk of a response. This is the hot path, called once per token.
