@@ -167,10 +167,7 @@ class Keys:
 
     def _has(self, key: str) -> bool:
         digest = digest_of(key)
-        is_known = False
-        for known in self._digests:  # compare with all of them, even after a match
-            is_known |= hmac.compare_digest(digest, known)
-        return is_known
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all, even after a match
 
 
 class ApiKeys:
@@ -205,24 +202,18 @@ class ApiKeys:
         if isinstance(handler, Inference):  # this counts and logs the request
             await send_answer(scope, send, handler.refused(error, scope["request_id"]), CHALLENGE)
         else:
-            await send_refusal(
-                scope, send, _error_format([route, *_routes_of_family(route, routes)]).whole(error), CHALLENGE
-            )
+            await send_refusal(scope, send, _error_format(route, routes).whole(error), CHALLENGE)
         return True
 
 
-def _error_format(routes: Iterable[Route]) -> ErrorFormat:
-    """Return the error format of the first route that has one, or the server's."""
-    forms = (route.app.errors for route in routes if isinstance(route.app, Endpoint))
-    return next(filter(None, forms), FRONT_END)
-
-
-def _routes_of_family(route: Route, routes: Sequence[Route]) -> list[Route]:
-    """Return the routes with the same first path segment, so that GET /v1/models is refused in the same format as
-    POST /v1/chat/completions.
+def _error_format(route: Route, routes: Sequence[Route]) -> ErrorFormat:
+    """Return the error format of a route; or else of the first route with the same first path segment that has one, so
+    that GET /v1/models is refused in the same format as POST /v1/chat/completions; or else the server's.
     """
     family = f"/{route.path.split('/')[1]}/"
-    return [candidate for candidate in routes if candidate.path.startswith(family)]
+    relatives = [candidate for candidate in routes if candidate.path.startswith(family)]
+    forms = (candidate.app.errors for candidate in (route, *relatives) if isinstance(candidate.app, Endpoint))
+    return next(filter(None, forms), FRONT_END)
 
 
 # -- hosts: on a loopback address and without keys, the Host header must name this machine -----------------------------
