@@ -479,7 +479,8 @@ class _ResponseSender:
         await self._start_stream()
         task, exchange = self._task, self._exchange
         writer = BodyWriter(self._send, exchange, task.memory.hold)
-        stream_to(task, writer)
+        task.on_bytes = writer.pull  # at the end of each step
+        writer.pull(task)
         task.write_tokens_to(exchange)
         await _end_of(writer, exchange, task.keep_alive)
         if not exchange.is_over:  # the connection cannot be written to any more
@@ -488,12 +489,6 @@ class _ResponseSender:
                 message = "request %s: the connection is closed because the client reads too slowly"
                 log.info(message, id, extra=of_request(id))
             exchange.drop()
-
-
-def stream_to(task: RequestTask, writer: BodyWriter) -> None:
-    """Connect a writer to the task: send the bytes that are available now, then those of each step at its end."""
-    task.on_bytes = writer.pull
-    writer.pull(task)
 
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, keep_alive: bytes) -> None:
