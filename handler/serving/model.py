@@ -284,13 +284,14 @@ class ServedAdapters:
 
     Attributes:
         registry: adapters that requests may name now.
+        at_start: directories of the adapters to register at startup, by name.
         calls: number of calls that are being processed, so that a graceful stop waits for them.
     """
 
     def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
         self.registry = home.registry
         self.calls = Count()
-        self._at_start = home.at_start
+        self.at_start = home.at_start
         self._check_open = check_open
         self._formatters = formatters
         self._changing: list[str] = []  # directories
@@ -335,18 +336,13 @@ class ServedAdapters:
         self.registry.unregister(name)
         self._forget_formatters()
 
-    @property
-    def at_start(self) -> bool:
-        """Return whether there are adapters to register at startup."""
-        return bool(self._at_start)
-
     async def load_at_start(self) -> None:
         """Register the adapters that are next to the model.
 
         Raises:
             ConfigError: an adapter cannot be used.
         """
-        for name, path in self._at_start.items():
+        for name, path in self.at_start.items():
             try:
                 await self._change(name, functools.partial(self.registry.register, name, path), path)
             except ServingError as error:
