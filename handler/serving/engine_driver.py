@@ -68,10 +68,6 @@ class EngineDriver:
         self.fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 
-    @property
-    def num_tokens(self) -> int:
-        return self.batcher.num_tokens
-
     def watch(self, fd: int | None) -> None:
         """Watch a file descriptor, and wake up when it is readable. The engine passes None before closing it."""
         if self.fd is not None:

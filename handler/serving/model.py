@@ -97,7 +97,7 @@ class ServedModel:
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: batcher.num_active,
-            tokens=lambda: self.driver.num_tokens,
+            tokens=lambda: batcher.num_tokens,
             restarts=lambda: engine.restarts,
             statistics=lambda: engine.statistics,
             replicas=lambda: self.replicas,
@@ -139,7 +139,8 @@ class ServedModel:
                 head = Head(headers, self.admission.routes.dialect(route))
             head = self.preprocessor.read_head(head)
             self.check_room()
-            self._check_engine()
+            if self.handle is not None and self.handle.role is Role.ALONE:
+                raise RouteNotFound("no engine is loaded: handle of model.py answers only POST /invocations")
         except ServingError as refusal:
             error = refusal
         name = id or request_id(headers)
@@ -172,11 +173,6 @@ class ServedModel:
         """Raise `Unavailable` if a new request would be refused."""
         self.availability.check_engine()
         (self.admission.gate or self.driver.batcher).check_room()
-
-    def _check_engine(self) -> None:
-        """Raise RouteNotFound if no engine is loaded, because `handle` of model.py answers all requests."""
-        if self.handle is not None and self.handle.role is Role.ALONE:
-            raise RouteNotFound("no engine is loaded: handle of model.py answers only POST /invocations")
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -308,9 +304,10 @@ class ServedAdapters:
             ServingError: the adapter could not be registered, and nothing has changed.
         """
         path = await self._path(src)
-        there = self._registered(name, path) if again else None
-        register = functools.partial(self.registry.register, name, path, preload=preload)
-        return there or await self._change(name, register, path)
+        same = (entry for entry in self.registry if (entry.adapter.name, entry.adapter.path) == (name, str(path)))
+        if again and (there := next(same, None)) is not None:
+            return there
+        return await self._change(name, functools.partial(self.registry.register, name, path, preload=preload), path)
 
     async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
         """Update an adapter, and wait until new requests use the new version.
@@ -353,10 +350,6 @@ class ServedAdapters:
         path = await run_in_daemon_thread(self.registry.path, src)
         self._check_open()
         return path
-
-    def _registered(self, name: str, path: Path) -> Registered | None:
-        same = (entry for entry in self.registry if (entry.adapter.name, entry.adapter.path) == (name, str(path)))
-        return next(same, None)
 
     async def _change(self, name: str, begin: Change, path: Path) -> Registered:
         """Load the adapter's model.py, then call `begin` to load its weights."""

@@ -400,7 +400,7 @@ def test_a_request_that_fails_while_waiting_lets_the_next_batch_begin() -> None:
             waiting.fail(GenerationFailed("gone"))
             await asyncio.wait_for(asyncio.gather(ran, failed, followed), 10)
             assert (running.status, waiting.status, following.status) == (200, 424, 200)
-            assert model.driver.num_tokens == 10 + 3
+            assert model.driver.batcher.num_tokens == 10 + 3
         finally:
             model.close()
 

@@ -173,7 +173,7 @@ def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
         for _ in range(3):
             driver.step()
         driver.close()
-        return driver.num_tokens, [one.num_tokens for one in fast_paths]
+        return driver.batcher.num_tokens, [one.num_tokens for one in fast_paths]
 
     num_tokens, counts = asyncio.run(story())
     assert (written, kept, counts) == ([b"a", b"b"], [b"a"] * 3 + [b"b"] * 3, [2, 2, 2, 2, 0])
@@ -199,7 +199,7 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
         for _ in range(2):
             driver.step()
         driver.close()
-        return driver.num_tokens
+        return driver.batcher.num_tokens
 
     assert asyncio.run(story()) == 4
     assert written == [b"ab", b"ca"]

@@ -306,7 +306,7 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def tokens_of_cancelled_requests_are_not_counted(self) -> None:
-        assert self.model.driver.num_tokens == self.num_tokens
+        assert self.model.driver.batcher.num_tokens == self.num_tokens
 
     def teardown(self) -> None:
         try:
