@@ -120,7 +120,7 @@ class Preprocessor:
         named = headers.get(HEADER)
         session = session_of(self._sessions, named) if named else None
         adapter = adapter_of(headers, self.context)
-        formatters = self._formatters_of(adapter)
+        formatters = self.adapter_formatters.of(adapter, self.formatters)
         if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         head = Head(headers, dialect, media_type(headers), adapter, formatters, session)
@@ -212,17 +212,13 @@ class Preprocessor:
         formatters = head.formatters
         if self.adapter_formatters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # a body that is not JSON may be meant for the model's formatter
-                formatters = self._formatters_of(self._adapter_in(self._read_value(body, head)))
+                adapter = self._adapter_in(self._read_value(body, head))
+                formatters = self.adapter_formatters.of(adapter, self.formatters)
         return self._input_of(formatters)
 
     def _input_of(self, formatters: Formatters) -> InputFormatter | None:
         formatter = formatters.input
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
-
-    def _formatters_of(self, adapter: Adapter | None) -> Formatters:
-        return (
-            self.adapter_formatters.of(adapter, self.formatters) if self.adapter_formatters.exist else self.formatters
-        )
 
     def _adapter_in(self, body: Any) -> Adapter | None:
         """Return the adapter in the body's `adapters`, or None. An adapter named by `model` has no formatters."""
@@ -269,7 +265,7 @@ class Preprocessor:
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         elif self.adapter_formatters.exist:
-            formatters = self._formatters_of(self._adapter_in(body.value))
+            formatters = self.adapter_formatters.of(self._adapter_in(body.value), self.formatters)
         if (session := head.session) is not None:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
         if head.dialect is not None or (formatter := formatters.output) is None:
