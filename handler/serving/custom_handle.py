@@ -50,6 +50,7 @@ class CustomHandle:
 
     def __init__(self, handle: Handle, config: Config) -> None:
         self._handle = handle
+        self.role = handle.role
         self._start_limit = config.model_loading_timeout
         by_echo = handle.role is not Role.ALONE and config.engine == "echo"
         self._files = DESCRIPTIONS if by_echo else ()  # files to download from S3: the engine echo needs no weights
@@ -60,10 +61,6 @@ class CustomHandle:
             dynamic = config.rolling_batch == "disable"
             size, delay = (config.batch_size, config.max_batch_delay / 1000) if dynamic else (1, 0.0)
             self._runs = _OneByOne(handle, config.predict_timeout, config.job_queue_size, size, delay)
-
-    @property
-    def role(self) -> Role:
-        return self._handle.role
 
     def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
         """Create the function's input from a request."""
