@@ -223,7 +223,8 @@ class _Files:
         """
         if len(line) > self._file_bytes:
             return False
-        if self._descriptor < 0 or self._size + len(line) > self._file_bytes or not self._exists():
+        fits = self._descriptor >= 0 and self._size + len(line) <= self._file_bytes
+        if not fits or not os.fstat(self._descriptor).st_nlink:  # 0 if the file was deleted, as by another server
             self._open()
         try:
             written = os.write(self._descriptor, line)
@@ -236,10 +237,6 @@ class _Files:
             raise
         self._size += len(line)
         return True
-
-    def _exists(self) -> bool:
-        """Return whether the current file has not been deleted, for example by another server."""
-        return os.fstat(self._descriptor).st_nlink > 0
 
     def close(self) -> None:
         if self._descriptor >= 0:
