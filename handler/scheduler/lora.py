@@ -152,19 +152,16 @@ def adapters_of(directory: Path) -> dict[str, Path]:
     Raises:
         ConfigError: an adapter cannot be used; the message names it.
     """
-    adapters = {}
-    for path in sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith(".") and path.name != _OF_MACOS:
-            try:
-                check_name(path.name)
-                adapters[path.name] = adapter_path(str(path.absolute()), None)
-            except ServingError as error:
-                raise ConfigError(f"the adapter {path.name} cannot be used: {error.message}") from None
-    return adapters
+    paths = (path for path in sorted(directory.iterdir()) if path.is_dir() and not path.name.startswith("."))
+    own = {path.name: str(path.absolute()) for path in paths if path.name != _OF_MACOS}
+    return named_adapters(own, None)
 
 
-def named_adapters(paths: Mapping[str, str], base: Path | None) -> dict[str, Path]:
+def named_adapters(paths: Mapping[str, str], base: Path | None, option: str = "") -> dict[str, Path]:
     """Return the directories of adapters by name, after checking them. Relative paths are resolved against `base`.
+
+    Args:
+        option: option that names them, or "" for those in a directory.
 
     Raises:
         ConfigError: an adapter cannot be used; the message names it.
@@ -175,7 +172,8 @@ def named_adapters(paths: Mapping[str, str], base: Path | None) -> dict[str, Pat
             check_name(name)
             adapters[name] = adapter_path(path, base)
         except ServingError as error:
-            raise ConfigError(f"option.lora_modules: the adapter {name} cannot be used: {error.message}") from None
+            where = option and f"{option}: "
+            raise ConfigError(f"{where}the adapter {name} cannot be used: {error.message}") from None
     return adapters
 
 

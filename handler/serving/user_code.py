@@ -133,7 +133,8 @@ def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]
         ConfigError: an adapter cannot be used.
     """
     named = config.engine_options.get("lora_modules") or {}
-    return {**adapters_in(adapter_directories(config, directory)), **named_adapters(named, _base(config, directory))}
+    own = adapters_in(adapter_directories(config, directory))
+    return {**own, **named_adapters(named, _base(config, directory), "option.lora_modules")}
 
 
 def _base(config: Config, directory: Path | None) -> Path | None:
