@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from handler.config.config import Config
 from handler.core.errors import (
     BadRequest,
     FormatterFailed,
@@ -81,25 +82,20 @@ class Input:
     Args:
         path: path of the file.
         endpoint: endpoint that all requests must name.
-        most_bytes: maximum size of a line, in bytes. A longer line gets an error.
-        most_requests: maximum number of requests. The number of blank lines has the same limit, as they cost time too.
+        config: configuration, which limits the size of a line and the number of requests. A longer line gets an error.
+            The number of blank lines has the same limit, as they cost time too.
         decode_large: decodes a large line on the calling thread.
         done: numbers of the lines to skip.
     """
 
     def __init__(
-        self,
-        path: Path,
-        endpoint: str,
-        most_bytes: int,
-        most_requests: int,
-        decode_large: Callable[[bytes], Any],
-        done: Container[int] = (),
+        self, path: Path, endpoint: str, config: Config, decode_large: Callable[[bytes], Any], done: Container[int] = ()
     ) -> None:
-        self._path, self._endpoint, self._most, self._most_requests = path, endpoint, most_bytes, most_requests
+        self._path, self._endpoint = path, endpoint
+        self._most, self._most_requests = config.max_request_size, config.batches_max_lines
         self._decode_large, self._done = decode_large, done
-        why = f"The file has more than {most_requests} requests, or too many blank lines (option.batches_max_lines)."
-        self._too_many = LineError("too_many_tasks", why)
+        most = f"more than {self._most_requests} requests, or too many blank lines"
+        self._too_many = LineError("too_many_tasks", f"The file has {most} (option.batches_max_lines).")
 
     def __iter__(self) -> Iterator[Line]:
         """Yield all lines that are not blank. If there are too many lines, the last one is an error. This may block."""
@@ -403,7 +399,7 @@ class _Answering:
             OSError: the output files cannot be written.
             ServingError: the batch's state cannot be read or written, or there is no room for the output.
         """
-        store, config = self._store, self._model.config
+        store = self._store
         await self._save()
         if self._batch["status"] not in OPEN_STATUSES:
             return []  # another server has ended the batch in the meantime
@@ -412,10 +408,8 @@ class _Answering:
             return []
         if self._endpoint not in self._model.admission.routes.dialects:  # the batch was created for an earlier model
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
-        limits = config.max_request_size, config.batches_max_lines
-        lines = Input(
-            store.path(self._batch["input_file_id"]), self._endpoint, *limits, self._decode_large, self._output.done
-        )
+        path, done = store.path(self._batch["input_file_id"]), self._output.done
+        lines = Input(path, self._endpoint, self._model.config, self._decode_large, done)
         if self._batch["status"] == "validating":
             async with self._runner.scan:
                 total, errors = await run_in_daemon_thread(lines.check)

@@ -33,7 +33,8 @@ PAGE = Page(100, "", newest_first=True)
 
 def input(directory: Path, text: bytes, most: int = 200, most_requests: int = 100) -> Input:
     (directory / "input").write_bytes(text)
-    return Input(directory / "input", CHAT, most, most_requests, decode)
+    config = Config(max_request_size=most, batches_max_lines=most_requests)
+    return Input(directory / "input", CHAT, config, decode)
 
 
 def lines(directory: Path, text: bytes, most: int = 200) -> list[Line]:
@@ -57,7 +58,7 @@ def test_lines_are_read_one_by_one_and_a_long_one_is_skipped(tmp_path: Path) -> 
 def test_a_batch_that_goes_on_skips_what_is_done_whatever_its_length(tmp_path: Path) -> None:
     text = b"\n".join([line("a"), line("long", text="x" * 300), line("b"), line("long", text="x" * 3_000_000)])
     (tmp_path / "input").write_bytes(text)
-    left = Input(tmp_path / "input", CHAT, 200, 100, decode, done={1, 2})
+    left = Input(tmp_path / "input", CHAT, Config(max_request_size=200), decode, done={1, 2})
     assert [(one.number, one.custom_id) for one in left] == [(3, "b"), (4, None)]
 
 
