@@ -78,9 +78,7 @@ class ServedModel:
         self.handle = None if handle is None else CustomHandle(handle, config)
         gate = None
         if config.rolling_batch == "disable" and not stepped:
-            size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
-            limits = config.job_queue_size, config.predict_timeout
-            gate = BatchGate(size, delay, *limits, max_lines=self.max_batch_lines)
+            gate = BatchGate(config, max_lines=self.max_batch_lines)
         routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, self.context.task))
         self.admission = Admission(preprocessor, routes, media_rules(config), _memory(config), gate, stepped=stepped)
         batcher = Batcher(

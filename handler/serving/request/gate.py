@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 
+from handler.config.config import Config
 from handler.core.errors import Overloaded
 from handler.scheduler.batcher import MAX_OVERTAKES
 
@@ -19,20 +20,16 @@ class BatchGate:
     Lines of files' batches come after all other requests. After MAX_OVERTAKES later requests, the oldest line is next.
 
     Args:
-        size: maximum number of requests in a batch (`batch_size`).
-        delay: seconds that the first request of a batch waits for others (`max_batch_delay`).
-        max_queued: maximum number of waiting requests (`job_queue_size`).
-        timeout: maximum seconds that a request waits (`option.predict_timeout`).
+        config: configuration: requests in a batch (`batch_size`), how long the first one waits for others
+            (`max_batch_delay`), waiting requests (`job_queue_size`), and how long they wait (`option.predict_timeout`).
         max_lines: maximum number of lines in a batch (`option.batches_concurrency`).
     """
 
-    def __init__(
-        self, size: int, delay: float, max_queued: int, timeout: float = 120.0, *, max_lines: int = 16
-    ) -> None:
-        self._size = size
-        self._delay = delay
-        self._max_queued = max_queued
-        self._timeout = timeout
+    def __init__(self, config: Config, *, max_lines: int = 16) -> None:
+        self._size = config.batch_size
+        self._delay = config.max_batch_delay / 1000  # seconds
+        self._max_queued = config.job_queue_size
+        self._timeout = config.predict_timeout
         self._max_lines = max_lines
         self._ids = itertools.count()
         self._waiting: dict[Turn, int] = {}  # ids, in order of arrival

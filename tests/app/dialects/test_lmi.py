@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.scheduler.batcher import MAX_OVERTAKES
 from handler.serving.request.gate import BatchGate
@@ -230,7 +231,7 @@ def test_a_list_streams_a_line_a_step_with_the_next_token_of_each_prompt() -> No
 
 
 def gate(size: int = 2, delay: float = 0.05, max_queued: int = 10) -> BatchGate:
-    return BatchGate(size, delay, max_queued)
+    return BatchGate(Config(batch_size=size, max_batch_delay=round(delay * 1000), job_queue_size=max_queued))
 
 
 async def enter(found: BatchGate, log: list[str], name: str, hold: float) -> None:
@@ -314,7 +315,7 @@ def test_lines_of_batches_wait_behind_others_which_overtake_ten_times() -> None:
 
 def test_a_batch_has_so_many_lines_of_batches() -> None:
     async def story() -> list[int]:
-        found, seen = BatchGate(4, 0.0, 10, timeout=0.0, max_lines=2), list[int]()
+        found, seen = BatchGate(Config(batch_size=4, max_batch_delay=0, predict_timeout=0.0), max_lines=2), list[int]()
         lines = [found.join(line=True) for _ in range(5)]
         while lines:
             while not (started := [line for line in lines if line.done()]):
@@ -342,7 +343,7 @@ def test_the_queue_is_bounded() -> None:
 
 def test_waiting_too_long_for_a_batch_is_an_error() -> None:
     async def story() -> None:
-        found = BatchGate(1, 0.0, 10, timeout=0.05)
+        found = BatchGate(Config(max_batch_delay=0, predict_timeout=0.05))
         log: list[str] = []
         running = asyncio.ensure_future(enter(found, log, "a", 60))
         await settle()
