@@ -45,10 +45,6 @@ class Access:
     certfile: Path | None = None
     keyfile: Path | None = None
 
-    @property
-    def scheme(self) -> str:
-        return "http" if self.certfile is None else "https"
-
 
 OPEN = Access()
 

@@ -322,7 +322,8 @@ _EXAMPLES = {
 
 def _greeting(listener: socket.socket, access: Access, model: ServedModel, users: Formatters) -> str:
     host, port = listener.getsockname()[:2]
-    at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
+    scheme = "http" if access.certfile is None else "https"
+    at = f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
     near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # 0.0.0.0 is not for clients
     key, requests = _key_header(access), ""
     for path, body in _EXAMPLES[model.context.task].items():
