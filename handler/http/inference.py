@@ -363,20 +363,19 @@ class Inference:
 
     Args:
         dialect: dialect of the route, or None for the configured one.
+
+    Attributes:
+        is_configured: whether the route uses the configured dialect. If so, it also accepts calls that manage sessions.
     """
 
     def __init__(self, model: ServedModel, dialect: Dialect | None = None) -> None:
         self._model = model
         self._dialect = dialect
+        self.is_configured = dialect is None
 
     @property
     def dialect(self) -> Dialect:
         return self._dialect or self._model.preprocessor.dialect
-
-    @property
-    def is_configured(self) -> bool:
-        """Return whether the route uses the configured dialect. If so, it also accepts calls that manage sessions."""
-        return self._dialect is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
