@@ -226,23 +226,21 @@ class LoopTurns:
     In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
     others. Heads are parsed first; while clients connect, only those of GET and HEAD are. Then requests begin in turns,
     a few in each iteration, and fewer while many clients connect. Requests without a body go before others.
+
+    Attributes:
+        num_new: number of connections that clients have made in this iteration.
     """
 
     def __init__(self) -> None:
         self._quick = deque[Callable[[], object]]()
         self._others = deque[Callable[[], object]]()
-        self._num_new = self._num_begun = 0  # connections and requests of this iteration
+        self.num_new = self._num_begun = 0
         self._is_due = False
 
     def note_connection(self, loop: asyncio.AbstractEventLoop) -> None:
         """Count a new connection of this iteration."""
-        self._num_new += 1
+        self.num_new += 1
         self._expect(loop)
-
-    @property
-    def is_connecting(self) -> bool:
-        """Whether clients have connected in this iteration."""
-        return self._num_new > 0
 
     def soon(
         self,
@@ -271,7 +269,7 @@ class LoopTurns:
             loop.call_soon(self._turn, loop)
 
     def _begin_limit(self) -> int:
-        return max(1, _MAX_BEGUN - _NEW_CONNECTION * self._num_new)
+        return max(1, _MAX_BEGUN - _NEW_CONNECTION * self.num_new)
 
     def _begin(self, calls: deque[Callable[[], object]], limit: int) -> None:
         for _ in range(min(len(calls), _MAX_CALLS)):  # calls that are added meanwhile are for later iterations
@@ -283,7 +281,7 @@ class LoopTurns:
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, limit = False, self._begin_limit()
-        self._num_new = self._num_begun = 0
+        self.num_new = self._num_begun = 0
         if not (self._quick or self._others):
             return
         self._expect(loop)
@@ -464,7 +462,7 @@ class Protocol(HttpToolsProtocol):
         elif self._in_body and not self.pipeline:
             self._limit_reading()
             self._turns.soon(self.loop, self._advance)
-        elif self._turns.is_connecting and not data.startswith(_QUICK_METHODS):
+        elif self._turns.num_new and not data.startswith(_QUICK_METHODS):
             self._limit_reading()
             self._turns.soon(self.loop, self._advance, later=True)
         else:
