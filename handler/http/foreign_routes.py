@@ -179,8 +179,7 @@ class TgiRoutes:
             await send_json(scope, send, 503, UNHEALTHY)
 
     async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
-        config, info = self._model.config, self._model.info
-        total = None if info is None else info.max_total_tokens
+        config, total = self._model.config, self._model.context.most_tokens()
         generates = self._model.context.task is Task.GENERATION  # otherwise all tokens belong to the input
         tokens = None if total is None else min(total - generates, config.max_input_len or total)
         value: TgiInfo = {

@@ -96,7 +96,8 @@ class ModelRoutes:
         if not _is_anthropic(scope):
             value: OpenAiModels = {"object": "list", "data": [self._describe(*entry) for entry in self._ids().items()]}
             return await send_json(scope, send, 200, value)
-        models = [anthropic.model(id, self._model.availability.started_at, self._max_tokens) for id in self._ids()]
+        most, began = self._model.context.most_tokens(), self._model.availability.started_at
+        models = [anthropic.model(id, began, most) for id in self._ids()]
         try:
             page = anthropic.page(models, QueryParams(scope["query_string"]))
         except ServingError as error:
@@ -110,7 +111,7 @@ class ModelRoutes:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
             return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
         if _is_anthropic(scope):
-            value = anthropic.model(id, self._model.availability.started_at, self._max_tokens)
+            value = anthropic.model(id, self._model.availability.started_at, self._model.context.most_tokens())
             return await send_json(scope, send, 200, value)
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
@@ -123,10 +124,6 @@ class ModelRoutes:
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]
         return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.model_name)}
 
-    @property
-    def _max_tokens(self) -> int | None:
-        return self._model.info.max_total_tokens if self._model.info else None
-
     def _describe(self, id: str, parent: str | None) -> OpenAiModel:
         """Return OpenAI's description of a model. TGI and vLLM also choose `owned_by` freely."""
         model = self._model
@@ -137,7 +134,7 @@ class ModelRoutes:
             "owned_by": "lmi-handler",
             "root": id if parent else model.context.source or model.config.model_name,
             "parent": parent,
-            "max_model_len": self._max_tokens,
+            "max_model_len": model.context.most_tokens(),
             "input_modalities": _modalities(model.context),
         }
 
