@@ -313,7 +313,10 @@ class Async:
         """Open a request, and return an empty iterator, because `outputs` yields the request's output."""
         item = single(inputs)
         await self._adapters.catch_up(item)
-        self._open(item)
+        (task,) = start_items(self._model, [item], self._mark_ready)
+        self._ids[task] = item.headers.get("request_tracking_id", "")
+        if task.begun:  # refused before its id was set
+            self._mark_ready(task)
         return _no_outputs()
 
     async def change_adapter(self, inputs: Input, what: str) -> Output:
@@ -324,12 +327,6 @@ class Async:
             error = serving_error(bug)
             answer = FRONT_END.whole(error)
             return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
-
-    def _open(self, item: Item) -> None:
-        (task,) = start_items(self._model, [item], self._mark_ready)
-        self._ids[task] = item.headers.get("request_tracking_id", "")
-        if task.begun:  # refused before its id was set
-            self._mark_ready(task)
 
     def _mark_ready(self, task: RequestTask) -> None:
         self._with_bytes[task] = None
