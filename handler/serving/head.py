@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -124,7 +124,10 @@ def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
         InvalidPayload: the adapter is unknown, or two different adapters are named.
     """
     found = None
-    for place, given in _named_adapters(headers):
+    named = [(f"header {name}", headers.get(name)) for name in _ADAPTER]
+    named.append(("header adapter", in_attributes(headers, "adapter")))
+    named.append(("query parameter adapter", headers.get(QUERY_ADAPTER)))
+    for place, given in named:
         if not given:
             continue
         try:
@@ -133,11 +136,3 @@ def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
             raise InvalidPayload(f"{place}: {quote(given)}: {error}") from None
         found = merge_adapters(found, one, place)
     return found
-
-
-def _named_adapters(headers: Headers) -> Iterator[tuple[str, str | None]]:
-    """Yield the title, for messages, and the value of each header and parameter that may name an adapter."""
-    for name in _ADAPTER:
-        yield f"header {name}", headers.get(name)
-    yield "header adapter", in_attributes(headers, "adapter")
-    yield "query parameter adapter", headers.get(QUERY_ADAPTER)
