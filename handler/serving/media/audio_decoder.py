@@ -95,15 +95,12 @@ def _parts(file: Any, size: tuple[int, int, int], max_samples: int, *, exact: bo
         done += len(block)
         if done > most:
             raise InvalidPayload("the audio is broken: it is longer than its header says")
-        yield _finite(_resampled(stream, block.mean(axis=1)))
+        samples = block.mean(axis=1)
+        yield _finite(samples if stream is None else stream.resample_chunk(_finite(samples)))
     if exact and done < length:
         raise InvalidPayload(f"the audio is broken: it ends after {done / rate:.6g} of {length / rate:.6g} s")
     if stream is not None:
         yield _finite(stream.resample_chunk(numpy.zeros(0, numpy.float32), last=True))
-
-
-def _resampled(stream: Any, samples: Any) -> Any:
-    return samples if stream is None else stream.resample_chunk(_finite(samples))
 
 
 def _finite(samples: Any) -> Any:
