@@ -9,7 +9,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 from starlette.types import Message, Receive, Scope, Send
@@ -22,7 +22,6 @@ from handler.core.numbers import is_digits
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
-from handler.scheduler.batcher import ClientChannel
 from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
@@ -199,37 +198,6 @@ _MAX_BACKLOG = 16 << 20
 """Maximum bytes that are buffered for a client that reads too slowly. A client that needs more is disconnected."""
 
 
-class Source(Protocol):
-    """The source of a response's bytes, implemented by `serving.request.task.RequestTask`."""
-
-    @property
-    def finished(self) -> bool: ...
-
-    def take(self) -> bytes: ...
-
-
-class StreamChannel(ClientChannel, Protocol):
-    """A shortcut to the socket that is faster than ASGI's `send`, implemented by `http/protocol.Exchange`.
-
-    Attributes:
-        is_paused: whether `write_chunk` refuses chunks, for example because earlier bytes have not been sent yet.
-        written_at: time of the last chunk, as returned by time.monotonic().
-        num_unsent: number of bytes that were written but not yet accepted by the socket.
-    """
-
-    is_paused: bool
-    written_at: float
-
-    @property
-    def num_unsent(self) -> int: ...
-
-    @property
-    def wake(self) -> Callable[[], object]:
-        """Function that wakes the task awaiting the end of the stream, so that the task checks the writer's state."""
-
-    def resume(self) -> None: ...
-
-
 class Writing(IntEnum):
     """The phase of a `BodyWriter`, in order.
 
@@ -263,7 +231,7 @@ class BodyWriter:
         phase: current phase.
     """
 
-    def __init__(self, send: Send, channel: StreamChannel, hold: Callable[[int], object] = bool) -> None:
+    def __init__(self, send: Send, channel: AnyExchange, hold: Callable[[int], object] = bool) -> None:
         self._send = send
         self._channel = channel
         self._hold = hold
@@ -272,9 +240,9 @@ class BodyWriter:
         self._task: asyncio.Task[None] | None = None
         self.phase = Writing.OPEN
 
-    def pull(self, source: Source) -> None:
-        """Write the bytes that are available from the source."""
-        data, last = source.take(), source.finished
+    def pull(self, task: RequestTask) -> None:
+        """Write the bytes that are available from the task."""
+        data, last = task.take(), task.finished
         try:
             if not last and self._channel.write_chunk(data):
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,6 +52,10 @@ class Short:
         return True
 
 
+def answer(data: bytes, *, last: bool = False) -> Any:
+    return Answer(data, last=last)
+
+
 class Socket:
     """A `send` that waits while it is full, as uvicorn's does."""
 
@@ -68,10 +73,14 @@ class Socket:
         self.inside -= 1
 
 
+def writer_to(socket: Socket, short: Any, *hold: Callable[[int], object]) -> BodyWriter:
+    return BodyWriter(socket.send, short, *hold)
+
+
 def test_chunks_go_out_at_once_while_there_is_room() -> None:
     async def story() -> None:
         socket = Socket()
-        writer = BodyWriter(socket.send, Short(is_open=False))
+        writer = writer_to(socket, Short(is_open=False))
         writer.write(b"a")
         writer.write(b"b", last=True)
         assert socket.sent == [(b"a", True), (b"b", False)]  # before the event loop ran at all
@@ -82,7 +91,7 @@ def test_chunks_go_out_at_once_while_there_is_room() -> None:
 def test_what_comes_while_the_socket_is_full_is_joined_and_sent_in_order() -> None:
     async def story() -> None:
         socket = Socket()
-        writer = BodyWriter(socket.send, Short(is_open=False))
+        writer = writer_to(socket, Short(is_open=False))
         socket.room.clear()
         for chunk in (b"a", b"b", b"c"):
             writer.write(chunk)
@@ -100,7 +109,7 @@ def test_what_comes_while_the_socket_is_full_is_joined_and_sent_in_order() -> No
 def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
     async def story() -> None:
         socket = Socket()
-        writer = BodyWriter(socket.send, Short(is_open=False))
+        writer = writer_to(socket, Short(is_open=False))
         socket.room.clear()
         writer.write(b"a")
         writer.write(b"b", last=True)
@@ -114,13 +123,13 @@ def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
 def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None:
     async def story() -> None:
         socket, short = Socket(), Short()
-        writer = BodyWriter(socket.send, short)
+        writer = writer_to(socket, short)
         for chunk in (b"a", b"b"):  # nothing has begun the answer before the first one
-            writer.pull(Answer(chunk))
+            writer.pull(answer(chunk))
         short.is_paused = True  # as a full socket has it
         for chunk in (b"c", b"d"):
-            writer.pull(Answer(chunk))
-        writer.pull(Answer(b"e", last=True))
+            writer.pull(answer(chunk))
+        writer.pull(answer(b"e", last=True))
         assert (short.chunks, socket.sent) == ([b"b", b"d"], [(b"a", True), (b"c", True), (b"e", False)])
         assert short.is_paused  # nothing comes after the end
 
@@ -130,15 +139,15 @@ def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None
 def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
     async def story() -> None:
         socket, short = Socket(), Short()
-        writer = BodyWriter(socket.send, short)
+        writer = writer_to(socket, short)
         socket.room.clear()
         writer.write(b"a")
         assert short.is_paused
-        writer.pull(Answer(b"b"))
+        writer.pull(answer(b"b"))
         socket.room.set()
         await settle()
         assert (short.chunks, socket.sent) == ([], [(b"a", True), (b"b", True)])
-        writer.pull(Answer(b"c"))
+        writer.pull(answer(b"c"))
         assert short.chunks == [b"c"]
 
     asyncio.run(story())
@@ -153,7 +162,7 @@ def test_unread_bytes_are_counted_and_dropped_where_all_clients_keep_much() -> N
             if size > 10:
                 raise Overloaded("full")
 
-        writer = BodyWriter(socket.send, short, hold)
+        writer = writer_to(socket, short, hold)
         short.num_unsent = 1  # in the socket's own buffer
         writer.write(b"a")
         socket.room.clear()
@@ -181,11 +190,11 @@ def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch
 
         socket, short = Socket(), Short()
         monkeypatch.setattr(short, "write_chunk", cut)
-        writer = BodyWriter(socket.send, short)
-        writer.pull(Answer(b"a"))
+        writer = writer_to(socket, short)
+        writer.pull(answer(b"a"))
         assert writer.phase is Writing.BROKEN
         assert short.is_paused
-        writer.pull(Answer(b"b", last=True))
+        writer.pull(answer(b"b", last=True))
         assert socket.sent == []
 
     asyncio.run(story())
