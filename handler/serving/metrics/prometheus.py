@@ -120,9 +120,7 @@ class VllmMetrics(Collector):
     """Metrics of vLLM.
 
     Args:
-        queued: returns the number of requests in the queue.
-        engines: returns the number of sequences and the statistics of each engine.
-        tokens: returns the number of tokens generated so far.
+        gauges: functions that return current values.
 
     Attributes:
         first_token: histogram of seconds from a request's acceptance to its first token.
@@ -130,16 +128,9 @@ class VllmMetrics(Collector):
             with the request's mean, because measuring each token would cost too much.
     """
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        model_name: str,
-        queued: Callable[[], int],
-        engines: Callable[[], Sequence[tuple[int, EngineStatistics]]],
-        tokens: Callable[[], int],
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str, gauges: Gauges) -> None:
         self._model_name = model_name
-        self._queued, self._engines, self._tokens = queued, engines, tokens
+        self._gauges = gauges
         self._num_prompt_tokens = 0
         labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
         self.first_token = Histogram(
@@ -185,7 +176,7 @@ class VllmMetrics(Collector):
         self._ended["length" if is_cut else _REASONS.get(request.outcome, "error")] += 1
 
     def collect(self) -> Iterator[Metric]:
-        engines, gauge, counter = self._engines(), GaugeMetricFamily, CounterMetricFamily
+        engines, gauge, counter = self._gauges.engines(), GaugeMetricFamily, CounterMetricFamily
         reports = [report for _, report in engines]
         yield from self._loads(engines)
         usage = [report.kv_cache_usage for report in reports]
@@ -199,7 +190,7 @@ class VllmMetrics(Collector):
         yield from self._family(counter, "num_preemptions", text, preemptions)
         text = "Prompt tokens of requests that have ended"
         yield from self._family(counter, "prompt_tokens", text, [self._num_prompt_tokens])
-        yield from self._family(counter, "generation_tokens", "Tokens generated", [self._tokens()])
+        yield from self._family(counter, "generation_tokens", "Tokens generated", [self._gauges.tokens()])
         yield self._finish_reasons()
 
     def _loads(self, engines: Sequence[tuple[int, EngineStatistics]]) -> Iterator[Metric]:
@@ -207,7 +198,7 @@ class VllmMetrics(Collector):
         gauge, text = GaugeMetricFamily, "Requests waiting in the queue, or for room in the engine"
         waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # statistics may be a second old
         running = [num - waits for (num, _), waits in zip(engines, waiting, strict=True)]
-        waiting[0] += self._queued()
+        waiting[0] += self._gauges.queued()
         yield from self._family(gauge, "num_requests_running", "Sequences that the engine is computing", running)
         yield from self._family(gauge, "num_requests_waiting", text, waiting)
 
@@ -430,7 +421,7 @@ class Metrics:
         self._histograms = _histograms("lmi_", registry, {}, _OWN)
         self._adapters = _Adapters(gauges.adapters)
         registry.register(self._adapters)
-        self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.engines, gauges.tokens)
+        self._vllm = VllmMetrics(registry, model_name, gauges)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
 
     def show_captured(self, counts: Callable[[], tuple[int, int]]) -> None:
