@@ -10,17 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from handler.config.config import Config
 from handler.core.errors import InvalidPayload, Overloaded
 from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
+from handler.protocols import registry
 from handler.protocols.kernel.body import inflate, value_size
 from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.head import Head
 from handler.serving.large_bodies import LARGE
-from handler.serving.media.loader import MediaLoader, MediaRules
+from handler.serving.media.loader import MediaLoader, media_rules
 from handler.serving.preprocessor import Decoded, Preprocessor
 from handler.serving.quota import BODY_MEMORY, Count, Quota, Share
 from handler.serving.request.gate import BatchGate
@@ -93,28 +95,21 @@ class Admission:
     """The decoding, parsing and tokenizing of requests. All methods must be called on the event loop's thread.
 
     Args:
-        routes: routes for inference.
-        rules: rules for loading media.
-        memory: memory quota of all requests.
         gate: gate for dynamic batches, which a request must pass before it is submitted, or None for rolling batches.
         stepped: whether the event loop runs only in steps of its host.
+
+    Attributes:
+        routes: routes for inference.
+        memory: memory quota of all requests.
     """
 
-    def __init__(
-        self,
-        preprocessor: Preprocessor,
-        routes: InferenceRoutes,
-        rules: MediaRules,
-        memory: Quota,
-        gate: BatchGate | None = None,
-        *,
-        stepped: bool,
-    ) -> None:
+    def __init__(self, config: Config, preprocessor: Preprocessor, gate: BatchGate | None, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
-        self.routes = routes
-        self.memory = memory
+        dialects = registry.routes(config.root_schema, preprocessor.context.task)
+        self.routes = InferenceRoutes(config.model_name, dialects)
+        self.memory = _memory(config)
         self.gate = gate
-        self._media = MediaLoader(rules)
+        self._media = MediaLoader(media_rules(config))
         self._num_tokenizing = Count()
         self._stepped = stepped
         self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
@@ -290,3 +285,13 @@ class Admission:
         self.preprocessor.close()
         if "formatters" in vars(self):
             self.formatters.close()
+
+
+_SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
+
+
+def _memory(config: Config) -> Quota:
+    """Return the memory quota of all requests."""
+    spare = config.requests_total_bytes // 4
+    words = "all requests together need too much memory (option.requests_total_bytes)"
+    return Quota(config.requests_total_bytes - spare, spare, _SMALL, words, beside=spare)

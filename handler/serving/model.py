@@ -16,27 +16,23 @@ from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, Host, State
 from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
-from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
-from handler.serving.admission import Admission, InferenceRoutes
+from handler.serving.admission import Admission
 from handler.serving.availability import Availability
 from handler.serving.batches.store import BatchStore
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
-from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
-from handler.serving.quota import Count, Quota
+from handler.serving.quota import Count
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
 from handler.serving.request_log import Capture, RequestLog
-
-_SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
 
 
 class ServedModel:
@@ -79,8 +75,7 @@ class ServedModel:
         gate = None
         if config.rolling_batch == "disable" and not stepped:
             gate = BatchGate(config, max_lines=self.max_batch_lines)
-        routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, self.context.task))
-        self.admission = Admission(preprocessor, routes, media_rules(config), _memory(config), gate, stepped=stepped)
+        self.admission = Admission(config, preprocessor, gate, stepped=stepped)
         batcher = Batcher(
             ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,
@@ -256,13 +251,6 @@ class ServedModel:
     def num_queued(self) -> int:
         gate = self.admission.gate
         return self.driver.batcher.num_queued + (gate.num_waiting if gate else 0)
-
-
-def _memory(config: Config) -> Quota:
-    """Return the memory quota of all requests."""
-    spare = config.requests_total_bytes // 4
-    words = "all requests together need too much memory (option.requests_total_bytes)"
-    return Quota(config.requests_total_bytes - spare, spare, _SMALL, words, beside=spare)
 
 
 # -- the adapters of a served model ------------------------------------------------------------------------------------
