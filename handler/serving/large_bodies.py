@@ -109,11 +109,6 @@ class LargeBodies:
         value, size = _Unpickler(parts.pop(), parts).load()
         return value, size
 
-    @property
-    def pid(self) -> int | None:
-        """Return the id of the process, or None if it is not running."""
-        return self._process.pid
-
     def close(self) -> None:
         """Stop the process and the threads."""
         self._process.close()

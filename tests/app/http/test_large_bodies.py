@@ -153,7 +153,7 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
 ) -> None:
     body = b'{"inputs":"' + b"a" * MIB + b'"}'
     read(bodies, body)
-    pid = bodies.pid
+    pid = bodies._process.pid
     with monkeypatch.context() as patch:
         patch.setattr(large_bodies, "_MEMORY", 0)
         patch.setattr(large_bodies, "_MEMORY_FACTOR", 2)
@@ -167,7 +167,7 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
             "the body needs more than 0.05 s to be read, or crashes its parser",
         )
     assert read(bodies, body) == json.loads(body)
-    assert bodies.pid == pid, "one copy of the process was lost, not the process"
+    assert bodies._process.pid == pid, "one copy of the process was lost, not the process"
 
 
 def deadly() -> Work:
@@ -188,12 +188,12 @@ def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBod
     try:
         body = b'{"inputs":"' + b"a" * MIB + b'"}'
         read(fragile, body)
-        first = fragile.pid
+        first = fragile._process.pid
         found = refusal(fragile, b"die " * MIB)
         assert (type(found), found.status) == (Unavailable, 503)
         assert "the process where large request bodies are read has ended" in found.message
         assert read(fragile, body) == json.loads(body)
-        assert fragile.pid != first
+        assert fragile._process.pid != first
     finally:
         fragile.close()
 
