@@ -233,7 +233,7 @@ class _Link(NamedTuple):
 class AdapterRegistry:
     """The adapters of a model, in order of registration.
 
-    `find`, `by_number`, `get`, `check` and `path` may be called on any thread, all other methods on the batcher's only.
+    `find`, `by_number`, `get` and `check` may be called on any thread, all other methods on the batcher's only.
 
     Args:
         limit: maximum number of adapters, or None for no limit.
@@ -299,10 +299,6 @@ class AdapterRegistry:
         """Raise BadRequest if this server does not support adapters."""
         if self._unavailable:
             raise BadRequest(f"LoRA is not enabled: {self._unavailable}")
-
-    def path(self, src: str) -> Path:
-        """Return the checked directory of `src`, as `adapter_path` does. This reads files."""
-        return adapter_path(src, self.base)
 
     # -- changes -------------------------------------------------------------------------------------------------
 

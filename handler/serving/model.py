@@ -19,7 +19,7 @@ from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine
-from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
+from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path
 from handler.serving.admission import Admission
 from handler.serving.availability import Availability
 from handler.serving.batches.store import BatchStore
@@ -333,7 +333,7 @@ class ServedAdapters:
 
     async def _path(self, src: str) -> Path:
         self._check_open()  # before files are read, and again afterwards
-        path = await run_in_daemon_thread(self.registry.path, src)
+        path = await run_in_daemon_thread(adapter_path, src, self.registry.base)
         self._check_open()
         return path
 

@@ -15,8 +15,8 @@ from handler.core.errors import AdapterFailed, ConfigError, Unavailable
 from handler.core.values import Adapter
 from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
-from handler.scheduler import lora
 from handler.scheduler.lora import AdapterHome, adapter_path
+from handler.serving import model as served_model
 from handler.serving.engine import engine_spec
 from handler.serving.model import ServedModel
 from handler.serving.user_code import adapter_home
@@ -134,7 +134,7 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
             go.wait()
         return look(src, base)
 
-    monkeypatch.setattr(lora, "adapter_path", hang)
+    monkeypatch.setattr(served_model, "adapter_path", hang)
 
     async def run() -> None:
         async with service(tmp_path) as made:
