@@ -71,18 +71,17 @@ class RequestLog:
 
     Args:
         directory: directory of the files.
-        percent: percentage of requests to write, chosen at random.
-        file_bytes: maximum size of a file, in bytes.
-        total_bytes: maximum size of all files, in bytes.
+        config: configuration, which sets the percentage of requests to write, chosen at random, and the maximum sizes
+            of a file and of all files.
 
     Attributes:
         num_written: number of requests written so far.
         num_dropped: number of requests dropped so far.
     """
 
-    def __init__(self, directory: Path, *, percent: float, file_bytes: int, total_bytes: int) -> None:
-        self._share = percent / 100
-        self._files = _Files(directory, file_bytes, total_bytes)
+    def __init__(self, directory: Path, config: Config) -> None:
+        self._share = config.capture_percent / 100
+        self._files = _Files(directory, config.capture_file_mb * MIB, config.capture_total_mb * MIB)
         self.num_written = self.num_dropped = 0
         self._told_at = -_PERIOD
         self._waiting: queue.SimpleQueue[Captured | None] = queue.SimpleQueue()
@@ -308,9 +307,4 @@ def configured_log(config: Config) -> RequestLog | None:
     if config.capture_total_mb < config.capture_file_mb:
         least = f"must be at least option.capture_file_mb={config.capture_file_mb}"
         raise ConfigError(config.problem("option.capture_total_mb", config.capture_total_mb, least))
-    return RequestLog(
-        directory,
-        percent=config.capture_percent,
-        file_bytes=config.capture_file_mb * MIB,
-        total_bytes=config.capture_total_mb * MIB,
-    )
+    return RequestLog(directory, config)

@@ -8,11 +8,13 @@ import random
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.serving import request_log
@@ -44,7 +46,9 @@ def read(directory: Path) -> list[Request]:
 
 
 def make(directory: Path, file_bytes: int = BIG, total_bytes: int = 9 * BIG, percent: float = 100) -> RequestLog:
-    return RequestLog(directory, percent=percent, file_bytes=file_bytes, total_bytes=total_bytes)
+    config = Config(capture_percent=percent, capture_file_mb=file_bytes, capture_total_mb=total_bytes)
+    with mock.patch.object(request_log, "MIB", 1):
+        return RequestLog(directory, config)
 
 
 def test_what_is_written_is_read_without_keys(tmp_path: Path) -> None:
