@@ -29,7 +29,7 @@ from handler.serving.forms import read_form
 from handler.serving.head import NO_FORMATTERS, Head, adapter_of, media_type
 from handler.serving.large_bodies import LARGE, MOST_DECODED, LargeBodies
 from handler.serving.sessions import HEADER, Sessions, answer_call, session_call, session_of
-from handler.serving.stored_responses import ResponseStore
+from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 """Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
@@ -255,7 +255,7 @@ class Preprocessor:
         adapter, formatters = head.adapter, head.formatters
         context = self.context if adapter is None else replace(self.context, adapter=adapter)
         if recalled is not None and self.store is not None:
-            context = replace(context, keeper=self.store.keeper(head.owner), recalled=recalled)
+            context = replace(context, keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
         call = self.dialect_of(head).parse(body.value, context)
         if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:

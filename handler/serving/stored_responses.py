@@ -315,10 +315,6 @@ class ResponseStore:
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
-    def keeper(self, owner: str) -> OwnersKeeper:
-        """Return an object that stores an owner's responses."""
-        return OwnersKeeper(self, owner)
-
     @property
     def may_be_full(self) -> bool:
         """Return whether the store may be full, without querying the database. `check_room` queries it."""
