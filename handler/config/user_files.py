@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.core import child_processes
 from handler.core.errors import ConfigError, Problem, log_words
 from handler.core.framing import FRAMINGS
-from handler.core.user_functions import Role
+from handler.core.user_functions import Role, imports
 
 log = logging.getLogger("handler.launch")
 
@@ -166,14 +166,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _names_engine(tree: ast.Module) -> bool:
     """Return whether a file imports one of LMI's handlers, at the top or inside a function."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(_is_engines(alias.name) for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-            if any(_is_engines(name) for name in names):
-                return True
-    return False
+    return any(_is_engines(f"{module}.{name}") for _, module, name in imports(ast.walk(tree)))
 
 
 def _is_engines(module: str) -> bool:

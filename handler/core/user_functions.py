@@ -1,7 +1,12 @@
-"""The functions of a user's code that answer requests: AWS's variables that name them, and `handle` of model.py."""
+"""The functions of a user's code that answer requests: AWS's variables that name them, and `handle` of model.py.
+
+`imports` lists what such code imports, without running it.
+"""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
 HANDLERS = "write functions with @input_formatter and @output_formatter (from handler.formatters) in model.py"
@@ -37,3 +42,12 @@ class Role(Enum):
     ALONE = "answers all requests; no engine is loaded"
     ENTRY = "answers all requests, and uses the engine by calling LMI's handler"
     FIRST = "is called first; requests for which it returns None go to the engine"
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the module and the name of each import. The name is "" if the module itself is imported."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.core.user_functions import HANDLERS, MIDDLEWARE, PING, THROTTLE
+from handler.core.user_functions import HANDLERS, MIDDLEWARE, PING, THROTTLE, imports
 from handler.plugins.stand_ins import StandIn
 
 _PACKAGE = "model_hosting_container_standards"
@@ -112,14 +112,9 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
         for name in _bound(node):
             if name in FUNCTIONS:
                 yield node.lineno, name, _INSTEAD[FUNCTIONS[name]]
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.ImportFrom) and _is_theirs(statement.module or ""):
-            for alias in statement.names:
-                yield statement.lineno, alias.name, _DECORATORS.get(alias.name, HANDLERS)
-        elif isinstance(statement, ast.Import):
-            for alias in statement.names:
-                if _is_theirs(alias.name):
-                    yield statement.lineno, alias.name, HANDLERS
+    for line, module, name in imports(ast.walk(tree)):
+        if module.partition(".")[0] == _PACKAGE:
+            yield line, name or module, _DECORATORS.get(name, HANDLERS)
 
 
 def _bound(node: ast.stmt) -> list[str]:
@@ -134,10 +129,6 @@ def _bound(node: ast.stmt) -> list[str]:
         inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
         return [name for child in inner for name in _bound(child)]
     return []
-
-
-def _is_theirs(module: str) -> bool:
-    return module.partition(".")[0] == _PACKAGE
 
 
 # -- packages and objects that a user's file uses and this environment does not have -----------------------------------
@@ -158,7 +149,8 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
     tree = ast.parse(path.read_bytes(), str(path))
     reasons = {(line, f"{name} is not installed") for stand_in in stand_ins for line, name in stand_in.lacking(tree)}
     partly = {stand_in.package for stand_in in stand_ins}
-    for line, package in _imported(_needed(tree)):
+    for line, module, _ in imports(node for node in _needed(tree) if not getattr(node, "level", 0)):
+        package = module.partition(".")[0]
         if package not in partly and not _is_here(package, path.parent):
             reasons.add((line, f"{package} is not installed"))
     state = list(_of_state(ast.walk(tree)))
@@ -185,14 +177,6 @@ def _is_for_import(node: ast.Try) -> bool:
     return isinstance(node.body[0], ast.Import | ast.ImportFrom) or bool(
         {"ImportError", "ModuleNotFoundError"} & caught
     )
-
-
-def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.lineno, node.module.partition(".")[0]
 
 
 def _is_here(package: str, beside: Path) -> bool:

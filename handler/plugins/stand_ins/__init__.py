@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from handler.core.user_functions import imports
+
 Modules = Mapping[str, Mapping[str, Any]]
 """The contents of modules: full name of the module -> name -> value."""
 
@@ -48,15 +50,9 @@ class StandIn(MetaPathFinder, Loader):
         """
         if not self._is_needed():
             return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and self._is_of(node.module or ""):
-                for alias in node.names:
-                    if not self._has(node.module or "", alias.name):
-                        yield node.lineno, f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    if self._is_of(alias.name) and alias.name not in self.modules:
-                        yield node.lineno, alias.name
+        for line, module, name in imports(ast.walk(tree)):
+            if module.partition(".")[0] == self.package and not self._has(module, name):
+                yield line, f"{module}.{name}" if name else module
 
     def _is_needed(self) -> bool:
         module = sys.modules.get(self.package)
@@ -64,11 +60,8 @@ class StandIn(MetaPathFinder, Loader):
             return isinstance(module.__loader__, StandIn)
         return self._first or PathFinder.find_spec(self.package) is None
 
-    def _is_of(self, module: str) -> bool:
-        return module.partition(".")[0] == self.package
-
     def _has(self, module: str, name: str) -> bool:
-        if name == "*":
+        if name in ("", "*"):
             return module in self.modules
         return name in self.modules.get(module, {}) or f"{module}.{name}" in self.modules
 
