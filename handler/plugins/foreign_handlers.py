@@ -43,21 +43,15 @@ _DECORATORS = {
 """Names in AWS's package, and what to use instead."""
 
 
-def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None) -> None:
+def refuse_foreign_handlers(path: Path, tree: ast.Module, *, called: StandIn | None) -> None:
     """Check that a script has no functions of AWS's vLLM image that this server does not call. The script is not run.
 
     Args:
-        path: the script, or None if there is none.
         called: the stand-in for AWS's package, or None if this server does not call custom handlers and middleware.
 
     Raises:
         ConfigError: if there are such functions. The message names their lines and what to use instead.
-        SyntaxError: if the script is not valid Python.
-        ValueError: if the script contains null bytes.
     """
-    if path is None:
-        return
-    tree = ast.parse(path.read_bytes(), str(path))
     if called is None:
         uses = list(_find(tree))
     else:

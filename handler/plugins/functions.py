@@ -139,14 +139,12 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
     return Decorated(inputs, outputs)
 
 
-def check_syntax(path: Path | None) -> None:
+def check_syntax(path: Path) -> None:
     """Compile a user's file without running it.
 
     Raises:
         ConfigError: if the file is not valid Python. The message names the file and line.
     """
-    if path is None:
-        return
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the import shows them
@@ -166,15 +164,14 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
         ConfigError: if the file is not valid Python, imports a name that is not available, or has a function that this
             server cannot call. The message names the file and line.
     """
-    check_syntax(path)
     if path is None:
         return
+    check_syntax(path)
     tree = ast.parse(path.read_bytes(), str(path))
-    refuse_foreign_handlers(path, called=handlers)
+    refuse_foreign_handlers(path, tree, called=handlers)
     refuse_predictors(path, tree)
-    lacking = DJL_PYTHON.lacking(tree)
     problems = Problems()
-    for line, name in lacking:
+    for line, name in DJL_PYTHON.lacking(tree):
         problems.append(Problem("", "", f"{path}, line {line}: {name} is not available without DJL Serving; {_HAVE}"))
     for mark, bare in _bare_formatters(tree):
         with problems:
