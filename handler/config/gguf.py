@@ -157,10 +157,7 @@ def matrix_types(path: Path) -> set[int]:
         ValueError: if the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
-        num_tensors, num_values = _begin(file)
-        for _ in _pairs(file, num_values):
-            pass  # skip the pairs, which come before the tensors
-        return {kind for shape, kind, _ in _tensors(file, num_tensors) if len(shape) > 1}
+        return {kind for shape, kind in read_header(file).tensors if len(shape) > 1}
 
 
 def tokenizer_config(path: Path) -> dict[str, object]:
@@ -169,25 +166,14 @@ def tokenizer_config(path: Path) -> dict[str, object]:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
     """
+    tokens: list[bytes] = []
     with path.open("rb") as file:
-        values = dict(_pairs(file, _begin(file)[1]))
-        ids = {f"{own}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode()) for name, own in _SPECIAL.items()}
-        known = _token_texts(file, {id for id in ids.values() if isinstance(id, int)})
-    config = {name: known[id] for name, id in ids.items() if isinstance(id, int) and known.get(id)}
+        values = dict(_pairs(file, _begin(file)[1], tokens))
+    ids = {f"{own}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode()) for name, own in _SPECIAL.items()}
+    known = {name: tokens[id] for name, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
+    config = {name: token.decode(errors="replace") for name, token in known.items() if token}
     flags = {f"add_{name}_token": values.get(f"tokenizer.ggml.add_{name}_token".encode()) for name in ("bos", "eos")}
     return {**config, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
-
-
-def _token_texts(file: BinaryIO, ids: Collection[int]) -> dict[int, str]:
-    """Return the texts of some tokens by id, without ids that the file's vocabulary lacks."""
-    for _ in range(_begin(file)[1] if ids else 0):
-        key, kind = _string(file), _read(file, "I")
-        if key == _TOKENS and kind == _ARRAY:
-            _read(file, "I")  # the type of the items, which are strings
-            texts = ((id, _string(file)) for id in range(min(_read(file, "Q"), max(ids) + 1)))
-            return {id: text.decode(errors="replace") for id, text in texts if id in ids}
-        _value(file, kind)
-    return {}
 
 
 class Header(NamedTuple):
