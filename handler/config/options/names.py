@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVIRONMENT, VARIABLES_OF
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
-from handler.config.options.option import Gone, Option, is_secret, read_json, shown
+from handler.config.options.option import Gone, Option, is_secret, read_json, shown, true_or_false
 from handler.core.errors import Problem
 from handler.core.numbers import whole
 
@@ -197,15 +197,11 @@ ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT":
 
 
 def _truth(value: str) -> bool:
-    if value.lower() not in ("true", "false", "1", "0"):
-        raise ValueError("must be true or false")
-    return value.lower() in ("true", "1")
+    return value == "1" or (value != "0" and true_or_false(value))
 
 
 def _graphs(value: str, engine: str) -> str:
-    if value.lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    on = value.lower() == "true"
+    on = true_or_false(value)
     return json.dumps(not on if engine == "vllm" else on)
 
 

@@ -122,6 +122,13 @@ def boolean(text: str) -> bool:
     raise ValueError("must be true or false")
 
 
+def true_or_false(text: str) -> bool:
+    """Parse a boolean that Java also reads. Values such as 1 are refused, because Java reads them as false."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
 def string(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")

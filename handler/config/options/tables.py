@@ -28,6 +28,7 @@ from handler.config.options.option import (
     path,
     precision,
     string,
+    true_or_false,
 )
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
@@ -97,16 +98,9 @@ def _rolling_batch(text: str) -> str:
     return "auto" if value == "scheduler" else value
 
 
-def _true_or_false(text: str) -> bool:
-    """Parse a boolean that Java also reads. Values such as 1 are refused, because Java reads them as false."""
-    if text.lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text.lower() == "true"
-
-
 def _streaming(text: str) -> bool:
     """Parse a boolean. LMI's value `huggingface` also means true, and LMI refuses 1."""
-    return text.lower() == "huggingface" or _true_or_false(text)
+    return text.lower() == "huggingface" or true_or_false(text)
 
 
 def _switch(text: str) -> bool:
@@ -154,7 +148,7 @@ class Options:
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; answers contain the first; * accepts any name")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable selects dynamic batching; trtllm, vllm and lmi-dist (vLLM) select the engine; scheduler means auto")
-    async_mode: bool | None = option(_true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
+    async_mode: bool | None = option(true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
     task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto reads it from the model's configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "normalize embeddings to length 1 unless a request says otherwise", "normalize")
     pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto reads it from the model's files", "pooling")
