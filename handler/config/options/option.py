@@ -249,16 +249,12 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
         is_list: whether the value is a list of strings separated by commas.
 
     Raises:
-        ValueError: if the value is JSON that is nested too deeply.
+        RecursionError: if the value is JSON that is nested too deeply.
     """
     if is_list:
         return text.split(",")
-    try:
+    with contextlib.suppress(ValueError):
         return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except ValueError:
-        pass
     match = _READABLE.fullmatch(text.strip())
     if match is None or (match[2] and match[3].isupper()):
         with contextlib.suppress(ValueError):
