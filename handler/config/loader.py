@@ -846,25 +846,15 @@ def _contradictions(config: Config, problems: Iterable[Problem]) -> Iterator[Pro
     where, wrong = config.where, {problem.name for problem in problems}
     if "option.rolling_batch" in wrong:
         return
+
+    def against(key: str, text: str, other: str, value: object) -> Problem:
+        return Problem(where(key), key, f"{key}={text}, but {other}={value} ({where(other)})")
+
     if not config.engine and "option.llm_engine" not in wrong:
-        yield Problem(
-            where("option.rolling_batch"),
-            "option.rolling_batch",
-            f"option.rolling_batch={config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}, "
-            f"but option.llm_engine={config.llm_engine} ({where('option.llm_engine')})",
-        )
+        text = f"{config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}"
+        yield against("option.rolling_batch", text, "option.llm_engine", config.llm_engine)
     if config.rolling_batch == "disable":
         if config.enable_streaming and config.batch_size > 1:
-            yield Problem(
-                where("option.enable_streaming"),
-                "option.enable_streaming",
-                f"option.enable_streaming=true needs batch_size=1, "
-                f"but batch_size={config.batch_size} ({where('batch_size')})",
-            )
+            yield against("option.enable_streaming", "true needs batch_size=1", "batch_size", config.batch_size)
         if config.tgi_compat:
-            yield Problem(
-                where("option.tgi_compat"),
-                "option.tgi_compat",
-                f"option.tgi_compat=true is for rolling batch, "
-                f"but option.rolling_batch=disable ({where('option.rolling_batch')})",
-            )
+            yield against("option.tgi_compat", "true is for rolling batch", "option.rolling_batch", "disable")
