@@ -573,8 +573,17 @@ class _Reader:
 
     def idle(self, fields: Mapping[str, Any], engine_options: Mapping[str, Any]) -> dict[str, str]:
         """Return the common options that have no effect because of other options, and the reasons."""
-        reasons = _idle(fields, self.engine, engine_options, java=self._java)
-        return {key: reason for key, reason in reasons if key in self.chosen}
+        reasons: dict[str, str] = {}
+        if fields["rolling_batch"] != "disable":
+            if fields["enable_streaming"]:
+                reasons["option.enable_streaming"] = "rolling batch streams whenever the request asks for it"
+            if fields["batch_size"] > 1:
+                reasons["batch_size"] = "rolling batch uses option.max_rolling_batch_size"
+        if fields["chat_template"] and self.engine == STAND_IN and "echo_tokenizer" not in engine_options:
+            reasons["option.chat_template"] = "echo formats chats itself unless option.echo_tokenizer is set"
+        if fields["djl_metrics"] and not self._java:
+            reasons["option.djl_metrics"] = "the embedded server exports its metrics at /metrics"
+        return {key: reason for key, reason in reasons.items() if key in self.chosen}
 
     def warnings(self, idle: Mapping[str, str]) -> Iterator[str]:
         """Yield warnings about names and options without effect.
@@ -728,21 +737,6 @@ def _is_same(option: Option, value: str, other: str) -> bool:
         return bool(option.parse(value.strip()) == option.parse(other.strip()))
     except ValueError:
         return value.strip() == other.strip()
-
-
-def _idle(
-    fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, Any], *, java: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield the common options that have no effect because of other options, and the reason."""
-    if fields["rolling_batch"] != "disable":
-        if fields["enable_streaming"]:
-            yield "option.enable_streaming", "rolling batch streams whenever the request asks for it"
-        if fields["batch_size"] > 1:
-            yield "batch_size", "rolling batch uses option.max_rolling_batch_size"
-    if fields["chat_template"] and engine == STAND_IN and "echo_tokenizer" not in engine_options:
-        yield "option.chat_template", "echo formats chats itself unless option.echo_tokenizer is set"
-    if fields["djl_metrics"] and not java:
-        yield "option.djl_metrics", "the embedded server exports its metrics at /metrics"
 
 
 def _without(names: str, why: str) -> str:
