@@ -332,8 +332,9 @@ class _Changes(NamedTuple):
             self.weak.append(Setting("option.async_mode", "false", own.origin))
             self.omitted.update((own.key, "translatorFactory"))
         module = last.get("option.entryPoint", Setting("", "", ""))
-        if engine := _engine_of(module.value):
-            self.weak.insert(0, Setting("option.llm_engine", engine, module.origin))
+        engines = [engine for word, engine in _HANDLERS.items() if word in module.value]
+        if module.value.startswith("djl_python.") and engines:
+            self.weak.insert(0, Setting("option.llm_engine", engines[0], module.origin))
             self.omitted.add("option.entryPoint")
 
 
@@ -379,13 +380,6 @@ def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
     for key, option in _RENAMED.items():
         if key in last and (key != "option.convert" or last[key].value.strip() not in ("auto", "none")):
             yield last[key]._replace(key=option)
-
-
-def _engine_of(module: str) -> str:
-    """Return the engine that one of LMI's own modules runs, or "" for any other module."""
-    if not module.startswith("djl_python."):
-        return ""
-    return next((engine for word, engine in _HANDLERS.items() if word in module), "")
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
@@ -465,7 +459,13 @@ def read_config(
         auto: the engine to use if no option names one, or "" if that is not known.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
-    sources = _read_sources(properties, overrides, environ, settings)
+    own: list[list[_Item]] = [
+        [*from_environment(environ)],
+        [*(_with_repeated(from_file(properties)) if properties else ())],
+        [*from_overrides(overrides)],
+    ]
+    engine = named_engine([*_only(Setting, chain(*own)), *settings], "")
+    sources: list[list[_Item]] = [[*from_foreign_variables(environ, engine)], *own]  # later ones override earlier ones
     reader = _Reader([*map(joined, sources)], settings, environ, java=java, djl=djl, auto=auto)
     fields, engine_options = reader.fields(), reader.engine_options()
     idle = reader.idle(fields, engine_options)
@@ -479,19 +479,6 @@ def read_config(
     )
     config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
     return Reading(config, reader.all_problems(config), reader.engine)
-
-
-def _read_sources(
-    properties: Path | None, overrides: Iterable[str], environ: Mapping[str, str], settings: Iterable[Setting]
-) -> list[list[_Item]]:
-    """Read all sources except the host's own settings, weakest first. Later sources override earlier ones."""
-    own: list[list[_Item]] = [
-        [*from_environment(environ)],
-        [*(_with_repeated(from_file(properties)) if properties else ())],
-        [*from_overrides(overrides)],
-    ]
-    engine = named_engine([*_only(Setting, chain(*own)), *settings], "")
-    return [[*from_foreign_variables(environ, engine)], *own]
 
 
 class _Reader:
@@ -525,11 +512,7 @@ class _Reader:
         translated = as_lmi_reads(own, environ, djl, java=java, is_mode_given=is_mode_given)
         self.engine = named_engine([*translated, *settings], auto)
         self.chosen: dict[str, _Chosen] = {}
-        self._choose(translated, settings)
-
-    def _choose(self, sources: Iterable[Setting], settings: Collection[Setting]) -> None:
-        """Find the option of each setting. The last setting of an option counts."""
-        for setting in [*sources, *settings]:
+        for setting in [*translated, *settings]:
             option = find_option(setting.key, self.engine)
             if option is None:
                 self._unknown.append(unknown_option(setting.key, self.engine, setting.origin))
@@ -688,20 +671,16 @@ def read_server_config(
     directory = config.directory or (Path(config.model_id) if config.model_id else None)
     path = directory / "model.py" if directory is not None else None
     if path is None or not path.is_file():
-        return _without_model_py(reading)
+        key = "option.entryPoint"
+        if config.settings.get(key) != "model.py":
+            return reading
+        problem = Problem(config.where(key), key, f"{key}=model.py: there is no such file")
+        return reading._replace(problems=(*reading.problems, problem))
     role = role_of(config, path)
     if role is Role.ALONE:
         reading = read_config(properties=properties, overrides=overrides, settings=[*model_settings, _NO_ENGINE])
         return _of_handle_alone(reading, directory, config.settings)
     return reading._replace(config=replace(config, handle_role=role))
-
-
-def _without_model_py(reading: Reading) -> Reading:
-    key = "option.entryPoint"
-    if reading.config.settings.get(key) != "model.py":
-        return reading
-    where = reading.config.where(key)
-    return reading._replace(problems=(*reading.problems, Problem(where, key, f"{key}=model.py: there is no such file")))
 
 
 _NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")
