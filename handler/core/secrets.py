@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
 TOKENS = (
@@ -22,14 +22,6 @@ _CREDENTIALS = re.compile(
 )
 """Matches the names of headers and query parameters whose values are credentials."""
 
-_OF_THE_CONNECTION = frozenset(
-    {
-        "host", "connection", "content-length", "transfer-encoding", "keep-alive", "trailer", "upgrade", "expect",
-        "accept-encoding", "origin", "referer", "via", "forwarded", "priority", "pragma", "cache-control", "dnt",
-    }
-)  # fmt: skip
-_PREFIXES_OF_THE_CONNECTION = (":", "sec-", "proxy-", "x-forwarded-", "x-amz-", "cf-", "access-control-")
-
 _KNOWN = re.compile(
     r"accept|accept-language|content-type|content-encoding|adapter"
     r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
@@ -40,19 +32,6 @@ _KNOWN = re.compile(
 def is_credential(name: str) -> bool:
     """Return whether a header or query parameter with this name contains a credential."""
     return _CREDENTIALS.search(name) is not None
-
-
-def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers of a request that is to be sent again, with names in lower case.
-
-    Credentials and headers that belong to the connection are left out.
-    """
-    kept = {}
-    for header, value in headers:
-        name = header.strip().lower()
-        if not (is_credential(name) or name in _OF_THE_CONNECTION or name.startswith(_PREFIXES_OF_THE_CONNECTION)):
-            kept[name] = value
-    return kept
 
 
 def known_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 from handler.core import text_files
 from handler.core.errors import ConfigError
 from handler.core.package import install
-from handler.core.secrets import path_without_credentials
+from handler.core.secrets import is_credential, path_without_credentials
 from proof.replay.exchange import Request, Unreadable
 
 T = TypeVar("T")
@@ -468,6 +468,28 @@ def split_url(url: str, name: str) -> SplitResult:
 def path_of(parts: SplitResult) -> str:
     """Return the path with its query, but without API keys in the query."""
     return path_without_credentials((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+
+
+_OF_THE_CONNECTION = frozenset(
+    {
+        "host", "connection", "content-length", "transfer-encoding", "keep-alive", "trailer", "upgrade", "expect",
+        "accept-encoding", "origin", "referer", "via", "forwarded", "priority", "pragma", "cache-control", "dnt",
+    }
+)  # fmt: skip
+_PREFIXES_OF_THE_CONNECTION = (":", "sec-", "proxy-", "x-forwarded-", "x-amz-", "cf-", "access-control-")
+
+
+def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers of a request that is to be sent again, with names in lower case.
+
+    Credentials and headers that belong to the connection are left out.
+    """
+    kept = {}
+    for header, value in headers:
+        name = header.strip().lower()
+        if not (is_credential(name) or name in _OF_THE_CONNECTION or name.startswith(_PREFIXES_OF_THE_CONNECTION)):
+            kept[name] = value
+    return kept
 
 
 # -- times of recordings, in seconds since the epoch -------------------------------------------------------------------

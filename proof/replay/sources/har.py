@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from handler.core.secrets import without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources.files import (
     BROKEN,
@@ -23,6 +22,7 @@ from proof.replay.sources.files import (
     reason,
     seconds,
     split_url,
+    without_credentials,
 )
 
 BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')

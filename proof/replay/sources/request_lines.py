@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from handler.core.secrets import path_without_credentials, without_credentials
+from handler.core.secrets import path_without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources.files import (
     ABSENT,
@@ -18,6 +18,7 @@ from proof.replay.sources.files import (
     members,
     read_lines,
     seconds,
+    without_credentials,
 )
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.core.errors import ConfigError
-from handler.core.secrets import path_without_credentials, without_credentials
+from handler.core.secrets import path_without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources import files, har, open_requests
-from proof.replay.sources.files import Malformed, members
+from proof.replay.sources.files import Malformed, members, without_credentials
 from tests.unit.replay.captured import asked, line, part, write
 
 # -- sources -----------------------------------------------------------------------------------------------------------
