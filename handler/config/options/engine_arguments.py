@@ -110,16 +110,12 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
     return EngineArguments(f"{NAMES[engine]} {data['releases'][0]} to {data['releases'][-1]}", arguments)
 
 
-def choice(engine: str, name: str) -> Callable[[str], str]:
-    """Make the parser of an argument with a fixed list of values. An installed engine checks the value itself."""
-
-    def parse(text: str) -> str:
-        values: list[str] = _shipped_data(engine)["choices"][name]
-        if text not in values and not _directories(_CLASSES[engine][0]):
-            raise ValueError(f"must be one of {', '.join(values)} ({shipped(engine).source})")
-        return text
-
-    return parse
+def choice(engine: str, name: str, text: str) -> str:
+    """Parse an argument with a fixed list of values. An installed engine checks the value itself."""
+    values: list[str] = _shipped_data(engine)["choices"][name]
+    if text not in values and not _directories(_CLASSES[engine][0]):
+        raise ValueError(f"must be one of {', '.join(values)} ({shipped(engine).source})")
+    return text
 
 
 @cache

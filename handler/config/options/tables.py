@@ -333,7 +333,7 @@ def _quantization(text: str) -> str:
             "vLLM no longer reads checkpoints in Marlin's own format; use a GPTQ or AWQ checkpoint and leave the option "
             "out: vLLM chooses the kernel"
         )
-    return text if text in BITSANDBYTES.values() else choice("vllm", "quantization")(text)
+    return text if text in BITSANDBYTES.values() else choice("vllm", "quantization", text)
 
 
 BITSANDBYTES = {"load_in_4bit": "bitsandbytes4", "load_in_8bit": "bitsandbytes8"}
