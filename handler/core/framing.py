@@ -63,6 +63,15 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def is_json(text: str) -> bool:
+    """Return whether a text is one JSON value, in which no number is NaN or infinite."""
+    try:
+        json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _one_line(data: bytes) -> bytes:
     """Escape the three non-ASCII line separators, because some clients (httpx) split lines with `str.splitlines`."""
     return (

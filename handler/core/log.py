@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.core.framing import refuse_constant
+from handler.core.framing import is_json
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -209,10 +209,4 @@ class _Relay:
 
 
 def _is_object(line: str) -> bool:
-    if not (line.startswith("{") and line.rstrip().endswith("}")):
-        return False
-    try:
-        json.loads(line, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return line.startswith("{") and line.rstrip().endswith("}") and is_json(line)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from handler.core.framing import is_too_deep, loads, refuse_constant
+from handler.core.framing import is_json, is_too_deep, loads
 from handler.core.numbers import is_digits
 
 
@@ -162,11 +162,7 @@ def _unescape(escape: re.Match[str]) -> str:
 def _json(text: str) -> str | None:
     """Return a text as JSON with control characters escaped, or None if it is not JSON."""
     text = ControlEscapes().feed(text)
-    try:
-        json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    return text
+    return text if is_json(text) else None
 
 
 class ParameterValue:
