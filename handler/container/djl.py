@@ -209,20 +209,16 @@ def _model_id(model: str, weights: Path) -> str:
 
 
 def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> None:
+    """Check the options, and that a program is installed with which Java can download models from S3.
+
+    Raises:
+        ConfigError: if an option is invalid, or names a model on S3, and neither s5cmd nor aws is installed.
+    """
     # In async mode, Java gets `disable`, although the handler batches.
     rolling = [Setting("option.rolling_batch", "auto", "async mode")] if asynchronous else []
     config = read_config(properties=file, environ=environ, settings=rolling, java=True).checked()
     for warning in config.warnings:
         log.info("%s", warning)
-    _check_downloads(config, environ)
-
-
-def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
-    """Check that a program is installed with which Java can download models from S3.
-
-    Raises:
-        ConfigError: if an option names a model on S3, and neither s5cmd nor aws is installed.
-    """
     urls = {"option.model_id": config.model_id, _DRAFT: config.engine_options.get(_DRAFT.removeprefix("option."))}
     for key, url in urls.items():
         if url is None or not url.startswith("s3://"):
