@@ -218,7 +218,10 @@ class CustomReply(Reply):
                 self._add(delta.sequence, token, finish if count == len(tokens) else None)
         if self._streams or self.finished:
             text, self._parts = "".join(self._parts), []
-            return self._encode(text)
+            try:
+                return text.encode()
+            except UnicodeEncodeError:
+                raise failed(self._formatter, "returned a lone surrogate") from None
         return b""
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
@@ -285,12 +288,6 @@ class CustomReply(Reply):
         if not isinstance(result, str):
             raise failed(self._formatter, f"returned {kind(result)}; it must return a string")
         return result
-
-    def _encode(self, text: str) -> bytes:
-        try:
-            return text.encode()
-        except UnicodeEncodeError:
-            raise failed(self._formatter, "returned a lone surrogate") from None
 
 
 def _user_token(token: Token) -> UserToken:

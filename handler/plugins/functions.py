@@ -331,7 +331,7 @@ def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatte
     accepts = None
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         accepts = frozenset(parameter.name for parameter in parameters[1:])
-    takes_payload = first.name == "decoded_payload" or _is_mapping(first)
+    takes_payload = first.name == "decoded_payload" or _annotation(first) in _MAPPINGS
     return InputFormatter(name, function, takes_payload, accepts, first.annotation is not first.empty)
 
 
@@ -372,7 +372,7 @@ def _style(parameter: inspect.Parameter) -> Style:
     Without an annotation, LMI's rolling batch would not recognize the style.
     """
     annotated = parameter.annotation is not parameter.empty
-    if _is_mapping(parameter) or (parameter.name == "response_data" and not annotated):
+    if _annotation(parameter) in _MAPPINGS or (parameter.name == "response_data" and not annotated):
         return Style.VALUE
     if _annotation(parameter) in _OUTPUTS or (parameter.name == "request_output" and not annotated):
         return Style.OUTPUT
@@ -385,10 +385,6 @@ def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigError(f"{where}: formatter {name!r} must be a plain function, not async or a generator")
     return where, list(inspect.signature(function).parameters.values())
-
-
-def _is_mapping(parameter: inspect.Parameter) -> bool:
-    return _annotation(parameter) in _MAPPINGS
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
