@@ -28,25 +28,16 @@ class Session(NamedTuple):
     expires: datetime
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Token:
     """A token of the response or of the prompt. `log_prob` is None if the engine does not compute it."""
 
-    __slots__ = ("error_msg", "id", "log_prob", "request_id", "special_token", "text")
-
-    def __init__(
-        self,
-        id: int,
-        text: str,
-        log_prob: float | None = None,
-        special_token: bool | None = None,
-        error_msg: str | None = None,
-    ) -> None:
-        self.id = id
-        self.text = text
-        self.log_prob = log_prob
-        self.special_token = special_token
-        self.error_msg = error_msg
-        self.request_id: int | None = None
+    id: int
+    text: str
+    log_prob: float | None = None
+    special_token: bool | None = None
+    error_msg: str | None = None
+    request_id: int | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.text!r}, {self.log_prob})"
