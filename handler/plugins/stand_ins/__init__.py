@@ -73,8 +73,5 @@ class StandIn(MetaPathFinder, Loader):
         is_package = any(name.startswith(f"{fullname}.") for name in self.modules)
         return ModuleSpec(fullname, self, origin="stand-in", is_package=is_package)
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(self.modules[module.__name__])
