@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from handler.config import model_files
 from handler.config.engines import LLM_ENGINES
 from handler.core import log
-from handler.core.command_line import add_repeatable, nearest
+from handler.core.command_line import add_repeatable, hint_of
 from handler.core.errors import ConfigError
 from handler.core.sizes import format_size
 
@@ -170,8 +170,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     for name in arguments.models:
         matching = [model for model in models if model.name == name]
         if not matching:
-            near = nearest(name, [model.name for model in models])
-            hint = f"; did you mean {near}?" if near else ""
+            hint = hint_of(name, [model.name for model in models])
             raise ConfigError(f"lmi models rm: no model {name!r} in the caches{hint}")
         chosen += matching
     if used := _in_use([model.path for model in chosen]):

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         if value in self.meant:
             raise argparse.ArgumentError(action, f"{value!r} is not supported here; use {self.meant[value]}")
         known = [*map(str, action.choices)]
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint_of(str(value), known)} (choose from "
                                              f"{', '.join(map(repr, known))})")  # fmt: skip
 
 
@@ -121,17 +121,15 @@ def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
         return f"unexpected arguments: {' '.join(words)}"
     name = flags[0].partition("=")[0]
     more = getattr(command, "hint", "").format(word=name.strip("-").replace("-", "_"))
-    return f"unknown flag {name}{_hint(name.replace('_', '-'), command._option_string_actions)}{more}"
+    return f"unknown flag {name}{hint_of(name.replace('_', '-'), command._option_string_actions)}{more}"
 
 
-def _hint(word: str, known: Collection[str]) -> str:
-    near = nearest(word, known)
-    return f"; did you mean {near}?" if near else ""
+def hint_of(word: str, known: Iterable[str]) -> str:
+    """Return text such as `; did you mean NAME?`, or "" if no known word is near.
 
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that begins with `word`, else the one with the fewest different letters, or None."""
+    The nearest word is the shortest one that begins with `word`, or else the one with the fewest different letters.
+    """
     known = [*known]
     begun = sorted((name for name in known if len(word.strip("-")) > 1 and name.startswith(word)), key=len)
     near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    return near[0] if near else None
+    return f"; did you mean {near[0]}?" if near else ""
