@@ -224,15 +224,12 @@ def late(error: ServingError) -> Answer:
     return Answer(error.status, headers, json.dumps(body).encode())
 
 
-def next_part(parts: Iterator[Any]) -> bytes | Broken | None:
+def next_part(parts: Iterator[bytes]) -> bytes | Broken | None:
     """Return the next part of a body, or None at its end. An exception becomes a `Broken`."""
     try:
-        part: bytes = next(parts)
-    except StopIteration:
-        return None
+        return next(parts, None)
     except BaseException as error:
         return _broken(error)
-    return part
 
 
 async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
