@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 from handler.core.errors import FormatterFailed, ServingError, serving_error
+from handler.core.loop import settle
 from handler.core.values import Delta, Finish
 from handler.protocols.kernel.dialect import Reply
 from handler.protocols.kernel.reply import WrappedReply
@@ -102,20 +103,13 @@ class FormatterThread:
             job.started_at = time.monotonic()
             with self._lock:
                 self._running = job
-            result: Any = None
-            failure: BaseException | None = None
-            try:
-                result = job.function(*job.arguments)
-            except BaseException as error:
-                failure = error
+            outcome: Future[Any] = Future()
+            settle(outcome, functools.partial(job.function, *job.arguments))
             with self._lock:
                 if self._running is not job:
                     return
                 self._running = None
-            if failure is not None:
-                job.future.set_exception(failure)
-            else:
-                job.future.set_result(result)
+            settle(job.future, outcome.result)
 
     def _watch(self) -> None:
         while not self._closed.wait(self._limit / 20):
