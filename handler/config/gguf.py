@@ -247,19 +247,19 @@ def _begin(file: BinaryIO) -> tuple[int, int]:
 
 
 def _read(file: BinaryIO, code: str) -> int:
-    size = struct.calcsize(code)
-    data = file.read(size)
-    if len(data) < size:
-        raise ValueError(f"{file.name} ends inside its header")
-    return struct.unpack("<" + code, data)[0]  # type: ignore[no-any-return]
+    return struct.unpack("<" + code, _bytes(file, struct.calcsize(code)))[0]  # type: ignore[no-any-return]
 
 
 def _string(file: BinaryIO) -> bytes:
     length = _read(file, "Q")
     if length > _MAX_STRING:
         raise ValueError(f"{file.name} is broken: its header has a string of {length:,} bytes")
-    data = file.read(length)
-    if len(data) < length:
+    return _bytes(file, length)
+
+
+def _bytes(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) < count:
         raise ValueError(f"{file.name} ends inside its header")
     return data
 
