@@ -299,7 +299,3 @@ def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> N
             action.complete = files  # type: ignore[attr-defined]
         if action.help == argparse.SUPPRESS:  # a flag that only `lmi options` describes
             action.help = ""
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -200,12 +200,12 @@ def responds(url: str) -> bool:
 
 
 def our_command(model: Path, device: Device) -> list[str]:
-    serve = [sys.executable, "-m", "handler.cli", "serve", str(model), "--port", "{port}"]
+    serve = [sys.executable, "-m", "handler", "serve", str(model), "--port", "{port}"]
     return [*serve, "--engine", "vllm", *options(device.flags), "-o", "option.model_loading_timeout=600"]
 
 
 def grpc_command(model: Path, device: Device) -> list[str]:
-    serve = [sys.executable, "-m", "handler.cli", "serve", str(model), "--port", "{port}", "--engine", "grpc"]
+    serve = [sys.executable, "-m", "handler", "serve", str(model), "--port", "{port}", "--engine", "grpc"]
     settings = {
         "engine_python": sys.executable,
         "base_url_kind": "vllm",
