@@ -164,10 +164,6 @@ class Spread(NamedTuple):
         """The minimum number of GPUs."""
         return (self.tensor or 1) * self.stages * self.contexts
 
-    def gpus(self, available: int) -> int:
-        """Return the number of GPUs that the model uses."""
-        return available if self.tensor is None else self.least
-
     def __str__(self) -> str:
         words = ["option.tensor_parallel_degree=" + ("max" if self.tensor is None else str(self.tensor))]
         words += [f"{self.stages} stages"] * (self.stages > 1)

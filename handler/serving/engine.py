@@ -196,7 +196,7 @@ def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int])
     if not devices:
         return [ANYWHERE] if config.replicas == "auto" else on_cores(cores, int(config.replicas))
     model = spread(config.tensor_parallel_degree, config.engine_options)
-    each = model.gpus(len(devices))
+    each = len(devices) if model.tensor is None else model.least
     if config.replicas == "auto":
         count = max(len(devices) // each, 1)
         return [ANYWHERE] if count == 1 else on_devices(devices[: count * each], count)
