@@ -207,10 +207,8 @@ class Response(dict[str, Any]):
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
-        try:
-            del self[name]
-        except KeyError:
-            raise AttributeError(f"the response has no field {name!r}") from None
+        self.__getattr__(name)  # raises an AttributeError if there is no such field
+        del self[name]
 
     def model_dump(self, *, exclude_none: bool = False, **others: Any) -> dict[str, Any]:
         """Return the response as plain dicts and lists. The other arguments of pydantic's method are ignored."""

@@ -124,10 +124,6 @@ class FormatterThread:
             job.future.set_exception(error)
 
 
-def _forget(index: int, delta: Delta) -> None:
-    pass
-
-
 class _Phase(Enum):
     """What a threaded reply does: nothing, formatting on the thread, or nothing any more."""
 
@@ -169,7 +165,8 @@ class ThreadedReply(WrappedReply):
     def close(self) -> None:
         """Stop the delivery of deltas."""
         self._phase = _Phase.CLOSED
-        self._deliver = _forget  # otherwise, the request would stay in memory until a garbage collection
+        # Otherwise, the request would stay in memory until a garbage collection.
+        self._deliver = lambda index, delta: None
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:

@@ -267,7 +267,7 @@ def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
     if value is None:
         return [PassOn() if handle.role is Role.FIRST else Answer(204)] * size
     if isinstance(value, EngineAnswer):
-        return [PassOn(_data(part)) for part in value.inputs.get_batches()]
+        return [PassOn(bytes(part.get_as_bytes() or b"")) for part in value.inputs.get_batches()]
     if not _is_output(value):
         answer = _answer(Output().error(f"Invalid output type: {type(value)}"))
         return [answer] * size
@@ -289,10 +289,6 @@ def _whole(output: Any) -> Answer:
             "batch; return the whole response, or an asynchronous generator of Outputs"
         )
     return answer
-
-
-def _data(item: Input) -> bytes:
-    return bytes(item.get_as_bytes() or b"")
 
 
 def _is_output(value: Any) -> bool:

@@ -208,10 +208,8 @@ def _parse(text: str, types: frozenset[str]) -> Any:
         return None
     for name, convert in (("int", int), ("float", float)):
         if name in types:
-            try:
+            with suppress(ValueError):
                 return convert(text)
-            except ValueError:
-                pass
     if text[:1] in ("{", "["):
         try:
             value = read_json(text)
