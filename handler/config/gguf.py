@@ -75,20 +75,10 @@ def end_ids(path: Path) -> frozenset[int]:
     return frozenset(id for id in ids if tokens[id] not in no_ends)
 
 
-class Contents(NamedTuple):
-    """The kind of a GGUF file.
+def contents(path: Path) -> tuple[str, int]:
+    """Return a file's kind, and the number of files into which the model is split, from its header.
 
-    Attributes:
-        kind: "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
-        parts: the number of files into which the model is split.
-    """
-
-    kind: str
-    parts: int
-
-
-def contents(path: Path) -> Contents:
-    """Return a file's kind and number of parts, from its header.
+    The kind is "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version.
@@ -102,12 +92,12 @@ def _values(path: Path, keys: Collection[bytes], tokens: list[bytes] | None = No
         return {key: value for key, value in _pairs(file, _begin(file)[1], tokens) if key in keys}
 
 
-def _contents(values: Mapping[bytes, object]) -> Contents:
+def _contents(values: Mapping[bytes, object]) -> tuple[str, int]:
     kind, parts = values.get(_TYPE), values.get(_PARTS)
     kind = kind if isinstance(kind, bytes) else None  # not a string, but a number or a list
     if values.get(_ARCHITECTURE) == b"clip":
         kind = b"mmproj"  # early projectors have no type
-    return Contents(_BESIDE.get(kind, "model"), parts if isinstance(parts, int) and parts else 1)
+    return _BESIDE.get(kind, "model"), parts if isinstance(parts, int) and parts else 1
 
 
 def in_parts(parts: int, first: str) -> str:

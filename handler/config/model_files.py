@@ -187,11 +187,11 @@ def _gguf_of(directory: Path) -> Path | None:
     files = visible(directory, "*.gguf")
     if len(files) < 2:
         return files[0] if files else None
-    headers: dict[Path, gguf.Contents] = {}
+    headers: dict[Path, tuple[str, int]] = {}
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ignore an empty file or a Git LFS pointer
             headers[file] = gguf.contents(file)
-    parts = {file: contents.parts for file, contents in headers.items() if contents.kind == "model"}
+    parts = {file: count for file, (kind, count) in headers.items() if kind == "model"}
     if len(parts) < 2 and max(parts.values(), default=1) == 1:
         return next(iter(parts), next((file for file in files if file not in headers), files[0]))  # refused later
     first, number = next(iter(parts.items()))
