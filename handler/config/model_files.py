@@ -119,10 +119,8 @@ def _texts_of_tokens(value: Any) -> Any:
 
 def embedding_prompts(model: Path | None) -> dict[str, str]:
     """Return the prompts that sentence-transformers prepends to texts, from config_sentence_transformers.json."""
-    if model is None or not model.is_dir():
-        return {}
-    prompts = read_json(model / "config_sentence_transformers.json").get("prompts") or {}
-    return {str(name): str(prompt) for name, prompt in prompts.items()}
+    prompts = None if model is None else read_json(model / "config_sentence_transformers.json").get("prompts")
+    return {str(name): str(prompt) for name, prompt in (prompts or {}).items()}
 
 
 def cache_directory() -> Path:
