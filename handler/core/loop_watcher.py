@@ -128,11 +128,5 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     _end_with_parent()
-    watch(
-        int(sys.argv[1]),
-        socket.socket(fileno=int(sys.argv[2])),
-        socket.socket(fileno=int(sys.argv[3])),
-        int(sys.argv[4]),
-        int(sys.argv[5]),
-        float(sys.argv[6]),
-    )
+    pid, sending, receiving, stacks, dump = map(int, sys.argv[1:6])
+    watch(pid, socket.socket(fileno=sending), socket.socket(fileno=receiving), stacks, dump, float(sys.argv[6]))
