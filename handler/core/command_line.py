@@ -81,8 +81,14 @@ class KeptLines(argparse.HelpFormatter):
 
 def _wrapped(line: str, width: int) -> str:
     column = re.match(r" *\S.*? {2,}|\s*", line)
-    margin = " " * (column.end() if column else 0)
-    return textwrap.fill(line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
+    return wrap(line, width, rest=" " * (column.end() if column else 0))
+
+
+def wrap(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """Wrap text between words, with `first` before its first line and `rest` before the others."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def add_installed(commands: Any, group: str) -> None:

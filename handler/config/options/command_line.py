@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +24,7 @@ from handler.config.options.names import (
     variable,
 )
 from handler.config.options.option import Gone, Option, boolean
-from handler.core.command_line import Parser
+from handler.core.command_line import Parser, wrap
 from handler.core.errors import ConfigError
 
 _WIDTH = 120  # columns of paragraphs without a terminal
@@ -95,14 +94,7 @@ def _has(words: Sequence[str], text: str) -> bool:
 
 def _filled(text: str, width: int | None, indent: int = 2) -> str:
     margin = " " * indent
-    return textwrap.fill(
-        text,
-        width or _WIDTH,
-        initial_indent=margin,
-        subsequent_indent=margin,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap(text, width or _WIDTH, margin, margin)
 
 
 def _line(text: str, width: int | None) -> str:
