@@ -102,11 +102,9 @@ def unknown_variable(name: str) -> Unknown:
     """Describe an unknown variable SERVING_X, and suggest a similar variable if there is one."""
     key = key_of(name)
     bare = {key_name for key_name in KNOWN if not key_name.startswith("option.")} | SERVER_ENVIRONMENT
-    near = (
-        [f"OPTION_{key.upper()}"]
-        if f"option.{key}" in KNOWN
-        else [f"SERVING_{key_name.upper()}" for key_name in _nearest(key, bare)]
-    )
+    near = [f"SERVING_{key_name.upper()}" for key_name in _nearest(key, bare)]
+    if f"option.{key}" in KNOWN:
+        near = [f"OPTION_{key.upper()}"]
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
 
