@@ -40,7 +40,7 @@ from handler.config.options.option import dotted_value, shown
 from handler.config.options.tables import BY_ROLLING_BATCH, ROLLING_BATCHES, STAND_IN, TASKS, engine_name
 from handler.config.user_files import role_of
 from handler.core import text_files
-from handler.core.errors import ConfigError, Problem
+from handler.core.errors import Problem, refuse
 from handler.core.numbers import is_digits
 from handler.core.user_functions import Role
 
@@ -420,8 +420,7 @@ class Reading(NamedTuple):
 
     def checked(self) -> Config:
         """Return the configuration, or raise a ConfigError that contains all problems."""
-        if self.problems:
-            raise ConfigError(*self.problems)
+        refuse(self.problems)
         return self.config
 
 

@@ -27,7 +27,7 @@ from handler.container.arguments import (
 )
 from handler.container.supervisor import run_as_init, supervise
 from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.log import captured, set_up
 
 log = logging.getLogger("handler.container")
@@ -169,13 +169,11 @@ def _log(source: ModelSource) -> None:
 
 
 def _check_caches(environ: Mapping[str, str], source: ModelSource) -> None:
-    inside = [
+    refuse(
         f"environment variable {name}={value}: is inside SageMaker's model data, which are read-only"
         for name in _CACHES
         if (value := environ.get(name)) and source.directory and Path(value).is_relative_to(source.directory)
-    ]
-    if inside:
-        raise ConfigError(*inside)
+    )
 
 
 def _exit(sig: int, frame: FrameType | None) -> None:

@@ -87,6 +87,12 @@ class ConfigError(Exception):
         return texts[0] if len(texts) == 1 else "\n".join([f"{len(texts)} problems:", *lines])
 
 
+def refuse(problems: Iterable[Problem | str]) -> None:
+    """Raise ConfigError with all problems if there are any."""
+    if reasons := [*problems]:
+        raise ConfigError(*reasons)
+
+
 class Problems(list[Problem]):
     """Problems from several steps: `with problems:` collects those of a ConfigError, and execution continues after the
     block.
@@ -107,8 +113,7 @@ class Problems(list[Problem]):
 
     def check(self) -> None:
         """Raise ConfigError with all problems if there are any."""
-        if self:
-            raise ConfigError(*self)
+        refuse(self)
 
 
 class ServingError(Exception):

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from handler.core.errors import ConfigError
+from handler.core.errors import refuse
 from handler.core.user_functions import HANDLERS, MIDDLEWARE, PING, THROTTLE, imports
 from handler.plugins.stand_ins import StandIn
 
@@ -57,13 +57,10 @@ def refuse_foreign_handlers(path: Path, tree: ast.Module, *, called: StandIn | N
     else:
         lacking = ((line, name.rpartition(".")[2]) for line, name in called.lacking(tree))
         uses = [(line, name, _DECORATORS.get(name, HANDLERS)) for line, name in lacking]
-    if uses:
-        raise ConfigError(
-            *(
-                f"{path}, line {line}: {name} belongs to AWS's vLLM image and is not called here: {instead}"
-                for line, name, instead in uses
-            )
-        )
+    refuse(
+        f"{path}, line {line}: {name} belongs to AWS's vLLM image and is not called here: {instead}"
+        for line, name, instead in uses
+    )
 
 
 _PREDICTORS = {"prediction_handler", "init_handler"}
@@ -90,14 +87,11 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
         predictors = [
             node for node in functions if [arg.arg for arg in node.args.args] in _SAGEMAKERS.get(node.name, ())
         ]
-    if predictors:
-        raise ConfigError(
-            *(
-                f"{path}, line {node.lineno}: {node.name} is for LMI's scikit-learn and XGBoost handlers and is not "
-                "called: this server only serves language models (documents: custom-code)"
-                for node in predictors
-            )
-        )
+    refuse(
+        f"{path}, line {node.lineno}: {node.name} is for LMI's scikit-learn and XGBoost handlers and is not called: "
+        "this server only serves language models (documents: custom-code)"
+        for node in predictors
+    )
 
 
 def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
