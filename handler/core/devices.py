@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +62,7 @@ def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return [str(number) for number in range(driver.num_gpus)]
-    names = [name.strip() for name in text.split(",")]
-    stop = next((index for index, name in enumerate(names) if not name or name.startswith("-")), len(names))
-    names = names[:stop]
+    names = [*takewhile(lambda name: name and not name.startswith("-"), map(str.strip, text.split(",")))]
     return names[: driver.num_gpus] if all(is_digits(name) for name in names) else names
 
 
