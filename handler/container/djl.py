@@ -12,6 +12,7 @@ from pathlib import Path
 
 from handler.config import user_files
 from handler.config.config import Config
+from handler.config.lmi_version import ASYNC_SINCE
 from handler.config.loader import (
     Setting,
     decode_properties,
@@ -36,7 +37,6 @@ _NOT_LINKED = ("serving.properties", "requirements.txt")
 # synonym of `auto` that Java does not interpret.
 _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
-_ASYNC_SINCE = (0, 33)
 
 S5CMD = Path("/opt/djl/bin/s5cmd")
 """The program that Java uses, if it is installed, to download models from S3."""
@@ -110,7 +110,7 @@ def make_model(
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
-        mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
+        mode = _ASYNC if since >= ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
     _write(file, [*lines, *mode, own, *arguments.options, *_rolling_batch(config)])
     _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:
