@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import BadRequest, ConfigError, Problems
 from handler.core.user_functions import SCRIPT, VARIABLES
-from handler.plugins.foreign_handlers import FUNCTIONS
+from handler.plugins.foreign_handlers import FUNCTIONS, PACKAGE
 from handler.plugins.functions import check_model_py, import_once
 from handler.plugins.stand_ins import StandIn
 
@@ -124,21 +124,20 @@ def _inject_adapter_id(
     return decorate
 
 
-_NAME = "model_hosting_container_standards"
 STANDARDS = StandIn(
     {
-        _NAME: {},
-        f"{_NAME}.logging_config": {"logger": log},
-        f"{_NAME}.sagemaker": {
+        PACKAGE: {},
+        f"{PACKAGE}.logging_config": {"logger": log},
+        f"{PACKAGE}.sagemaker": {
             "custom_invocation_handler": _takes("invoke"),
             "custom_ping_handler": _takes("ping"),
             "register_invocation_handler": _without_effect("register_invocation_handler"),
             "register_ping_handler": _without_effect("register_ping_handler"),
             "inject_adapter_id": _inject_adapter_id,
         },
-        f"{_NAME}.common": {},
-        f"{_NAME}.common.fastapi": {},
-        f"{_NAME}.common.fastapi.middleware": {
+        f"{PACKAGE}.common": {},
+        f"{PACKAGE}.common.fastapi": {},
+        f"{PACKAGE}.common.fastapi.middleware": {
             "custom_middleware": _custom_middleware,
             "input_formatter": _takes("pre", once=True),
             "output_formatter": _takes("post", once=True),

@@ -15,7 +15,7 @@ from handler.core.errors import refuse
 from handler.core.user_functions import HANDLERS, MIDDLEWARE, PING, THROTTLE, imports
 from handler.plugins.stand_ins import StandIn
 
-_PACKAGE = "model_hosting_container_standards"
+PACKAGE = "model_hosting_container_standards"
 
 FUNCTIONS = {"custom_sagemaker_invocation_handler": "invoke", "custom_sagemaker_ping_handler": "ping"}
 """Functions that AWS's package finds by their names, and the handler that each of them defines."""
@@ -101,7 +101,7 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             if name in FUNCTIONS:
                 yield node.lineno, name, _INSTEAD[FUNCTIONS[name]]
     for line, module, name in imports(ast.walk(tree)):
-        if module.partition(".")[0] == _PACKAGE:
+        if module.partition(".")[0] == PACKAGE:
             yield line, name or module, _DECORATORS.get(name, HANDLERS)
 
 
