@@ -129,13 +129,9 @@ class WorkerWatch:
     def is_lost(self) -> bool:
         """Return whether a worker has existed, and none has existed for the last `patience` seconds."""
         now = time.monotonic()
-        if _has_worker(self._group):
+        if any(_is_worker(Path("/proc") / name, self._group) for name in os.listdir("/proc") if is_digits(name)):
             self._last_seen = now
         return self._last_seen is not None and now - self._last_seen > self._patience
-
-
-def _has_worker(group: int) -> bool:
-    return any(_is_worker(Path("/proc") / name, group) for name in os.listdir("/proc") if is_digits(name))
 
 
 def _is_worker(process: Path, group: int) -> bool:

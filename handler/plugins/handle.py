@@ -393,7 +393,7 @@ async def _begun(outputs: Any) -> Answer:
     answer = _answer(first)
     if answer.parts is not None:
         raise ValueError("an Output of an asynchronous generator must not contain a stream")
-    if answer.status >= 300 or _is_last(first):
+    if answer.status >= 300 or _last(first) == "true":
         await outputs.aclose()
         return answer
     return answer._replace(body=b"", parts=_bodies(answer.body, outputs))
@@ -405,14 +405,10 @@ async def _bodies(first: bytes, outputs: Any) -> AsyncIterator[bytes]:
         async for output in outputs:
             answer = _answer(output)
             yield answer.body if answer.status < 300 else answer.body + b"\n"
-            if answer.status >= 300 or _is_last(output):
+            if answer.status >= 300 or _last(output) == "true":
                 return
     finally:
         await outputs.aclose()
-
-
-def _is_last(output: Any) -> bool:
-    return _last(output) == "true"
 
 
 def _last(output: Any) -> str:
