@@ -301,41 +301,31 @@ def as_lmi_reads(
     settings = list(settings)
     last = {setting.key: setting for setting in settings}
     mode = _async_mode(last)
-    changes = _Changes([*_release(mode, environ, djl), *_renamed(last)], [], {*_RENAMED})
+    weak = [*_release(mode, environ, djl), *_renamed(last)]  # put before the settings
+    strong: list[Setting] = []  # put after them
+    omitted = {*_RENAMED}
     rolling = last.get("option.rolling_batch", Setting("", "auto", ""))
     batch = _dynamic_batch(last) if mode is None and not is_mode_given else None
     if batch is not None:
-        changes.strong.append(Setting("option.rolling_batch", "disable", batch.origin))
+        strong.append(Setting("option.rolling_batch", "disable", batch.origin))
         if engine := BY_ROLLING_BATCH.get(rolling.value.strip()):
-            changes.weak.append(Setting("option.llm_engine", engine, batch.origin))
+            weak.append(Setting("option.llm_engine", engine, batch.origin))
     if not java:
-        changes.replace_modules(last)
-        if mode is not None and last.get("option.async_mode", mode) is mode:
-            changes.weak.append(Setting("option.async_mode", "true", mode.origin))
-            settings = [item for item in settings if item.key != rolling.key or item.value.strip() != "disable"]
-        elif not changes.strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
-            changes.weak.append(Setting("option.async_mode", "false", rolling.origin))
-    return [*changes.weak, *(item for item in settings if item.key not in changes.omitted), *changes.strong]
-
-
-class _Changes(NamedTuple):
-    """Changes to the settings of all sources: settings to put before and after them, and the keys to omit."""
-
-    weak: list[Setting]
-    strong: list[Setting]
-    omitted: set[str]
-
-    def replace_modules(self, last: Mapping[str, Setting]) -> None:
-        """Replace the names of DJL's own engines and of LMI's modules with options."""
         if (own := java_engine(last)) is not None:
-            self.strong.append(Setting("option.task", "pooling", own.origin))  # the files determine the exact task
-            self.weak.append(Setting("option.async_mode", "false", own.origin))
-            self.omitted.update((own.key, "translatorFactory"))
+            strong.append(Setting("option.task", "pooling", own.origin))  # the files determine the exact task
+            weak.append(Setting("option.async_mode", "false", own.origin))
+            omitted.update((own.key, "translatorFactory"))
         module = last.get("option.entryPoint", Setting("", "", ""))
         engines = [engine for word, engine in _HANDLERS.items() if word in module.value]
         if module.value.startswith("djl_python.") and engines:
-            self.weak.insert(0, Setting("option.llm_engine", engines[0], module.origin))
-            self.omitted.add("option.entryPoint")
+            weak.insert(0, Setting("option.llm_engine", engines[0], module.origin))
+            omitted.add("option.entryPoint")
+        if mode is not None and last.get("option.async_mode", mode) is mode:
+            weak.append(Setting("option.async_mode", "true", mode.origin))
+            settings = [item for item in settings if item.key != rolling.key or item.value.strip() != "disable"]
+        elif not strong and rolling.value.strip() == "scheduler":  # `auto` chooses no mode
+            weak.append(Setting("option.async_mode", "false", rolling.origin))
+    return [*weak, *(item for item in settings if item.key not in omitted), *strong]
 
 
 def java_engine(last: Mapping[str, Setting]) -> Setting | None:
