@@ -41,7 +41,7 @@ _STATES = 1 << 1 | 1 << 8  # ESTABLISHED, CLOSE_WAIT
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI2s2s44x")  # inet_diag_req_v2
 _MESSAGE = 72  # inet_diag_msg, before the attributes
-_SENT, _RECEIVED, _BYTES = 44, 52, 128  # in tcp_info: tcpi_last_data_sent, tcpi_last_data_recv, tcpi_bytes_received
+_TCP_INFO = struct.Struct("=44xI4xI72xQ")  # tcpi_last_data_sent, tcpi_last_data_recv, tcpi_bytes_received
 
 
 # -- connections, as the kernel lists them -----------------------------------------------------------------------
@@ -98,12 +98,8 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
     while len(attributes) >= 4:
         length, kind = struct.unpack_from("=HH", attributes)
         value, attributes = attributes[4:length], attributes[(length + 3) & ~3 :]
-        if kind == _INFO and len(value) >= _BYTES + 8:
-            sent, received, num_bytes = (
-                struct.unpack_from(form, value, offset)[0]
-                for form, offset in (("=I", _SENT), ("=I", _RECEIVED), ("=Q", _BYTES))
-            )
-            yield Connection(sent, received, num_bytes)
+        if kind == _INFO and len(value) >= _TCP_INFO.size:
+            yield Connection(*_TCP_INFO.unpack_from(value))
 
 
 # -- the worker --------------------------------------------------------------------------------------------------
