@@ -15,7 +15,7 @@ from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.loader import Reading
 from handler.config.model_files import chat_template, read_json
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig
 from handler.plugins.aws import STANDARDS, check_handlers, script_of
@@ -76,8 +76,7 @@ def _check_engine(reading: Reading, directory: Path | None, problems: Problems) 
             arguments = replace(arguments, task=served_task(config, reading.engine, config.model_id))
         with found:
             engines.check(reading.engine, config.model_id, arguments)
-        if found:
-            raise ConfigError(*(_with_origin(problem, config) for problem in found))
+        refuse(_with_origin(problem, config) for problem in found)
     with problems:
         name = choose_engine(config)
         if not engines.capabilities(name, arguments).no_adapters:
