@@ -33,6 +33,7 @@ from handler.container import djl
 from handler.container.arguments import ContainerArguments, ModelSource, find_model
 from handler.core.errors import AdapterFailed, ConfigError
 from handler.djl.startup import read_properties
+from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import check_checkpoint, find_checkpoint
 from handler.engines.openvino.model import find_model as find_openvino_model
 from handler.plugins.functions import check_model_py, find_formatters
@@ -336,7 +337,7 @@ def made(directory: Path, files: Mapping[str, bytes]) -> Path:
 def test_a_gguf_model_is_found_by_its_header(beside: dict[str, bytes], tmp_path: Path) -> None:
     model = made(tmp_path / "m", {"model.gguf": WHOLE, **beside})
     assert locate(str(model)) == ("gguf", model / "model.gguf")
-    assert find_openvino_model(str(model)).path == model / "model.gguf"
+    assert find_openvino_model(str(model), EngineConfig()).path == model / "model.gguf"
     assert find_model({"SAGEMAKER_MODEL_PATH": str(model)}).model_id == str(model)
     if b"" not in beside.values():
         assert deployed_parts(Directory(model))[-1:] == ["model.gguf"]
@@ -373,7 +374,7 @@ def test_a_directory_that_is_no_model_says_why(
 ) -> None:
     model = made(tmp_path / "m", files)
     with pytest.raises(ConfigError, match=message):
-        find_openvino_model(str(model / name))
+        find_openvino_model(str(model / name), EngineConfig())
 
 
 def test_the_container_names_the_directory_of_an_archive(tmp_path: Path) -> None:
