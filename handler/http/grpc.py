@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Scope
 from tritonclient.grpc import service_pb2
 
 from handler.core.errors import ConfigError, InvalidPayload
+from handler.http.inference import again
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
 from handler.protocols.triton.grpc import FRAMES, body_of, failure, messages
@@ -105,7 +106,7 @@ class _Exchange(AsgiExchange):
     """
 
     def __init__(self, id: str, outbox: _Outbox, drop: Callable[[], object], patience: float) -> None:
-        super().__init__(receiver(b""), self.send, "2")
+        super().__init__(again(b"", _never), self.send, "2")
         self._id, self._outbox, self._drop, self._patience = id, outbox, drop, patience
         self._is_framed, self._rest = False, b""
         self.status = 0
@@ -150,16 +151,10 @@ class _Exchange(AsgiExchange):
             self._end()
 
 
-def receiver(body: bytes) -> Callable[[], Any]:
-    """Return a `receive` function of ASGI that returns the body once, and then waits."""
-    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if not parts:
-            await asyncio.get_running_loop().create_future()  # a call that ends is cancelled
-        return parts.pop()
-
-    return receive
+async def _never() -> Message:
+    """Wait without an end, as a call that ends is cancelled."""
+    message: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await message
 
 
 class GrpcServer:
@@ -298,7 +293,7 @@ class GrpcServer:
         path = f"{path}/{name}" + (f"/versions/{version}" if version else "")
         scope = _scope(context, exchange, "POST", path, headers)
         try:
-            await self._app(scope, receiver(body.data), exchange.send)
+            await self._app(scope, again(body.data, _never), exchange.send)
         except Exception:  # one request must not end the others of its stream
             log.exception("request %s failed", request.id)
         finally:
@@ -317,7 +312,7 @@ class GrpcServer:
             status = message.get("status", status)
             parts.append(message.get("body", b""))
 
-        receive = receiver(b"")
+        receive = again(b"", _never)
         exchange = AsgiExchange(receive, send, "2")
         scope = _scope(context, exchange, method, path)
         with contextlib.closing(exchange):

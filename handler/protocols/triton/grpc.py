@@ -7,6 +7,7 @@ Sources: triton-inference-server/common, protobuf/grpc_service.proto; server, do
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -177,12 +178,14 @@ class TokenMessages(TritonStream):
         return framed(_streamed(_response(self._options, [*tensors], final=finish is not None)))
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Return an encoder that appends only the text to the rest of a message, which is the same for each token.
+        return self._encode_token if self._is_plain else None
+
+    @functools.cached_property
+    def _encode_token(self) -> TokenEncoder:
+        """An encoder that appends only the text to the rest of a message, which is the same for each token.
 
         A parser merges the two occurrences of `infer_response` (protobuf's guide "Encoding").
         """
-        if not self._is_plain:
-            return None
         tensors = [*self._selection.tensors({"text_output": [""]})]
         response = _response(self._options, tensors, final=False)
         del response.raw_output_contents[:]
@@ -197,9 +200,6 @@ class TokenMessages(TritonStream):
             return framed(rest + _streamed(content))
 
         return encode
-
-    def _end(self) -> bytes:
-        return b""
 
     def _broken_off(self, error: ServingError) -> bytes:
         return framed(_streamed(_response(self._options, final=True), self._errors.body(error)["error"]))

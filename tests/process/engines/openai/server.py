@@ -90,8 +90,10 @@ class Server:
             self.received.append(Received(headers, json.loads(body)))
             for part in self.scripts.pop(0) if self.scripts else self._usual():
                 if part is HANG:
-                    await reader.read()
-                    self.left.release()
+                    try:
+                        await reader.read()
+                    finally:
+                        self.left.release()
                     return
                 writer.write(part)
                 await writer.drain()
