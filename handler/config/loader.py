@@ -810,13 +810,15 @@ def _contradictions(config: Config, problems: Iterable[Problem]) -> Iterator[Pro
         return
 
     def against(key: str, text: str, other: str, value: object) -> Problem:
-        return Problem(where(key), key, f"{key}={text}, but {other}={value} ({where(other)})")
+        return Problem(where(key), key, f"{text}, but {other}={value} ({where(other)})")
 
     if not config.engine and "option.llm_engine" not in wrong:
-        text = f"{config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}"
+        text = f"option.rolling_batch={config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}"
         yield against("option.rolling_batch", text, "option.llm_engine", config.llm_engine)
     if config.rolling_batch == "disable":
         if config.enable_streaming and config.batch_size > 1:
-            yield against("option.enable_streaming", "true needs batch_size=1", "batch_size", config.batch_size)
+            text = "option.enable_streaming=true needs batch_size=1"
+            yield against("option.enable_streaming", text, "batch_size", config.batch_size)
         if config.tgi_compat:
-            yield against("option.tgi_compat", "true is for rolling batch", "option.rolling_batch", "disable")
+            text = "option.tgi_compat=true is for rolling batch"
+            yield against("option.tgi_compat", text, "option.rolling_batch", "disable")

@@ -482,7 +482,7 @@ _PREFIXES_OF_THE_CONNECTION = (":", "sec-", "proxy-", "x-forwarded-", "x-amz-", 
 def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the headers of a request that is to be sent again, with names in lower case.
 
-    Credentials and headers that belong to the connection are left out.
+    Credentials and headers that belong to the connection are omitted.
     """
     kept = {}
     for header, value in headers:
