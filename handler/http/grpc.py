@@ -236,6 +236,9 @@ class GrpcServer:
             "ServerMetadata": functools.partial(self._read, lambda request: "/v2", None),
             "ModelMetadata": functools.partial(self._read, _path, None),
             "ModelConfig": functools.partial(self._read, lambda request: f"{_path(request)}/config", "config"),
+            "ModelStatistics": functools.partial(self._read, _statistics_path, None),
+            "SystemSharedMemoryStatus": self._empty("/v2/systemsharedmemory/status"),
+            "CudaSharedMemoryStatus": self._empty("/v2/cudasharedmemory/status"),
             "RepositoryIndex": functools.partial(self._read, lambda request: "/v2/repository/index", "models"),
             "ModelInfer": self._infer,
         }
@@ -261,6 +264,13 @@ class GrpcServer:
             if response.status in (401, 403):
                 await response.check(context)
             return {field: response.status == 200}
+
+        return handle
+
+    def _empty(self, path: str) -> Callable[[Any, Any], Any]:
+        async def handle(request: Any, context: Any) -> Mapping[str, Any]:
+            await (await self._call(context, "GET", path)).check(context)
+            return {}
 
         return handle
 
@@ -359,6 +369,10 @@ async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
         return kind.FromString(data)
     except DecodeError:
         await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
+
+
+def _statistics_path(request: Any) -> str:
+    return f"{_path(request)}/stats" if request.name else "/v2/models/stats"
 
 
 def _path(request: Any) -> str:
