@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,9 +26,12 @@ from handler.protocols.tgi.native import CHAT_TOKENIZE, MAX_BEST_OF, MAX_STOPS, 
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (
     TritonConfig,
+    TritonDuration,
     TritonMetadata,
+    TritonModelStatistics,
     TritonServer,
     TritonState,
+    TritonStatistics,
     TritonTensor,
     TritonTensorConfig,
 )
@@ -36,6 +40,7 @@ from handler.protocols.triton.request import PROMPT, VERSION
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
+from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.request.task import ignored_header
 
@@ -205,8 +210,45 @@ class TgiRoutes:
 # -- Triton's routes for health, metadata, configuration and repository, which its clients call before inference -------
 
 
-_EXTENSIONS = ["model_repository"]
+_EXTENSIONS = ["model_repository", "statistics"]
 _OF_GENERATION = ["generate", "model_configuration", "binary_tensor_data", "parameters"]
+_DURATIONS = (
+    "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+)  # fmt: skip
+_SHARED_MEMORY = [f"/v2/{kind}sharedmemory" for kind in ("system", "cuda")]
+
+
+class _Statistics:
+    """The statistics of the requests that the engine got and that have ended (Triton's extension_statistics.md)."""
+
+    def __init__(self) -> None:
+        self._durations: dict[str, TritonDuration] = {name: {"count": 0, "ns": 0} for name in _DURATIONS}
+        self._last = 0  # milliseconds since 1970
+
+    def note(self, request: RequestRecord) -> None:
+        if request.queue is None:
+            return
+        self._last = round(time.time() * 1000)
+        end = "success" if request.outcome == "ok" else "fail"
+        times = {end: request.total, "queue": request.queue, "compute_infer": request.total - request.started}
+        for name, seconds in times.items():
+            self._durations[name]["count"] += 1
+            self._durations[name]["ns"] += round(max(seconds, 0.0) * 1e9)
+
+    def of_model(self, name: str) -> TritonStatistics:
+        count = self._durations["success"]["count"]
+        value: TritonModelStatistics = {
+            "name": name,
+            "version": VERSION,
+            "last_inference": self._last,
+            "inference_count": count,
+            "execution_count": count,
+            "inference_stats": self._durations,
+            "response_stats": {},
+            "batch_stats": [],
+            "memory_usage": [],
+        }
+        return {"model_stats": [value]}
 
 
 class TritonRoutes:
@@ -215,7 +257,9 @@ class TritonRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._generates = model.context.task is Task.GENERATION
-        of_model = {"/ready": self._model_ready}
+        self._statistics = _Statistics()
+        model.metrics.recorders.append(self._statistics.note)
+        of_model = {"/ready": self._model_ready, "/stats": self._model_statistics}
         if self._generates:  # other tasks have no tensors to describe
             of_model |= {"": self._metadata, "/config": self._config}
         self.routes = [
@@ -223,6 +267,9 @@ class TritonRoutes:
             _route("/v2/health/live", "GET", self._live),
             _route("/v2/health/ready", "GET", self._ready),
             _route("/v2/repository/index", "POST", self._index),
+            _route("/v2/models/stats", "GET", self._all_statistics),
+            *[_route(f"{path}/status", "GET", self._regions) for path in _SHARED_MEMORY],
+            *[_route(f"{path}/region/{{region}}/register", "POST", self._register) for path in _SHARED_MEMORY],
             *[_route(path + end, "GET", handle) for path in TRITON_MODEL for end, handle in of_model.items()],
         ]
 
@@ -246,7 +293,21 @@ class TritonRoutes:
             state["state"], state["reason"] = "UNAVAILABLE", model.availability.reason or model.availability.state
         await send_json(scope, send, 200, [state])
 
+    async def _all_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(scope, send, 200, self._statistics.of_model(self._model.config.model_name))
+
+    async def _regions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(scope, send, 200, [])
+
+    async def _register(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = InvalidPayload("shared memory is not supported: send tensors as JSON or as binary data")
+        await send_answer(scope, send, TRITON_ERRORS.whole(error))
+
     # -- the model -----------------------------------------------------------------------------------------------
+
+    async def _model_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._is_here(scope, send):
+            await self._all_statistics(scope, receive, send)
 
     async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):

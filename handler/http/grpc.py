@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 from collections import deque
@@ -204,13 +203,16 @@ class GrpcServer:
 
     def _handlers(self) -> Mapping[str, Any]:
         methods: dict[str, Callable[[Any, Any], Any]] = {
-            "ServerLive": functools.partial(self._read, lambda request: "/v2/health/live", "live"),
-            "ServerReady": functools.partial(self._read, lambda request: "/v2/health/ready", "ready"),
-            "ModelReady": functools.partial(self._read, lambda request: f"{_path(request)}/ready", "ready"),
-            "ServerMetadata": functools.partial(self._read, lambda request: "/v2", None),
-            "ModelMetadata": functools.partial(self._read, _path, None),
-            "ModelConfig": functools.partial(self._read, lambda request: f"{_path(request)}/config", "config"),
-            "RepositoryIndex": functools.partial(self._read, lambda request: "/v2/repository/index", "models"),
+            "ServerLive": self._reader(lambda request: "/v2/health/live", "live"),
+            "ServerReady": self._reader(lambda request: "/v2/health/ready", "ready"),
+            "ModelReady": self._reader(lambda request: f"{_path(request)}/ready", "ready"),
+            "ServerMetadata": self._reader(lambda request: "/v2"),
+            "ModelMetadata": self._reader(_path),
+            "ModelConfig": self._reader(lambda request: f"{_path(request)}/config", "config"),
+            "ModelStatistics": self._reader(_statistics_path),
+            "SystemSharedMemoryStatus": self._reader(lambda request: "/v2/systemsharedmemory/status"),
+            "CudaSharedMemoryStatus": self._reader(lambda request: "/v2/cudasharedmemory/status"),
+            "RepositoryIndex": self._reader(lambda request: "/v2/repository/index", "models"),
             "ModelInfer": self._infer,
         }
         handlers = {name: self._handler(name, method) for name, method in methods.items()}
@@ -227,16 +229,20 @@ class GrpcServer:
 
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
-    async def _read(self, path: Callable[[Any], str], field: str | None, request: Any, context: Any) -> Any:
-        """Return the response of a route, whose status alone tells whether the server or the model is ready."""
-        route = path(request)
-        status, body = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
-        if field in ("live", "ready") and status not in (401, 403):
-            return {field: status == 200}
-        if status >= 400:
-            await context.abort(_code(status), _error(status, body))
-        value = json.loads(body)
-        return value if field is None else {field: value}
+    def _reader(self, path: Callable[[Any], str], field: str | None = None) -> Callable[[Any, Any], Any]:
+        """Return a call that responds as a route does, whose status alone tells whether something is ready."""
+
+        async def read(request: Any, context: Any) -> Mapping[str, Any]:
+            route = path(request)
+            status, body = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
+            if field in ("live", "ready") and status not in (401, 403):
+                return {field: status == 200}
+            if status >= 400:
+                await context.abort(_code(status), _error(status, body))
+            value = json.loads(body)
+            return {field: value} if field is not None else value or {}
+
+        return read
 
     async def _check(self, request: bytes, context: Any) -> bytes:
         """Return the state for a health check: SERVING or NOT_SERVING (grpc/grpc, health.proto)."""
@@ -326,6 +332,10 @@ async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
         return kind.FromString(data)
     except DecodeError:
         await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
+
+
+def _statistics_path(request: Any) -> str:
+    return f"{_path(request)}/stats" if request.name else "/v2/models/stats"
 
 
 def _path(request: Any) -> str:

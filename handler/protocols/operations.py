@@ -14,6 +14,7 @@ from handler.core.errors import (
     AdapterFailed,
     BadRequest,
     Conflict,
+    InvalidPayload,
     ModelNotFound,
     NoRoom,
     NotFound,
@@ -72,6 +73,7 @@ from handler.protocols.triton.api import (
     TritonMetadata,
     TritonServer,
     TritonState,
+    TritonStatistics,
     TritonTensor,
     TritonTensorConfig,
 )
@@ -488,6 +490,22 @@ _CONFIG: TritonConfig = {
     "model_transaction_policy": {"decoupled": True},
 }
 
+_STATISTICS: TritonStatistics = {
+    "model_stats": [
+        {
+            "name": "model",
+            "version": "1",
+            "last_inference": 0,
+            "inference_count": 0,
+            "execution_count": 0,
+            "inference_stats": {"success": {"count": 0, "ns": 0}},
+            "response_stats": {},
+            "batch_stats": [],
+            "memory_usage": [],
+        }
+    ]
+}
+
 _OF_TRITONS_MODEL = {
     "": Operation(
         "Triton", "Describe the model with its inputs and outputs",
@@ -496,6 +514,10 @@ _OF_TRITONS_MODEL = {
     ),
     "/ready": Operation(
         "Triton", "Report whether the model is ready for requests", {**_STATE, 404: _UNKNOWN_MODEL}
+    ),
+    "/stats": Operation(
+        "Triton", "Show the numbers and durations of the model's requests",
+        {200: (_JSON, TritonStatistics, _STATISTICS), 404: _UNKNOWN_MODEL},
     ),
     "/config": Operation(
         "Triton", "Show the model's configuration",
@@ -513,6 +535,23 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         "Triton", "Report that the server is running, ready or not", {200: (_TEXT, str, "")}
     ),
     ("GET", "/v2/health/ready"): Operation("Triton", "Report whether the server is ready for requests", {**_STATE}),
+    ("GET", "/v2/models/stats"): Operation(
+        "Triton", "Show the numbers and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
+    ),
+    **{
+        ("GET", f"/v2/{kind}sharedmemory/status"): Operation(
+            "Triton", f"List the regions of {kind} shared memory: none", {200: (_JSON, list[str], [])}
+        )
+        for kind in ("system", "cuda")
+    },
+    **{
+        ("POST", f"/v2/{kind}sharedmemory/region/{{region}}/register"): Operation(
+            "Triton",
+            f"Refuse a region of {kind} shared memory",
+            {400: _failure(TRITON_ERRORS, TritonError, InvalidPayload("shared memory is not supported"))},
+        )
+        for kind in ("system", "cuda")
+    },
     ("POST", "/v2/repository/index"): Operation(
         "Triton",
         "List the model and its state",

@@ -142,6 +142,9 @@ def test_state_and_metadata_are_those_of_http(open_triton: Triton) -> None:
     assert stub.ServerMetadata(service_pb2.ServerMetadataRequest()).name == "lmi-handler"
     (state,) = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest()).models
     assert (state.name, state.version, state.state) == ("model", "1", "READY")
+    (statistics,) = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name="model")).model_stats
+    assert statistics.inference_stats.success.count == statistics.inference_count
+    assert not stub.SystemSharedMemoryStatus(service_pb2.SystemSharedMemoryStatusRequest()).regions
     check = open_triton.channel.unary_unary("/grpc.health.v1.Health/Check")
     assert check(b"") == b"\x08\x01"
 

@@ -198,3 +198,34 @@ def test_metadata_has_the_shapes_that_requests_and_responses_have(echo_server: L
     assert shapes == {name: [-1, *size] for name, size in dims.items()}
     assert config["max_batch_size"] == 1
     assert [tensor["name"] for tensor in config["input"] if not tensor["optional"]] == ["text_input"]
+
+
+# -- statistics and shared memory --------------------------------------------------------------------------------------
+
+
+def test_statistics_count_the_requests_of_the_engine(echo_server: LiveServer) -> None:
+    def stats(path: str) -> dict[str, Any]:
+        (model,) = http.get(f"{echo_server.url}{path}").json()["model_stats"]
+        return dict(model)
+
+    before = stats(f"{MODEL}/stats")
+    for _ in range(3):
+        assert http.post(echo_server.url + INFER, json={"inputs": [text("a b"), LENGTH, BARE]}).status_code == 200
+    assert http.post(echo_server.url + INFER, json={"inputs": []}).status_code == 400  # the engine never gets it
+    after = stats("/v2/models/stats")
+    assert (after["name"], after["version"]) == ("model", "1")
+    assert after["inference_count"] - before["inference_count"] == 3
+    assert after["last_inference"] >= before["last_inference"]
+    for name in ("success", "queue", "compute_infer"):
+        assert after["inference_stats"][name]["count"] - before["inference_stats"][name]["count"] == 3, name
+    assert after["inference_stats"]["success"]["ns"] > before["inference_stats"]["success"]["ns"]
+    assert after["inference_stats"]["fail"] == before["inference_stats"]["fail"]
+    assert http.get(f"{echo_server.url}/v2/models/other/stats").status_code == 404
+
+
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+def test_shared_memory_has_no_regions_and_takes_none(echo_server: LiveServer, kind: str) -> None:
+    assert http.get(f"{echo_server.url}/v2/{kind}sharedmemory/status").json() == []
+    found = http.post(f"{echo_server.url}/v2/{kind}sharedmemory/region/a/register", json={"key": "/a", "byte_size": 8})
+    assert (found.status_code, found.json().keys()) == (400, {"error"})
+    assert "shared memory is not supported" in found.json()["error"]
