@@ -125,7 +125,7 @@ class ServingError(Exception):
         detail: text for the log only, such as another program's message.
 
     Attributes:
-        status: HTTP status.
+        status: the HTTP status.
         kind: TGI's `error_type`.
         type: DJL Serving's exception name.
     """

@@ -64,7 +64,7 @@ class App:
     """The ASGI application of a served model. It requires the ASGI extension in `http/protocol.py`.
 
     Args:
-        access: API keys and origins that may use the application.
+        access: the API keys and origins that may use the application.
         hosts: allowed values of the Host header; by default all.
         handlers: the user's handlers and middleware, which replace routes and run around them.
     """

@@ -93,7 +93,7 @@ class Formatters(NamedTuple):
     Attributes:
         configs: the keyword argument `configs` of input formatters.
         handlers: the custom handlers of AWS's vLLM image, as `Handlers`.
-        handle: LMI's function `handle`, as `Handle`.
+        handle: the function `handle` of LMI, as `Handle`.
         tool_format: the user's own format of tool calls.
     """
 

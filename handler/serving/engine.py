@@ -187,7 +187,7 @@ def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int])
     """Return the devices or cores of each replica. `auto` uses as many replicas as the devices allow.
 
     Args:
-        devices: GPUs that the engine may use; empty if it runs on the processor.
+        devices: the GPUs that the engine may use; empty if it runs on the processor.
         cores: cores that the engine may use; empty if processes cannot be pinned to cores.
 
     Raises:

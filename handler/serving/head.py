@@ -42,7 +42,7 @@ class Head(NamedTuple):
         headers: headers by name in lower case.
         dialect: dialect of the route, or None for the configured one.
         media_type: content type in lower case without its parameters, or "" if it is missing.
-        adapter: LoRA adapter named in the headers or the query.
+        adapter: the LoRA adapter named in the headers or the query.
         formatters: formatters of the adapter, or of the model.
         session: session named in the headers.
     """

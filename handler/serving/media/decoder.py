@@ -46,7 +46,7 @@ class Decoder(NamedTuple):
         make: returns the decoding function, in a sandbox's process. The function gets the maximum number of units and
             the file; it yields the size and digest, then the data in parts. It raises LargerThanRead for a larger file,
             and InvalidPayload for a broken one.
-        packages: Python packages that the decoder needs.
+        packages: the Python packages that the decoder needs.
         extra: extra of this package that installs them.
     """
 

@@ -59,8 +59,8 @@ class Tracer:
     settings from the variables `OTEL_*`.
 
     Args:
-        exporter: OpenTelemetry's exporter class, as returned by `find_exporter`.
-        endpoint: URL of the receiver, or None if OpenTelemetry's variables name it.
+        exporter: the exporter class of OpenTelemetry, as returned by `find_exporter`.
+        endpoint: the URL of the receiver, or None if OpenTelemetry's variables name it.
         model_name: name of the model in the spans.
     """
 
