@@ -71,7 +71,7 @@ RUN mkdir /opt/lmi-handler/models \
         && /opt/lmi-handler/venv/bin/python -c 'from handler.config.model_files import fetch_demo; print(fetch_demo())' \
         && touch --date "@${SOURCE_DATE_EPOCH}" /opt/lmi-handler/models/*.gguf \
         && /opt/lmi-handler/venv/bin/python -c \
-            'from handler.engines.openvino.model import prepare_model; print(prepare_model("demo", "auto"))'; \
+            'from handler.config.config import Config; from handler.engines.base import EngineConfig; from handler.engines.openvino.model import prepare; print(prepare("demo", EngineConfig(Config())))'; \
     fi
 
 # The software bill of materials, beside the image: `--target cpu-sbom --output type=local,dest=.`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,21 +25,18 @@ from handler.protocols.tgi.native import CHAT_TOKENIZE, MAX_BEST_OF, MAX_STOPS, 
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (
     TritonConfig,
-    TritonDuration,
     TritonMetadata,
     TritonModelStatistics,
     TritonServer,
     TritonState,
-    TritonStatistics,
     TritonTensor,
     TritonTensorConfig,
 )
-from handler.protocols.triton.infer import INPUT_TYPES, OUTPUT_TYPES, TensorType
-from handler.protocols.triton.request import PROMPT, VERSION
+from handler.protocols.triton.models import TensorType, model_named
+from handler.protocols.triton.request import VERSION
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
-from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.request.task import ignored_header
 
@@ -212,43 +208,7 @@ class TgiRoutes:
 
 _EXTENSIONS = ["model_repository", "statistics"]
 _OF_GENERATION = ["generate", "model_configuration", "binary_tensor_data", "parameters"]
-_DURATIONS = (
-    "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
-)  # fmt: skip
 _SHARED_MEMORY = [f"/v2/{kind}sharedmemory" for kind in ("system", "cuda")]
-
-
-class _Statistics:
-    """The statistics of the requests that the engine got and that have ended (Triton's extension_statistics.md)."""
-
-    def __init__(self) -> None:
-        self._durations: dict[str, TritonDuration] = {name: {"count": 0, "ns": 0} for name in _DURATIONS}
-        self._last = 0  # milliseconds since 1970
-
-    def note(self, request: RequestRecord) -> None:
-        if request.queue is None:
-            return
-        self._last = round(time.time() * 1000)
-        end = "success" if request.outcome == "ok" else "fail"
-        times = {end: request.total, "queue": request.queue, "compute_infer": request.total - request.started}
-        for name, seconds in times.items():
-            self._durations[name]["count"] += 1
-            self._durations[name]["ns"] += round(max(seconds, 0.0) * 1e9)
-
-    def of_model(self, name: str) -> TritonStatistics:
-        count = self._durations["success"]["count"]
-        value: TritonModelStatistics = {
-            "name": name,
-            "version": VERSION,
-            "last_inference": self._last,
-            "inference_count": count,
-            "execution_count": count,
-            "inference_stats": self._durations,
-            "response_stats": {},
-            "batch_stats": [],
-            "memory_usage": [],
-        }
-        return {"model_stats": [value]}
 
 
 class TritonRoutes:
@@ -257,8 +217,6 @@ class TritonRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._generates = model.context.task is Task.GENERATION
-        self._statistics = _Statistics()
-        model.metrics.recorders.append(self._statistics.note)
         of_model = {"/ready": self._model_ready, "/stats": self._model_statistics}
         if self._generates:  # other tasks have no tensors to describe
             of_model |= {"": self._metadata, "/config": self._config}
@@ -294,7 +252,20 @@ class TritonRoutes:
         await send_json(scope, send, 200, [state])
 
     async def _all_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(scope, send, 200, self._statistics.of_model(self._model.config.model_name))
+        ended = self._model.metrics.ended
+        count = ended.durations["success"]["count"]
+        statistics: TritonModelStatistics = {
+            "name": scope["path_params"].get("model", self._model.config.model_name),
+            "version": VERSION,
+            "last_inference": ended.last,
+            "inference_count": count,
+            "execution_count": count,
+            "inference_stats": ended.durations,
+            "response_stats": {},
+            "batch_stats": [],
+            "memory_usage": [],
+        }
+        await send_json(scope, send, 200, {"model_stats": [statistics]})
 
     async def _regions(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(scope, send, 200, [])
@@ -311,12 +282,14 @@ class TritonRoutes:
 
     async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
+            name: str = scope["path_params"]["model"]
+            model = model_named(name)
             value: TritonMetadata = {
-                "name": self._model.config.model_name,
+                "name": name,
                 "versions": [VERSION],
                 "platform": self._platform,
-                "inputs": _described(INPUT_TYPES),
-                "outputs": _described(OUTPUT_TYPES),
+                "inputs": _described(model.inputs),
+                "outputs": _described(model.outputs),
             }
             await send_json(scope, send, 200, value)
 
@@ -326,13 +299,17 @@ class TritonRoutes:
 
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
+            name: str = scope["path_params"]["model"]
+            model = model_named(name)
             value: TritonConfig = {
-                "name": self._model.config.model_name,
+                "name": name,
                 "platform": self._platform,
                 "backend": self._platform,
                 "max_batch_size": 1,
-                "input": [{**tensor, "optional": tensor["name"] != PROMPT} for tensor in _configured(INPUT_TYPES)],
-                "output": _configured(OUTPUT_TYPES),
+                "input": [
+                    {**tensor, "optional": tensor["name"] != model.prompt} for tensor in _configured(model.inputs)
+                ],
+                "output": _configured(model.outputs),
                 "model_transaction_policy": {"decoupled": True},
             }
             await send_json(scope, send, 200, value)

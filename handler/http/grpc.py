@@ -23,7 +23,7 @@ from handler.core.errors import ConfigError, InvalidPayload
 from handler.http.inference import again
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
-from handler.protocols.triton.grpc import FRAMES, body_of, failure, messages
+from handler.protocols.triton.grpc import FRAMES, body_of, empty_final, failure, messages, stops
 from handler.protocols.triton.infer import HEADER
 
 log = logging.getLogger("handler.server")
@@ -260,18 +260,23 @@ class GrpcServer:
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Respond to the requests of a stream concurrently. An error of one request does not end the stream."""
-        outbox, running, call = _Outbox(), set[asyncio.Task[int]](), asyncio.current_task()
+        outbox, running, call = _Outbox(), dict[asyncio.Task[int], str](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
 
         def ended(task: asyncio.Task[int]) -> None:
-            running.discard(task)
+            del running[task]
             outbox.wake()
 
         async def read() -> None:
             async for data in requests:
                 request = await _parsed(service_pb2.ModelInferRequest, data, context)
+                if request.id and stops(request):
+                    for task in [task for task, id in running.items() if id == request.id]:
+                        task.cancel()
+                    outbox.put(empty_final(request))
+                    continue
                 task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
-                running.add(task)
+                running[task] = request.id
                 task.add_done_callback(ended)
                 if len(running) >= _MAX_REQUESTS:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -300,6 +305,10 @@ class GrpcServer:
         scope = _scope(context, exchange, "POST", path, headers)
         try:
             await self._app(scope, again(body.data, _never), exchange.send)
+        except asyncio.CancelledError:
+            if not exchange.is_over:  # a request of the stream has stopped this one
+                outbox.put(empty_final(request))
+            raise
         except Exception:  # one request must not end the others of its stream
             log.exception("request %s failed", request.id)
         finally:

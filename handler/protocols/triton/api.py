@@ -127,20 +127,13 @@ class TritonConfig(TypedDict):
     model_transaction_policy: TransactionPolicy
 
 
-class TritonDuration(TypedDict):
-    """A number of requests, and the nanoseconds of all of them together."""
-
-    count: Count
-    ns: Count
-
-
 class TritonModelStatistics(TypedDict):
     name: str
     version: str
     last_inference: Count
     inference_count: Count
     execution_count: Count
-    inference_stats: dict[str, TritonDuration]
+    inference_stats: dict[str, dict[str, Count]]
     response_stats: dict[str, Any]
     batch_stats: list[Any]
     memory_usage: list[Any]

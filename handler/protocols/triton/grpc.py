@@ -21,6 +21,7 @@ from handler.protocols.kernel.dialect import ParsedRequest, TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.triton.api import TritonExtras
 from handler.protocols.triton.infer import FORMATS, Infer, InferDocument, OutputTensor, Selection, packed
+from handler.protocols.triton.request import VERSION
 from handler.protocols.triton.response import ResponseOptions, TritonStream
 
 FRAMES = "application/grpc+proto"
@@ -70,6 +71,13 @@ def body_of(request: Any) -> InferBody:
     document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
     data = JSON.encode({**({"id": request.id} if request.id else {}), **document})
     return InferBody(b"".join([data, *contents]), len(data))
+
+
+def stops(request: Any) -> bool:
+    """Return whether a ModelInferRequest ends the request of its id, by TensorRT-LLM's input `stop`."""
+    contents = request.raw_input_contents
+    flags = [index for index, tensor in enumerate(request.inputs) if (tensor.name, tensor.datatype) == ("stop", "BOOL")]
+    return any([*request.inputs[i].contents.bool_contents] == [True] or contents[i : i + 1] == [b"\x01"] for i in flags)
 
 
 def _contents(request: Any) -> Iterator[bytes]:
@@ -128,6 +136,13 @@ def messages(frames: bytes) -> Iterator[bytes]:
         start += PREFIX.size
         yield frames[start : start + length]
         start += length
+
+
+def empty_final(request: Any) -> bytes:
+    """Return a ModelStreamInferResponse without outputs, which ends a request."""
+    response = service_pb2.ModelInferResponse(id=request.id, model_name=request.model_name, model_version=VERSION)
+    response.parameters[_FINAL].bool_param = True
+    return _streamed(response)
 
 
 def failure(id: str, message: str) -> bytes:

@@ -22,15 +22,8 @@ from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.request import (
-    EXTRAS,
-    INPUTS,
-    PROMPT,
-    check_single_sequence,
-    read_id,
-    read_inputs,
-    wrong_type,
-)
+from handler.protocols.triton.models import FLAGS, INDICES, TensorModel, model_of
+from handler.protocols.triton.request import check_single_sequence, read_id, read_inputs, wrong_type
 from handler.protocols.triton.response import ResponseOptions, TritonDocument, shape_of
 
 HEADER = "inference-header-content-length"
@@ -59,47 +52,6 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 """Maps a datatype without its size to the types of its values in JSON, and to Triton's word for them."""
 
-_LISTS = frozenset({"stop_words", "bad_words", "sampling_param_stop", "stop", "stop_token_ids"})
-"""Inputs of any number of elements. The others have one."""
-
-
-class TensorType(NamedTuple):
-    """The datatype of a tensor, and its dimensions after the batch dimension. -1 stands for any size."""
-
-    datatype: str
-    dims: tuple[int, ...] = (1,)
-
-
-INPUT_TYPES: Mapping[str, TensorType] = {
-    PROMPT: TensorType("BYTES"),
-    **{name: TensorType(row.datatype, (-1,) if name in _LISTS else (1,)) for name, row in INPUTS.items()},
-}
-"""All inputs by name, beginning with the prompt, which is required."""
-
-_INDICES = ("batch_index", "sequence_index")
-"""Outputs of the backend that are always 0, as a response contains all sequences."""
-
-OUTPUT_TYPES: Mapping[str, TensorType] = {
-    "text_output": TensorType("BYTES", (-1,)),
-    "finish_reason": TensorType("BYTES", (-1,)),
-    "cum_log_probs": TensorType("FP32", (-1,)),
-    "output_log_probs": TensorType("FP32", (-1, -1)),
-    "context_logits": TensorType("FP32", (-1, -1)),
-    "generation_logits": TensorType("FP32", (-1, -1, -1)),
-    "cumulative_logprob": TensorType("FP32", (-1,)),
-    "num_input_tokens": TensorType("INT32"),
-    "num_output_tokens": TensorType("INT32", (-1,)),
-    **dict.fromkeys(_INDICES, TensorType("INT32")),
-}
-"""All outputs by name."""
-
-_FLAGS = {
-    **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
-    **{name: f"return_{name}" for name in EXTRAS},
-}
-"""Maps an output to the input that requests it."""
-
-
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
@@ -108,12 +60,13 @@ class _Reader:
 
     Args:
         id: the request's id in messages.
-        model: the model's name in messages.
+        name: the model's name in messages.
+        model: the model whose tensors the request has.
         tail: the binary data behind the JSON document.
     """
 
-    def __init__(self, id: str, model: str, tail: bytes) -> None:
-        self._id, self._model, self._tail, self._position = id or "<id_unknown>", model, tail, 0
+    def __init__(self, id: str, name: str, model: TensorModel, tail: bytes) -> None:
+        self._id, self._name, self.model, self._tail, self._position = id or "<id_unknown>", name, model, tail, 0
         self.has_batch = True
         self.values: dict[str, Any] = {}
 
@@ -123,45 +76,48 @@ class _Reader:
         Raises:
             InvalidPayload: a tensor is invalid.
         """
+        inputs = self.model.inputs
         for tensor in tensors:
             name, datatype, shape = (_member(tensor, key, kind) for key, kind in _MEMBERS.items())
-            if name not in INPUT_TYPES:
-                raise InvalidPayload(f"unexpected inference input {quote(name)} for model '{self._model}'")
+            if name not in inputs:
+                raise InvalidPayload(f"unexpected inference input {quote(name)} for model '{self._name}'")
             if name in self.values:
                 raise self._refused(f"input '{name}' already exists in request")
-            expected = INPUT_TYPES[name].datatype
+            expected, dims = inputs[name]
             if datatype not in FORMATS and datatype != "BYTES":
                 raise InvalidPayload(f"invalid datatype for input {name}")
             if datatype != expected:
                 raise self._refused(
-                    f"inference input '{name}' data-type is '{datatype}', but model '{self._model}' expects "
-                    f"'{expected}'"
+                    f"inference input '{name}' data-type is '{datatype}', but model '{self._name}' expects '{expected}'"
                 )
-            number = self._size(name, shape)
+            sizes = self._sizes(name, dims, shape)
             data, parameters = tensor.get("data"), tensor.get("parameters", {})
-            items = self._items(name, datatype, number, data, parameters)
-            self.values[name] = items[0] if number == 1 and name not in _LISTS else items
+            items = self._items(name, datatype, math.prod(sizes), data, parameters)
+            self.values[name] = items[0] if dims == (1,) else nested(items, sizes)
         if self._position != len(self._tail):
-            raise InvalidPayload(f"unexpected additional input data for model '{self._model}'")
+            raise InvalidPayload(f"unexpected additional input data for model '{self._name}'")
 
     def _refused(self, message: str) -> InvalidPayload:
         return InvalidPayload(f"[request id: {self._id}] {message}")
 
-    def _size(self, name: str, shape: Sequence[Any]) -> int:
-        """Return the number of elements of a shape [N] or [1, N]."""
+    def _sizes(self, name: str, dims: Sequence[int], shape: Sequence[Any]) -> list[int]:
+        """Return the sizes of a shape after the batch dimension, which is 1 or missing."""
         if not all(type(size) is int and size >= 0 for size in shape):
             raise wrong_type("shape", "unsigned-integer")
-        if len(shape) > 1 and shape[0] > 1:
-            raise self._refused(f"inference request batch-size must be <= 1 for '{self._model}'")
-        is_list = name in _LISTS
-        if not 1 <= len(shape) <= 2 or (0 in shape[:-1]) or (not is_list and shape[-1] != 1):
+        has_batch = len(shape) > len(dims)
+        if has_batch and shape[0] > 1:
+            raise self._refused(f"inference request batch-size must be <= 1 for '{self._name}'")
+        sizes = [*shape[has_batch:]]
+        fits = len(sizes) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, sizes, strict=True))
+        if not fits or 0 in shape[:has_batch]:
+            expected, actual = (",".join(map(str, sizes)) for sizes in ((-1, *dims), shape[:_SHOWN_DIMS]))
             raise self._refused(
-                f"unexpected shape for input '{name}' for model '{self._model}'. Expected "
-                f"{'[-1,-1]' if is_list else '[-1,1]'}, got [{','.join(map(str, shape[:_SHOWN_DIMS]))[:MAX_NAME]}]."
+                f"unexpected shape for input '{name}' for model '{self._name}'. Expected [{expected}], got "
+                f"[{actual[:MAX_NAME]}]."
             )
-        if name == PROMPT:
-            self.has_batch = len(shape) > 1
-        return int(shape[-1])
+        if name == self.model.prompt:
+            self.has_batch = has_batch
+        return sizes
 
     def _items(self, name: str, datatype: str, number: int, data: Any, parameters: Any) -> list[Any]:
         parameters = parameters if isinstance(parameters, dict) else {}
@@ -185,23 +141,23 @@ class _Reader:
         if len(data) < size:
             raise InvalidPayload(
                 f"unexpected size for input '{name}', expecting {size - len(data)} additional bytes for model "
-                f"'{self._model}'"
+                f"'{self._name}'"
             )
         self._position += size
         if datatype == "BYTES":
             texts = list(itertools.islice(self._texts(name, data), number + 1))
             if len(texts) != number:
-                what = f"expected {number} string elements for inference input '{name}' for model '{self._model}', got"
+                what = f"expected {number} string elements for inference input '{name}' for model '{self._name}', got"
                 raise self._refused(f"{what} {len(texts) if len(texts) < number else 'more'}")
             return texts
         code = FORMATS[datatype]
         if size != number * struct.calcsize(code):
             expected = f"Expected {number * struct.calcsize(code)}, got {size}"
-            raise self._refused(f"input byte size mismatch for input '{name}' for model '{self._model}'. {expected}")
+            raise self._refused(f"input byte size mismatch for input '{name}' for model '{self._name}'. {expected}")
         return list(struct.unpack(f"<{number}{code}", data))
 
     def _texts(self, name: str, data: bytes) -> Iterator[str]:
-        position, of_input = 0, f"for inference input '{name}' for model '{self._model}'"
+        position, of_input = 0, f"for inference input '{name}' for model '{self._name}'"
         while position < len(data):
             length = data[position : position + 4]
             if len(length) < 4:
@@ -250,6 +206,13 @@ def _flat(datatype: str, number: int, data: Any) -> list[Any]:
     return items
 
 
+def nested(items: list[Any], sizes: Sequence[int]) -> list[Any]:
+    """Return the elements as nested lists of a shape with one or two dimensions."""
+    if len(sizes) == 1:
+        return items
+    return [items[index * sizes[1] : (index + 1) * sizes[1]] for index in range(sizes[0])]
+
+
 def _elements(data: list[Any]) -> Iterator[Any]:
     """Yield the elements of nested lists."""
     levels = [iter(data)]
@@ -270,16 +233,22 @@ OutputTensor = tuple[str, str, Sequence[int], Sequence[Any]]
 """The name, the datatype, the shape and the elements of an output tensor."""
 
 
+_WITH_BATCH = TENSOR_OUTPUTS.keys() - {"output_ids", "sequence_length"}
+"""Outputs whose values have the batch dimension."""
+
+
 class Selection(NamedTuple):
     """The output tensors of a response.
 
     Attributes:
+        model: the model whose tensors the request has.
         names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
         is_binary: whether tensors are binary if the request names none.
         has_batch: whether shapes begin with the batch dimension.
         sagemaker: whether binary data has SageMaker's content type.
     """
 
+    model: TensorModel
     names: Mapping[str, bool]
     is_binary: bool
     has_batch: bool
@@ -287,13 +256,15 @@ class Selection(NamedTuple):
 
     def tensors(self, values: Mapping[str, Any]) -> Iterator[OutputTensor]:
         """Yield the selected tensors in the order of `values`, which are their contents by name."""
-        present = {**values, **{name: 0 for name in _INDICES if name in self.names}}
+        outputs = self.model.outputs
+        present = {self.model.text if name == "text_output" else name: value for name, value in values.items()}
+        present.update((name, 0) for name in INDICES if name in self.names)
         for name, value in present.items():
-            if name in (self.names or present):
-                if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
+            if name in outputs and name in (self.names or present):
+                if name not in _WITH_BATCH:
                     value = [value if isinstance(value, list) else [value]]
                 shape, items = shape_of(value if self.has_batch else value[0])
-                yield name, OUTPUT_TYPES[name].datatype, shape, items
+                yield name, outputs[name].datatype, shape, items
 
 
 class InferDocument(TritonDocument):
@@ -402,14 +373,15 @@ class Infer(Dialect):
             raise InvalidPayload("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         if not isinstance(tensors, list):
             raise wrong_type("inputs", "array")
-        id, model = read_id(document), context.model_names[0]
-        reader = _Reader(id, model, data)
+        id, name = read_id(document), context.model_names[0]
+        model = model_of(tensors)
+        reader = _Reader(id, name, model, data)
         reader.read(tensors)
         parameters = document.get("parameters", {})
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
-        names = _read_outputs(document.get("outputs", []), model)
-        values = {**reader.values, **{_FLAGS[name]: True for name in names if name in _FLAGS}}
+        names = _read_outputs(document.get("outputs", []), name, model)
+        values = {**reader.values, **{FLAGS[output]: True for output in names if output in FLAGS}}
         streams = bool(values.pop("stream", False) or values.pop("streaming", False))
         if streams and not self.may_stream:
             unknown.append("stream")
@@ -420,7 +392,7 @@ class Infer(Dialect):
         sagemaker = self._sagemaker and media_type != _OCTETS
         if streams:
             check_single_sequence(own.sampling, read)
-        selection = Selection(names, is_binary, reader.has_batch, sagemaker)
+        selection = Selection(model, names, is_binary, reader.has_batch, sagemaker)
         return self._respond(options._replace(request=own), selection, ignored, streams=streams)
 
     def _respond(
@@ -473,7 +445,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
     return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
 
 
-def _read_outputs(tensors: Any, model: str) -> dict[str, bool]:
+def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, bool]:
     """Return whether each output tensor that the request names is binary.
 
     Raises:
@@ -484,8 +456,8 @@ def _read_outputs(tensors: Any, model: str) -> dict[str, bool]:
     names: dict[str, bool] = {}
     for tensor in tensors:
         name = _member(tensor, "name", str)
-        if name not in OUTPUT_TYPES:
-            raise InvalidPayload(f"unexpected inference output {quote(name)} for model '{model}'")
+        if name not in model.outputs:
+            raise InvalidPayload(f"unexpected inference output {quote(name)} for model '{of_model}'")
         parameters = tensor.get("parameters", {})
         if not isinstance(parameters, dict) or not isinstance(is_binary := parameters.get("binary_data", False), bool):
             raise wrong_type("binary_data", "boolean")

@@ -145,6 +145,10 @@ _BIAS = "only tokens can be biased; send logit_bias to /invocations"
 _METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
+IDS = "input_ids"
+"""The prompt of the model `tensorrt_llm`."""
+PROMPT_2023 = "INPUT_0"
+"""The prompt of the ensemble of 2023."""
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 """Outputs that are neither text nor GptManager's. An input requests each by its name after `return_`."""
@@ -228,7 +232,29 @@ INPUTS: Mapping[str, InputTensor] = {
 }
 """All inputs except the prompt. Parameters that are not fields of Sampling go to `ParsedParameters.others`."""
 
-TABLE = Table({name: input.parameter for name, input in INPUTS.items()})
+OF_OTHER_MODELS: Mapping[str, InputTensor] = {
+    # tensorrt_llm, whose further inputs are also inputs of `generate`
+    IDS: InputTensor("INT32", TENSORS["input_ids"]),
+    "input_lengths": InputTensor("INT32", Parameter("num_prompt_ids", single(integer(0), "[1,1]"))),
+    "request_output_len": InputTensor("INT32", TENSORS["request_output_len"]),
+    "runtime_top_k": InputTensor("INT32", INPUTS["top_k"].parameter),
+    "runtime_top_p": InputTensor("FP32", INPUTS["top_p"].parameter),
+    "len_penalty": InputTensor("FP32", INPUTS["length_penalty"].parameter),
+    "stop_words_list": InputTensor("INT32", TENSORS["stop_words_list"]),
+    "bad_words_list": InputTensor("INT32", TENSORS["bad_words_list"]),
+    "embedding_bias": InputTensor("FP32", TENSORS["embedding_bias"]),
+    "draft_input_ids": InputTensor("INT32", TENSORS["draft_input_ids"]),
+    "draft_logits": InputTensor("FP16", TENSORS["draft_logits"]),
+    "beam_search_diversity_rate": _never("FP32", "the engines have no diverse beam search"),
+    "prompt_table_extra_ids": _never("UINT64", _EMBEDDINGS),
+    # the ensemble of 2023
+    "INPUT_1": InputTensor("UINT32", INPUTS["max_tokens"].parameter),
+    "INPUT_2": InputTensor("BYTES", INPUTS["bad_words"].parameter),
+    "INPUT_3": InputTensor("BYTES", INPUTS["stop_words"].parameter),
+}
+"""The inputs of other models than that of `generate`, which only `infer` reads."""
+
+TABLE = Table({name: input.parameter for name, input in (*INPUTS.items(), *OF_OTHER_MODELS.items())})
 
 LLMAPI = ("sampling_param_", "streaming")
 """The prefixes of the llmapi model's inputs. By default, its answers leave out the prompt."""
@@ -321,8 +347,8 @@ def _samples(inputs: Mapping[str, Any]) -> bool:
     temperature = _number(inputs, "temperature", "sampling_param_temperature")
     if _SAMPLING in inputs:
         return temperature != 0  # vLLM's rule
-    k = _number(inputs, "top_k", "sampling_param_top_k")
-    p = _number(inputs, "top_p", "sampling_param_top_p")
+    k = _number(inputs, "top_k", "sampling_param_top_k", "runtime_top_k")
+    p = _number(inputs, "top_p", "sampling_param_top_p", "runtime_top_p")
     beams = _number(inputs, "beam_width")
     if temperature == 0 or k == 1:
         return False
@@ -364,6 +390,7 @@ def _body(context: ServerContext) -> Shape:
     inputs = {
         name: {"anyOf": [shape, TEXT]} if INPUTS[name].datatype in TEXTS else shape
         for name, shape in parameters(TABLE.parameters, context).items()
+        if name in INPUTS
     }
     text = {PROMPT: {"anyOf": [TEXT, listing(TEXT, minItems=1, maxItems=1)]}}
     return record(
@@ -443,21 +470,23 @@ def read_inputs(
     Raises:
         InvalidPayload, InvalidParameter: an input is missing or invalid.
     """
-    prompt = _read_prompt(inputs, id, context)
+    prompt = "" if IDS in inputs else _read_prompt(inputs, id, context)
     inputs, replaced = join_sampling(inputs)
     inputs = join_guide(inputs)
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
     ignored = report_unknown([*unknown, *replaced], body, context)
-    request = _request(prompt, parameters, ignores_end=inputs.get("ignore_eos") in (True, [True]))
+    request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
     fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
     if id:
         fixed["id"] = id
+    is_excluded = _without_prompt(inputs, parameters, streams(parameters))
     options = ResponseOptions(
         request,
         fixed,
-        select_tensors(parameters),
+        select_tensors(parameters, () if request.prompt_ids is None else ("output_ids", "sequence_length")),
         frozenset(name for name in EXTRAS if parameters.others.get(name)),
-        "" if _without_prompt(inputs, parameters, streams(parameters)) else prompt,
+        "" if is_excluded else prompt,
+        () if is_excluded or request.prompt_ids is None else request.prompt_ids,
     )
     return options, parameters, ignored
 
@@ -516,24 +545,29 @@ def _is_input(name: str) -> bool:
 
 def _read_prompt(inputs: dict[str, Any], id: str, context: ServerContext) -> str:
     """Remove the prompt from the inputs and return it."""
-    if PROMPT not in inputs:
+    name = PROMPT if PROMPT in inputs else PROMPT_2023
+    if name not in inputs:
         expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(inputs)} inputs"
         raise InvalidPayload(
             f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.model_names[0]}'. Got input(s) "
             f"{sorted(inputs)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
-    prompt = inputs.pop(PROMPT)
+    prompt = inputs.pop(name)
     if isinstance(prompt, list):
         if len(prompt) != 1:
-            raise InvalidPayload(f"The schema can not convert input '{PROMPT}' to tensor with proper shape")
+            raise InvalidPayload(f"The schema can not convert input '{name}' to tensor with proper shape")
         (prompt,) = prompt
     if not isinstance(prompt, str):
-        raise wrong_type(PROMPT, "string")
+        raise wrong_type(name, "string")
     return prompt
 
 
-def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) -> Request:
+def _request(prompt: str, parameters: ParsedParameters, context: ServerContext, *, ignores_end: bool) -> Request:
     sampling, names, end_id = parameters.sampling, parameters.names, parameters.others.get("end_id")
+    ids = _read_ids(parameters)
+    if ids is not None:
+        assert context.vocabulary is not None, "token ids are refused without a vocabulary"
+        prompt = context.vocabulary.decode(ids)
     if end_id is not None:  # it replaces the model's own end token
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
@@ -541,21 +575,39 @@ def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) ->
     ranked = sampling.num_sequences > 1 or bool(parameters.others.get("cumulative_logprob"))
     return Request(
         prompt=prompt,
+        prompt_ids=ids,
         sampling=sampling._replace(logprobs=ranked or bool(parameters.others.get("return_log_probs"))),
         adapter=parameters.others.get("adapter"),
         eos_token_id=end_id,
         names=FieldNames(
-            prompt=PROMPT,
+            prompt=PROMPT if ids is None else IDS,
             max_new_tokens=names.get("max_new_tokens", "max_tokens"),
             stop_token_ids="end_id",
+            bad_token_ids="bad_words_list",
+            logit_bias="embedding_bias",
             logits=names.get("return_generation_logits", "return_context_logits"),
             structured_output="guided_decoding_guide",
         ),
     )
 
 
+def _read_ids(parameters: ParsedParameters) -> tuple[int, ...] | None:
+    """Return the token ids of the prompt without padding, or None if the prompt is a text.
+
+    Raises:
+        InvalidParameter: input_lengths is not a length of the ids.
+    """
+    ids: tuple[int, ...] | None = parameters.others.get("prompt_ids")
+    length = parameters.others.get("num_prompt_ids")
+    if ids is None or length is None:
+        return ids
+    if not 1 <= length <= len(ids):
+        raise InvalidParameter(f"input_lengths={length}: must be from 1 to {len(ids)}, the number of input_ids")
+    return ids[:length]
+
+
 def _without_prompt(inputs: Mapping[str, Any], parameters: ParsedParameters, streams: bool) -> bool:
-    """Return whether the text leaves out the prompt. Streams and the llmapi model do so by default."""
+    """Return whether the response omits the prompt. Streams and the llmapi model do so by default."""
     exclude = parameters.others.get("exclude_prompt")
     if exclude is not None:
         return bool(exclude)

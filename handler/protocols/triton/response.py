@@ -25,6 +25,7 @@ class ResponseOptions(NamedTuple):
         tensors: the output tensors other than the text, or None if the request asks for none.
         extras: the names of the further fields that the request asks for, such as finish_reason.
         before: the prompt if the text begins with it, or else "".
+        ids_before: the prompt's token ids if `output_ids` begin with them.
     """
 
     request: Request
@@ -32,10 +33,14 @@ class ResponseOptions(NamedTuple):
     tensors: OutputTensors | None
     extras: frozenset[str]
     before: str
+    ids_before: tuple[int, ...] = ()
 
     def values(self, texts: str | list[str], tensors: TensorValues | None, extras: TritonExtras) -> Mapping[str, Any]:
         """Return the contents of the output tensors that the request asks for, by name, in the order of the model."""
         shown = {name: item for name, item in extras.items() if name in self.extras}
+        if tensors and self.ids_before:
+            tensors["output_ids"] = [[*self.ids_before, *ids] for ids in tensors["output_ids"]]
+            tensors["sequence_length"] = [len(self.ids_before) + number for number in tensors["sequence_length"]]
         return {"text_output": texts, **(tensors or {}), **shown}
 
     def response(

@@ -388,6 +388,39 @@ class _Captured(Collector):
         yield family
 
 
+class Ended:
+    """The numbers and durations of the requests that the engine got and that have ended, as in Triton's statistics.
+
+    Source: triton-inference-server/server, docs/protocol/extension_statistics.md.
+
+    Attributes:
+        durations: the number of requests and their nanoseconds, by Triton's name of the outcome or the phase.
+        last: when the last one ended, in milliseconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        names = (
+            "success",
+            "fail",
+            "queue",
+            "compute_input",
+            "compute_infer",
+            "compute_output",
+            "cache_hit",
+            "cache_miss",
+        )
+        self.durations: dict[str, dict[str, int]] = {name: {"count": 0, "ns": 0} for name in names}
+        self.last = 0
+
+    def count(self, request: RequestRecord) -> None:
+        self.last = round(time.time() * 1000)
+        outcome = "success" if request.outcome == "ok" else "fail"
+        phases = {outcome: request.total, "queue": request.queue, "compute_infer": request.total - request.started}
+        for name, seconds in phases.items():
+            self.durations[name]["count"] += 1
+            self.durations[name]["ns"] += round(max(seconds or 0.0, 0.0) * 1e9)
+
+
 class Metrics:
     """The metrics of a server, in a registry of its own, so that several servers in a process (as in tests) do not
     conflict.
@@ -400,6 +433,7 @@ class Metrics:
 
     Attributes:
         by_outcome: counters of requests by outcome, one of `OUTCOMES`.
+        ended: the numbers and durations of ended requests for Triton's statistics.
         recorders: functions that are called with the record of each request that has ended.
     """
 
@@ -407,6 +441,7 @@ class Metrics:
 
     def __init__(self, model_name: str, gauges: Gauges, *, tgi: bool = False, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
+        self.ended = Ended()
         self.recorders: list[Callable[[RequestRecord], object]] = [] if tracer is None else [tracer.record]
         self.registry = registry = CollectorRegistry()
         requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
@@ -454,6 +489,8 @@ class Metrics:
         """
         self.by_outcome[request.outcome].inc()
         admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED
+        if request.queue is not None:
+            self.ended.count(request)
         if admitted:
             self._histograms["request_duration_seconds"].observe(request.total)
         self.prompt_tokens.inc(request.num_prompt_tokens)

@@ -16,7 +16,8 @@ from handler.core.errors import ServingError
 from handler.core.values import Finish
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
-from handler.protocols.triton.infer import HEADER, INPUT_TYPES, OUTPUT_TYPES, Infer
+from handler.protocols.triton import models
+from handler.protocols.triton.infer import HEADER, Infer
 from handler.protocols.triton.request import INPUTS, Route, Triton
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, deltas, shorter, with_logits
@@ -27,7 +28,7 @@ INFER, GENERATE = Infer(), Triton(Route.GENERATE)
 def tensor(name: str, *values: Any, **members: Any) -> dict[str, Any]:
     return {
         "name": name,
-        "datatype": INPUT_TYPES[name].datatype,
+        "datatype": models.TEXT.inputs[name].datatype,
         "shape": [1, len(values)],
         "data": [*values],
     } | members
@@ -99,7 +100,7 @@ def test_tensors_ask_for_the_same_as_generate() -> None:
     assert parsed(TEXT, *(tensor(name, *value) for name, value in values.items())).requests == wanted
     codes = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
     data = {
-        name: packed(*value) if name.endswith("words") else struct.pack(f"<{codes[INPUT_TYPES[name].datatype]}", *value)
+        name: packed(*value) if name.endswith("words") else struct.pack(f"<{codes[models.TEXT.inputs[name].datatype]}", *value)
         for name, value in values.items()
     }
     tensors = [binary(name, item, 1, len(values[name])) for name, item in data.items()]
@@ -119,7 +120,7 @@ def test_json_and_binary_tensors_may_be_mixed_nested_or_without_batch() -> None:
 
 
 def test_every_input_of_generate_is_a_tensor() -> None:
-    assert list(INPUT_TYPES) == ["text_input", *INPUTS]
+    assert list(models.TEXT.inputs) == ["text_input", *INPUTS]
 
 
 def test_a_response_is_whole_also_for_stream() -> None:
@@ -309,7 +310,7 @@ def test_shapes_have_a_batch_dimension_if_the_prompt_has_one() -> None:
     document, _ = response(*logits, tensor("return_log_probs", True), scripted=with_logits())
     shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
     for name, shape in shapes.items():
-        assert len(shape) == 1 + len(OUTPUT_TYPES[name].dims), name
+        assert len(shape) == 1 + len(models.TEXT.outputs[name].dims), name
         assert shape[0] == 1
     call = parsed({**TEXT, "shape": [1]}, tensor("return_log_probs", True, shape=[1]))
     call.reply.start(0, 3)

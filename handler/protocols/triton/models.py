@@ -1,0 +1,140 @@
+"""The tensors of the models in TensorRT-LLM's repositories, with their datatypes and shapes, for `infer`.
+
+Sources: NVIDIA/TensorRT-LLM, triton_backend/all_models/inflight_batcher_llm; the models of 2023 are in the history of
+triton-inference-server/tensorrtllm_backend, all_models/gpt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
+from handler.protocols.triton.request import EXTRAS, IDS, INPUTS, OF_OTHER_MODELS, PROMPT, PROMPT_2023
+
+
+class TensorType(NamedTuple):
+    """The datatype of a tensor, and its dimensions after the batch dimension. -1 stands for any size."""
+
+    datatype: str
+    dims: tuple[int, ...] = (1,)
+
+
+class TensorModel(NamedTuple):
+    """The tensors of a model.
+
+    Attributes:
+        prompt: the required input, by which a request shows the model that it means.
+        inputs: the types of all inputs, by name.
+        outputs: the types of all outputs, by name.
+        text: the name of the output with the text, or "" if there is none.
+    """
+
+    prompt: str
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    text: str = ""
+
+
+INDICES = ("batch_index", "sequence_index")
+"""Outputs of the backend that are always 0, as a response contains all sequences."""
+
+FLAGS = {
+    **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
+    **{name: f"return_{name}" for name in EXTRAS},
+}
+"""Maps an output to the input that requests it."""
+
+_LISTS = frozenset({"stop_words", "bad_words", "sampling_param_stop", "stop", "stop_token_ids"})
+"""Inputs of any number of elements. The others have one."""
+
+_NUMBERS = {
+    "cum_log_probs": TensorType("FP32", (-1,)),
+    "output_log_probs": TensorType("FP32", (-1, -1)),
+    "context_logits": TensorType("FP32", (-1, -1)),
+    "generation_logits": TensorType("FP32", (-1, -1, -1)),
+    "num_input_tokens": TensorType("INT32"),
+    "num_output_tokens": TensorType("INT32", (-1,)),
+    **dict.fromkeys(INDICES, TensorType("INT32")),
+}
+
+TEXT = TensorModel(
+    PROMPT,
+    {
+        PROMPT: TensorType("BYTES"),
+        **{name: TensorType(row.datatype, (-1,) if name in _LISTS else (1,)) for name, row in INPUTS.items()},
+    },
+    {
+        "text_output": TensorType("BYTES", (-1,)),
+        "finish_reason": TensorType("BYTES", (-1,)),
+        "cumulative_logprob": TensorType("FP32", (-1,)),
+        **_NUMBERS,
+    },
+    "text_output",
+)
+"""The models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and those of vLLM's backend."""
+
+_SHAPED = {
+    IDS: TensorType("INT32", (-1,)),
+    "draft_input_ids": TensorType("INT32", (-1,)),
+    "embedding_bias": TensorType("FP32", (-1,)),
+    **dict.fromkeys(("stop_words_list", "bad_words_list"), TensorType("INT32", (2, -1))),
+    **dict.fromkeys(("draft_logits", "prompt_embedding_table", "lora_weights"), TensorType("FP16", (-1, -1))),
+    "lora_config": TensorType("INT32", (-1, 3)),
+}
+_SCALARS = (
+    *("input_lengths", "request_output_len", "runtime_top_k", "runtime_top_p", "len_penalty"),
+    "beam_search_diversity_rate",
+)
+_OF_TOKENS = (
+    *("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
+    *("min_length", "min_tokens", "random_seed", "seed", "end_id", "pad_id", "beam_width", "num_return_sequences"),
+    *("exclude_input_in_output", "streaming", "return_log_probs", "return_context_logits", "return_generation_logits"),
+    *("return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics", "return_kv_cache_reuse_stats"),
+    *("lora_task_id", "guided_decoding_guide_type", "guided_decoding_guide", "prompt_vocab_size"),
+)
+"""Inputs of `tensorrt_llm` that are also inputs of `generate`."""
+
+TOKENS = TensorModel(
+    IDS,
+    {
+        **_SHAPED,
+        **{name: TensorType(OF_OTHER_MODELS[name].datatype) for name in _SCALARS},
+        **{name: TensorType(INPUTS[name].datatype) for name in _OF_TOKENS},
+        **dict.fromkeys(("early_stopping", "stop"), TensorType("BOOL")),
+    },
+    {"output_ids": TensorType("INT32", (-1, -1)), "sequence_length": TensorType("INT32", (-1,)), **_NUMBERS},
+)
+"""The model `tensorrt_llm`, whose prompt and responses are token ids."""
+
+_ENSEMBLE_2023 = TensorModel(
+    PROMPT_2023,
+    {
+        PROMPT_2023: TensorType("BYTES"),
+        "INPUT_1": TensorType("UINT32"),
+        **dict.fromkeys(("INPUT_2", "INPUT_3"), TensorType("BYTES", (-1,))),
+        **dict.fromkeys(("runtime_top_k", "beam_width"), TensorType("UINT32")),
+        "random_seed": TensorType("UINT64"),
+        **dict.fromkeys(
+            ("runtime_top_p", "temperature", "len_penalty", "repetition_penalty", "beam_search_diversity_rate"),
+            TensorType("FP32"),
+        ),
+    },
+    {"OUTPUT_0": TensorType("BYTES", (-1,))},
+    "OUTPUT_0",
+)
+"""The `ensemble` of 2023, before its inputs had names of their own."""
+
+
+_BY_PROMPT = {model.prompt: model for model in (TOKENS, _ENSEMBLE_2023)}
+
+
+def model_of(tensors: Sequence[Any]) -> TensorModel:
+    """Return the model that the input tensors of a request are for."""
+    names = (tensor.get("name") if isinstance(tensor, dict) else None for tensor in tensors)
+    return next((_BY_PROMPT[name] for name in names if isinstance(name, str) and name in _BY_PROMPT), TEXT)
+
+
+def model_named(name: str) -> TensorModel:
+    """Return the tensors with which the model describes itself by a name of the repository."""
+    return TOKENS if name == "tensorrt_llm" else TEXT
