@@ -39,9 +39,14 @@ class Config(Options):
         return engine_name(self.llm_engine, self.rolling_batch)
 
     @property
+    def name(self) -> str:
+        """The model's own name, the first of option.model_name."""
+        return self.model_name[0]
+
+    @property
     def label(self) -> str:
         """The model's name in metrics and traces: the first of option.served_model_name, as in vLLM, or model_name."""
-        return next((name for name in self.served_model_name or () if name != "*"), self.model_name)
+        return next((name for name in self.served_model_name or () if name != "*"), self.name)
 
     @property
     def async_schema(self) -> bool:

@@ -115,7 +115,7 @@ def make_model(
     _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(packages, environ)
-    return config.model_name
+    return config.name
 
 
 def _link_files(source: ModelSource, target: Path) -> None:

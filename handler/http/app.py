@@ -161,7 +161,7 @@ class App:
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._model.config
         listed: ListedModel = {
-            "modelName": config.model_name,
+            "modelName": config.name,
             "modelUrl": config.model_id,
             "status": self._status(),
         }
@@ -170,11 +170,11 @@ class App:
 
     async def _describe_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, config = self._model, self._model.config
-        if (name := scope["path_params"]["model"]) != config.model_name:
-            return await send_error(scope, send, ModelNotFound(name, served=[config.model_name]))
+        if (name := scope["path_params"]["model"]) not in config.model_name:
+            return await send_error(scope, send, ModelNotFound(name, served=config.model_name))
         workers = self._workers()
         description: DescribedModel = {
-            "modelName": config.model_name,
+            "modelName": config.name,
             "modelUrl": config.model_id,
             "engine": model.info.name if model.info else config.llm_engine,
             "batchSize": config.batch_size,
@@ -192,7 +192,7 @@ class App:
                 }
             ],
         }
-        versions: list[ModelVersions] = [{"modelName": config.model_name, "models": [description]}]
+        versions: list[ModelVersions] = [{"modelName": config.name, "models": [description]}]
         return await send_json(scope, send, 200, versions)
 
     def _workers(self) -> list[Worker]:

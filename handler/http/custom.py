@@ -105,8 +105,8 @@ class HandleRoutes:
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.availability.state in ("loading", "stopping"):
             return False
-        name, *version = [part for part in match.groups() if part is not None] or [self._model.config.model_name]
-        return name == self._model.config.model_name and version in ([], ["1"])
+        name, *version = [part for part in match.groups() if part is not None] or [self._model.config.name]
+        return name in self._model.config.model_name and version in ([], ["1"])
 
     def _call(self, scope: Scope, body: bytes) -> Call:
         """Create the function's input: headers become its properties; body, form and query its contents.

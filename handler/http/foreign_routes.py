@@ -184,7 +184,7 @@ class TgiRoutes:
         generates = self._model.context.task is Task.GENERATION  # otherwise all tokens belong to the input
         tokens = None if total is None else min(total - generates, config.max_input_len or total)
         value: TgiInfo = {
-            "model_id": config.model_id or config.model_name,
+            "model_id": config.model_id or config.name,
             "model_sha": config.engine_options.get("revision"),
             "model_pipeline_tag": self._model.context.task.value,
             "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
@@ -246,16 +246,16 @@ class TritonRoutes:
 
     async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = self._model
-        state: TritonState = {"name": model.config.model_name, "version": VERSION, "state": "READY"}
+        state: TritonState = {"name": "", "version": VERSION, "state": "READY"}
         if not model.availability.healthy:
             state["state"], state["reason"] = "UNAVAILABLE", model.availability.reason or model.availability.state
-        await send_json(scope, send, 200, [state])
+        await send_json(scope, send, 200, [{**state, "name": name} for name in model.config.model_name])
 
     async def _all_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
         ended = self._model.metrics.ended
         count = ended.durations["success"]["count"]
         statistics: TritonModelStatistics = {
-            "name": scope["path_params"].get("model", self._model.config.model_name),
+            "name": scope["path_params"].get("model", self._model.config.name),
             "version": VERSION,
             "last_inference": ended.last,
             "inference_count": count,
@@ -323,9 +323,9 @@ class TritonRoutes:
         """Return whether the path names the served model. If it does not, send an error response."""
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
         own = self._model.config.model_name
-        if name == own and version == VERSION:
+        if name in own and version == VERSION:
             return True
-        await send_answer(scope, send, TRITON_ERRORS.whole(ModelNotFound(name, version, served=[own])))
+        await send_answer(scope, send, TRITON_ERRORS.whole(ModelNotFound(name, version, served=own)))
         return False
 
 

@@ -22,7 +22,7 @@ from handler.core.numbers import is_digits
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
-from handler.serving.head import QUERY_ADAPTER
+from handler.serving.head import PATH_MODEL, QUERY_ADAPTER
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.task import RequestTask, ignored_header
@@ -374,9 +374,11 @@ class Inference:
         names, id = scope["path_params"], scope["request_id"]
         name, version = names.get("model"), names.get("version", "1")
         own = self._model.config.model_name
-        if name not in (None, own) or version != "1":
-            return self._model.refused(ModelNotFound(name or "", version, served=[own]), self._dialect, id=id)
+        if name not in (None, *own) or version != "1":
+            return self._model.refused(ModelNotFound(name or "", version, served=own), self._dialect, id=id)
         headers = scope["headers_by_name"]
+        if name not in (None, own[0]):
+            headers = {**headers, PATH_MODEL: name}
         if adapters := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
             headers = {**headers, QUERY_ADAPTER: adapters[-1]}
         return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)

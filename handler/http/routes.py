@@ -118,11 +118,11 @@ class ModelRoutes:
     def _ids(self) -> dict[str, str | None]:
         """Return the names of the model and of its adapters; the value of an adapter is the name of its base model."""
         config = self._model.config
-        own = [*(name for name in config.served_model_name or () if name != "*"), config.model_name]
+        own = [*(name for name in config.served_model_name or () if name != "*"), config.name]
         if config.async_schema:
             own.append(served_name(config))
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]
-        return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.model_name)}
+        return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.name)}
 
     def _describe(self, id: str, parent: str | None) -> OpenAiModel:
         """Return OpenAI's description of a model. TGI and vLLM also choose `owned_by` freely."""
@@ -132,7 +132,7 @@ class ModelRoutes:
             "object": "model",
             "created": int(model.availability.started_at),
             "owned_by": "lmi-handler",
-            "root": id if parent else model.context.source or model.config.model_name,
+            "root": id if parent else model.context.source or model.config.name,
             "parent": parent,
             "max_model_len": model.context.most_tokens(),
             "input_modalities": _modalities(model.context),
@@ -177,8 +177,8 @@ class AdapterRoutes:
     def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
         async def checked(scope: Scope, receive: Receive) -> Answered | None:
             own = self._model.config.model_name
-            if (model := scope["path_params"].get("model", own)) != own:
-                raise NotFound(f"The model {model} was not found; served here: {own}")
+            if (model := scope["path_params"].get("model", own[0])) not in own:
+                raise NotFound(f"The model {model} was not found; served here: {', '.join(own)}")
             self._adapters.registry.check()
             return await answer(scope, receive)
 

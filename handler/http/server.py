@@ -217,7 +217,7 @@ async def _serve(
     hosts: AllowedHosts,
     signals: loop.StopSignals,
 ) -> int:
-    app, progress, times = StartingApp(config.model_name), Progress(), StartTimes()
+    app, progress, times = StartingApp(config.name), Progress(), StartTimes()
     grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
     server = HttpServer(app, access, keep_alive_timeout=config.keep_alive_timeout)
     signals.listen(server.signalled)
@@ -330,7 +330,7 @@ def _greeting(listener: socket.socket, access: Access, model: ServedModel, users
         data = f"-d '{body}'" if body.startswith("{") else body
         if path == _LMI and _reader(users):
             data = f"-H 'Content-Type: application/json' -d @body.json  # in the format that {_reader(users)} reads"
-        url = near + path.format(model=quote(model.config.model_name, safe=""))
+        url = near + path.format(model=quote(model.config.name, safe=""))
         requests += f"\n  curl -s {url}{key} {data}"
     return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:{requests}"
 

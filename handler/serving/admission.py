@@ -51,16 +51,16 @@ class InferenceRoutes:
     dialects.
 
     Args:
-        model: name of the model.
+        models: names of the model, its own name first.
         dialects: dialects of the routes besides `INVOKE`, by template.
     """
 
-    def __init__(self, model: str, dialects: Mapping[str, Dialect]) -> None:
+    def __init__(self, models: Sequence[str], dialects: Mapping[str, Dialect]) -> None:
         self.dialects = dialects
-        self._model = model
+        self._models = models
         templates: dict[str, Dialect | None] = {**dict.fromkeys(INVOKE), **dialects}
         names = (template for template in templates if "{version}" not in template)
-        self._names = ", ".join(name.replace("{model}", model) for name in names)
+        self._names = ", ".join(name.replace("{model}", models[0]) for name in names)
         self._patterns = [(re.compile(_pattern(template)), dialect) for template, dialect in templates.items()]
 
     def has(self, path: str) -> bool:
@@ -84,7 +84,7 @@ class InferenceRoutes:
         return f"route={path[:64]} is not a route for inference; available routes: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
-        return names.get("model", self._model) == self._model and names.get("version", "1") == "1"
+        return names.get("model", self._models[0]) in self._models and names.get("version", "1") == "1"
 
 
 def _pattern(template: str) -> str:

@@ -27,6 +27,9 @@ OWNER = "?owner"
 QUERY_ADAPTER = "?adapter"
 """Pseudo-header for the adapter named in the query, set by the host. No real header can have this name."""
 
+PATH_MODEL = "?model"
+"""Pseudo-header for the model's name in the path, set by the host. No real header can have this name."""
+
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 
 _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")

@@ -67,7 +67,7 @@ class ServedModel:
         self.batches = batches
         self._request_log = request_log
         self.preprocessor = preprocessor
-        self.availability = Availability(config.model_name, engine)
+        self.availability = Availability(config.name, engine)
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self.receiving = Count()
         handle = preprocessor.formatters.handle

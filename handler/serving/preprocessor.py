@@ -26,7 +26,7 @@ from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest,
 from handler.protocols.kernel.readers import merge_adapters
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
-from handler.serving.head import NO_FORMATTERS, Head, adapter_of, media_type
+from handler.serving.head import NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type
 from handler.serving.large_bodies import LARGE, MOST_DECODED, LargeBodies
 from handler.serving.sessions import HEADER, Sessions, answer_call, session_call, session_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
@@ -254,6 +254,8 @@ class Preprocessor:
             return answer_call(self._sessions, body.session_call, head.headers.get(HEADER), self.dialect.errors)
         adapter, formatters = head.adapter, head.formatters
         context = self.context if adapter is None else replace(self.context, adapter=adapter)
+        if name := head.headers.get(PATH_MODEL):
+            context = replace(context, model_names=(name, *context.model_names))
         if recalled is not None and self.store is not None:
             context = replace(context, keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
         call = self.dialect_of(head).parse(body.value, context)

@@ -69,7 +69,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     if spec.config.task is Task.GENERATION:
         generation = generation_defaults(config, spec.config.source or spec.config.model, able)
         template = response_template(config, Path(shown) if shown else None)
-    names = (config.model_name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
+    names = (config.name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     max_media = {kind: options.get("limit_mm_per_prompt", {}).get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
     return ServerContext(

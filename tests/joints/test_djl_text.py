@@ -33,7 +33,7 @@ def properties(text: str, *, mark: str = "") -> bytes:
 
 
 def values(config: Config) -> tuple[Any, ...]:
-    return config.model_name, config.served_model_name, config.default_chat_template_kwargs, config.warnings
+    return config.name, config.served_model_name, config.default_chat_template_kwargs, config.warnings
 
 
 def of_worker(file: Path) -> tuple[Any, ...]:

@@ -144,7 +144,7 @@ class Options:
     # fmt: off
     # what is served
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
-    model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
+    model_name: tuple[str, ...] = option(names, ("model",), "the name in /predictions/{name}, /v2/models/{name} and /models; further names, separated by commas, are accepted in paths", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; answers contain the first; * accepts any name")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable selects dynamic batching; trtllm, vllm and lmi-dist (vLLM) select the engine; scheduler means auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import struct
 from collections.abc import Iterable, Iterator
@@ -210,6 +211,27 @@ def test_a_cancelled_stream_leaves_the_engine() -> None:
         assert text_of(next(call).infer_response) == " a"
         assert client.server.metric(RUNNING) == 1
         call.cancel()
+        wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
+
+
+def test_stop_ends_the_request_of_its_id_alone() -> None:
+    """As TensorRT-LLM's client sends it: on the same stream, with inputs that do not matter."""
+    with triton(*SLOW) as client:
+        asked: queue.Queue[Any] = queue.Queue()
+        answers = client.stub.ModelStreamInfer(iter(asked.get, None), timeout=30)
+        asked.put(ask("long", stream=True, text_input="a " * 300, max_tokens=500))
+        asked.put(ask("other", stream=True, max_tokens=5))
+        first = next(answers)
+        stop = ask("long", text_input="")
+        stop.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
+        stop.raw_input_contents.append(b"\1")
+        asked.put(stop)
+        asked.put(None)
+        found = [first, *answers]
+        assert joined([one for one in found if one.infer_response.outputs], "other") == client.text()
+        ends = [one.infer_response for one in found if not one.infer_response.outputs]
+        assert [(one.id, one.parameters["triton_final_response"].bool_param) for one in ends] == [("long", True)] * 2
+        assert len([one for one in found if one.infer_response.id == "long"]) < 100
         wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
 
 

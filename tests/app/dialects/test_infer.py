@@ -6,14 +6,16 @@ import gzip
 import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from handler.protocols.triton.infer import SAGEMAKER_TYPE
-from tests.servers import LiveServer, http
+from tests.app.server import serve
+from tests.doubles import tiny
+from tests.servers import LiveServer, http, options
 
 MODEL = "/v2/models/model"
 INFER = f"{MODEL}/infer"
@@ -229,3 +231,73 @@ def test_shared_memory_has_no_regions_and_takes_none(echo_server: LiveServer, ki
     found = http.post(f"{echo_server.url}/v2/{kind}sharedmemory/region/a/register", json={"key": "/a", "byte_size": 8})
     assert (found.status_code, found.json().keys()) == (400, {"error"})
     assert "shared memory is not supported" in found.json()["error"]
+
+
+# -- the names of TensorRT-LLM's repository, and its token ids ---------------------------------------------------------
+
+NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    directory = tiny.make(tmp_path_factory.mktemp("tiny"))
+    own = (f"option.echo_tokenizer={directory}", f"option.model_name={','.join(NAMES)}")
+    with serve("--engine", "echo", *options(*own)) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_answers(repository: LiveServer, name: str) -> None:
+    path = f"{repository.url}/v2/models/{name}"
+    asked = {"inputs": [text("a b"), LENGTH, BARE]}
+    for document in (
+        http.post(f"{path}/infer", json=asked).json(),
+        http.post(f"{path}/versions/1/infer", json=asked).json(),
+        http.post(f"{path}/generate", json={"text_input": "a b", "max_tokens": 2}).json(),
+    ):
+        assert (document["model_name"], document["model_version"]) == (name, "1")
+    assert http.get(f"{path}/ready").status_code == 200
+    assert http.get(path).json()["name"] == http.get(f"{path}/config").json()["name"] == name
+    assert http.get(f"{path}/stats").json()["model_stats"][0]["name"] == name
+    invoked = http.post(f"{repository.url}/predictions/{name}", json={"inputs": "a b"})
+    assert invoked.status_code == 200, invoked.text
+
+
+def test_other_names_are_refused_with_all_of_ours(repository: LiveServer) -> None:
+    found = http.post(f"{repository.url}/v2/models/model/infer", json={"inputs": [text("a b")]})
+    assert found.status_code == 404
+    assert all(name in found.json()["error"] for name in NAMES)
+    index = http.post(f"{repository.url}/v2/repository/index").json()
+    assert [(state["name"], state["state"]) for state in index] == [(name, "READY") for name in NAMES]
+    (listed,) = http.get(f"{repository.url}/models").json()["models"]
+    assert listed["modelName"] == NAMES[0]
+
+
+def test_the_token_model_describes_its_tensors(repository: LiveServer) -> None:
+    texts, ids = (http.get(f"{repository.url}/v2/models/{name}").json() for name in ("ensemble", "tensorrt_llm"))
+    assert [tensor["name"] for tensor in (texts["inputs"][0], ids["inputs"][0])] == ["text_input", "input_ids"]
+    assert {"name": "output_ids", "datatype": "INT32", "shape": [-1, -1, -1]} in ids["outputs"]
+    assert {"name": "stop_words_list", "datatype": "INT32", "shape": [-1, 2, -1]} in ids["inputs"]
+
+
+def test_token_ids_by_any_name(repository: LiveServer) -> None:
+    """Echo answers with the prompt's own tokens."""
+    prompt = http.post(f"{repository.url}/tokenize", json={"prompt": "the answer"}).json()["tokens"]
+    number = len(prompt)
+    inputs = [
+        {"name": "input_ids", "datatype": "INT32", "shape": [1, number], "data": prompt},
+        {"name": "request_output_len", "datatype": "INT32", "shape": [1, 1], "data": [number]},
+    ]
+    for name in NAMES:
+        found = http.post(f"{repository.url}/v2/models/{name}/infer", json={"inputs": inputs})
+        assert found.status_code == 200, found.text
+        ids, length = found.json()["outputs"]
+        assert (ids["name"], ids["shape"], ids["data"][:number]) == ("output_ids", [1, 1, length["data"][0]], prompt)
+        assert number < length["data"][0] <= 2 * number
+
+
+def test_token_ids_need_a_vocabulary(echo_server: LiveServer) -> None:
+    ids = {"name": "input_ids", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+    found = http.post(echo_server.url + INFER, json={"inputs": [ids]})
+    assert (found.status_code, "vocabulary" in found.json()["error"]) == (400, True)

@@ -52,7 +52,7 @@ def client(app: ASGIApp) -> httpx.AsyncClient:
 
 def working(model: ServedModel) -> list[tuple[str, str]]:
     """Methods and paths of the routes that do work."""
-    names = {"{model}": model.config.model_name, "{version}": "1", "{adapter}": "one"}
+    names = {"{model}": model.config.name, "{version}": "1", "{adapter}": "one"}
     found = []
     for route in App(model).routes:
         assert isinstance(route.app, Endpoint)

@@ -16,8 +16,9 @@ from handler.core.errors import ServingError
 from handler.core.values import Finish
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
-from handler.protocols.triton import models
 from handler.protocols.triton.infer import HEADER, Infer
+from handler.protocols.triton.models import TEXT as TEXTS
+from handler.protocols.triton.models import TOKENS, TensorModel
 from handler.protocols.triton.request import INPUTS, Route, Triton
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, deltas, shorter, with_logits
@@ -28,7 +29,7 @@ INFER, GENERATE = Infer(), Triton(Route.GENERATE)
 def tensor(name: str, *values: Any, **members: Any) -> dict[str, Any]:
     return {
         "name": name,
-        "datatype": models.TEXT.inputs[name].datatype,
+        "datatype": TEXTS.inputs[name].datatype,
         "shape": [1, len(values)],
         "data": [*values],
     } | members
@@ -100,7 +101,9 @@ def test_tensors_ask_for_the_same_as_generate() -> None:
     assert parsed(TEXT, *(tensor(name, *value) for name, value in values.items())).requests == wanted
     codes = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
     data = {
-        name: packed(*value) if name.endswith("words") else struct.pack(f"<{codes[models.TEXT.inputs[name].datatype]}", *value)
+        name: packed(*value)
+        if name.endswith("words")
+        else struct.pack(f"<{codes[TEXTS.inputs[name].datatype]}", *value)
         for name, value in values.items()
     }
     tensors = [binary(name, item, 1, len(values[name])) for name, item in data.items()]
@@ -120,7 +123,7 @@ def test_json_and_binary_tensors_may_be_mixed_nested_or_without_batch() -> None:
 
 
 def test_every_input_of_generate_is_a_tensor() -> None:
-    assert list(models.TEXT.inputs) == ["text_input", *INPUTS]
+    assert list(TEXTS.inputs) == ["text_input", *INPUTS]
 
 
 def test_a_response_is_whole_also_for_stream() -> None:
@@ -310,7 +313,7 @@ def test_shapes_have_a_batch_dimension_if_the_prompt_has_one() -> None:
     document, _ = response(*logits, tensor("return_log_probs", True), scripted=with_logits())
     shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
     for name, shape in shapes.items():
-        assert len(shape) == 1 + len(models.TEXT.outputs[name].dims), name
+        assert len(shape) == 1 + len(TEXTS.outputs[name].dims), name
         assert shape[0] == 1
     call = parsed({**TEXT, "shape": [1]}, tensor("return_log_probs", True, shape=[1]))
     call.reply.start(0, 3)
@@ -351,3 +354,117 @@ def test_nested_data_is_read_once_however_deep() -> None:
     call = parsed(TEXT, tensor("stop_words", *words[:3], data=[nested, *words[1:3]]))
     assert call.requests[0].sampling.stop == ("0", "1", "2")
     assert "Shape does not match" in refused(TEXT, {**LENGTH, "data": [nested, *words]})
+
+
+# -- token ids, and the ensemble of 2023 -------------------------------------------------------------------------------
+
+
+def of_model(model: TensorModel, **values: Any) -> list[dict[str, Any]]:
+    """The tensors of a request, each with the batch dimension before its own."""
+    return [
+        {
+            "name": name,
+            "datatype": model.inputs[name].datatype,
+            "shape": [
+                1,
+                *(dim if dim > 0 else len(value) // len(model.inputs[name].dims) for dim in model.inputs[name].dims),
+            ],
+            "data": value,
+        }
+        for name, value in values.items()
+    ]
+
+
+def outputs_of(*inputs: Any, scripted: Any = None, **members: Any) -> dict[str, Any]:
+    call = parsed(*inputs, **members)
+    call.reply.start(0, 3)
+    document = json.loads(b"".join(call.reply.feed(0, delta) for delta in scripted or deltas()))
+    return {tensor["name"]: (tensor["datatype"], tensor["shape"], tensor["data"]) for tensor in document["outputs"]}
+
+
+IDS = [token.id for delta in deltas() for token in delta.tokens]
+ASKED = {"input_ids": [1, 2, 3], "input_lengths": [2], "request_output_len": [5]}
+
+
+def test_token_ids_are_the_prompt() -> None:
+    words = {"stop_words_list": [4, 0, 1, -1], "runtime_top_k": [3], "runtime_top_p": [0.5], "end_id": [5]}
+    (request,) = parsed(*of_model(TOKENS, **ASKED, **words)).requests
+    sampling = request.sampling
+    assert (request.prompt_ids, sampling.max_new_tokens, request.eos_token_id) == ((1, 2), 5, 5)
+    assert (sampling.top_k, sampling.top_p, sampling.do_sample, sampling.stop_token_ids) == (3, 0.5, True, (4, 5))
+
+
+@in_one_test(
+    ("more", "before"), [({}, [1, 2]), ({"exclude_input_in_output": [True]}, []), ({"beam_width": [1]}, [1, 2])]
+)
+def test_the_response_to_token_ids_is_token_ids(more: dict[str, Any], before: list[int]) -> None:
+    ids = [*before, *IDS]
+    assert outputs_of(*of_model(TOKENS, **ASKED, **more)) == {
+        "output_ids": ("INT32", [1, 1, len(ids)], ids),
+        "sequence_length": ("INT32", [1, 1], [len(ids)]),
+    }
+
+
+def test_shorter_sequences_of_token_ids_are_padded() -> None:
+    found = outputs_of(*of_model(TOKENS, **ASKED, beam_width=[2]), scripted=[*deltas(0), *shorter(1)])
+    _, shape, data = found["output_ids"]
+    lengths = found["sequence_length"][2]
+    assert shape == [1, 2, max(lengths)]
+    assert data[shape[2] + lengths[1] :] == [-1] * (max(lengths) - lengths[1])
+    assert data[:2] == data[shape[2] : shape[2] + 2] == [1, 2]
+
+
+def test_outputs_beside_token_ids() -> None:
+    names = [{"name": name} for name in ("output_ids", "cum_log_probs", "num_input_tokens", "batch_index")]
+    found = outputs_of(*of_model(TOKENS, **ASKED), outputs=names)
+    assert list(found) == ["output_ids", "cum_log_probs", "num_input_tokens", "batch_index"]
+    assert found["cum_log_probs"][1] == [1, 1]
+
+
+@in_one_test(
+    ("inputs", "says"),
+    [
+        ({**ASKED, "input_lengths": [4]}, "input_lengths=4: must be from 1 to 3"),
+        ({**ASKED, "input_lengths": [0]}, "input_lengths=0: must be from 1 to 3"),
+        ({**ASKED, "input_ids": []}, "input_ids=[]: must contain at least one token"),
+        ({**ASKED, "input_ids": [-1]}, "must contain integers from 0"),
+        ({**ASKED, "stop": [True]}, "stop=true: is not supported"),
+        ({**ASKED, "request_output_len": [0]}, "request_output_len=0: must be"),
+        ({**ASKED, "beam_search_diversity_rate": [0.5]}, "no diverse beam search"),
+        ({**ASKED, "stop_words_list": [4, 5, 1, -1]}, "stop_words_list=[[4, 5], [1, -1]]: must have token ids"),
+    ],
+)
+def test_refused_token_requests(inputs: dict[str, Any], says: str) -> None:
+    assert says in refused(*of_model(TOKENS, **inputs))
+
+
+def test_a_word_list_has_two_rows() -> None:
+    words = {"name": "stop_words_list", "datatype": "INT32", "shape": [1, 3, 1], "data": [4, 1, 1]}
+    assert "Expected [-1,2,-1], got [1,3,1]" in refused(*of_model(TOKENS, **ASKED), words)
+
+
+def test_texts_and_token_ids_do_not_mix() -> None:
+    assert "unexpected inference input 'text_input'" in refused(*of_model(TOKENS, **ASKED), TEXT)
+    assert "unexpected inference output 'text_output'" in refused(
+        *of_model(TOKENS, **ASKED), outputs=[{"name": "text_output"}]
+    )
+    assert "unexpected inference input 'runtime_top_k'" in refused(TEXT, *of_model(TOKENS, runtime_top_k=[1]))
+
+
+def old(name: str, datatype: str, *values: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": [1, len(values)], "data": [*values]}
+
+
+def test_the_ensemble_of_2023() -> None:
+    inputs = [
+        old("INPUT_0", "BYTES", "a b"),
+        old("INPUT_1", "UINT32", 7),
+        old("INPUT_2", "BYTES", ""),
+        old("INPUT_3", "BYTES", "x"),
+        old("runtime_top_k", "UINT32", 1),
+        old("len_penalty", "FP32", 1.0),
+    ]
+    (request,) = parsed(*inputs).requests
+    assert (request.prompt, request.sampling.max_new_tokens, request.sampling.stop) == ("a b", 7, ("x",))
+    assert request.sampling.do_sample is False
+    assert outputs_of(*inputs, outputs=[{"name": "OUTPUT_0"}]) == {"OUTPUT_0": ("BYTES", [1, 1], [f"a b{SAID}"])}
