@@ -22,7 +22,15 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
-from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest, Recalled, ServerContext
+from handler.protocols.kernel.dialect import (
+    NO_REQUEST,
+    BinaryBody,
+    Dialect,
+    ParsedRequest,
+    Recalled,
+    RequestContext,
+    ServerContext,
+)
 from handler.protocols.kernel.readers import merge_adapters
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
@@ -253,11 +261,10 @@ class Preprocessor:
         if body.session_call:
             return answer_call(self._sessions, body.session_call, head.headers.get(HEADER), self.dialect.errors)
         adapter, formatters = head.adapter, head.formatters
-        context = self.context if adapter is None else replace(self.context, adapter=adapter)
-        if name := head.headers.get(PATH_MODEL):
-            context = replace(context, model_names=(name, *context.model_names))
+        request = RequestContext(adapter, head.headers.get(PATH_MODEL, ""))
         if recalled is not None and self.store is not None:
-            context = replace(context, keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
+            request = request._replace(keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
+        context = self.context if request == NO_REQUEST else replace(self.context, request=request)
         call = self.dialect_of(head).parse(body.value, context)
         if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:

@@ -189,7 +189,7 @@ class MessagesReader(TurnsReader):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidPayload("'messages' must be a non-empty list")
-        before = self._context.recalled.history
+        before = self._context.request.recalled.history
         for index, message in enumerate([*before, *messages], -len(before)):
             at = f"messages[{index}]" if index >= 0 else f"thread: message {index}"
             if not isinstance(message, dict):

@@ -52,7 +52,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the body with the fields that its thread was created with. `context.recalled` has the earlier messages.
+    """Return the body with the fields that its thread was created with. The earlier messages are in `recalled`.
 
     Raises:
         ThreadsUnsupported: the server does not store answers.
@@ -61,7 +61,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
     """
     if (value := body.get("thread")) is None:
         return body
-    if context.keeper is None and isinstance(value, dict):
+    if context.request.keeper is None and isinstance(value, dict):
         raise ThreadsUnsupported(
             "thread: is not supported: conversations are not stored (option.responses_store); send all messages"
         )
@@ -75,7 +75,8 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         )
     if value["type"] == "create":
         return body
-    previous, state = NamedValue("thread.previous_message_id", value["previous_message_id"]), context.recalled.state
+    previous = NamedValue("thread.previous_message_id", value["previous_message_id"])
+    state = context.request.recalled.state
     if state == "too_long":
         raise too_long(previous, "the thread's earlier messages", context.config.max_request_size)
     if state != "found" or not previous.value:
@@ -83,7 +84,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
     for name in _OWN:
         if body.get(name) is not None:
             raise InvalidParameter(f"{name}: cannot be changed within a thread; leave it out, or create another thread")
-    return {**body, **context.recalled.head}
+    return {**body, **context.request.recalled.head}
 
 
 class ThreadKeeping:
@@ -105,12 +106,12 @@ class ThreadKeeping:
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
     """Return the object that stores the answer to a parsed body, or None if the body belongs to no thread."""
     thread = body.get("thread")
-    if thread is None or context.keeper is None:
+    if thread is None or context.request.keeper is None:
         return None
     previous = thread.get("previous_message_id", "")
     head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
     *items, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
-    return ThreadKeeping(Keeping(context.keeper, "thread", previous, items), head)
+    return ThreadKeeping(Keeping(context.request.keeper, "thread", previous, items), head)
 
 
 SIGNATURE = "lmi"

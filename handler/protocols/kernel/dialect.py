@@ -110,7 +110,6 @@ class ServerContext:
         limits: the largest value that the engine accepts for a Sampling field, by field.
         no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
         adapters: the lookup of registered adapters, which is thread-safe.
-        adapter: the adapter that the request's headers name, or None. The body must not name another one.
         sampling_defaults: the values of Sampling fields that a request with `do_sample` true does not set itself.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
@@ -130,8 +129,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        keeper: stores the request's answer, or None if it is not to be stored.
-        recalled: the stored answers that the request continues.
+        request: what the host has read of the request.
         parsed: the cache of `read_all`, which copies of the context do not share.
     """
 
@@ -141,7 +139,6 @@ class ServerContext:
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "none is registered"
     adapters: AdapterLookup = field(default_factory=EmptyLookup)
-    adapter: Adapter | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS
     vocabulary: Vocabulary | None = None
@@ -160,9 +157,13 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
-    keeper: Keeper | None = None
-    recalled: Recalled = field(default_factory=lambda: Recalled())
+    request: RequestContext = field(default_factory=lambda: NO_REQUEST)
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def path_name(self) -> str:
+        """The model's name in the request's path, or the model's own name if the path has none."""
+        return self.request.model or self.model_names[0]
 
     @property
     def own_name(self) -> str:
@@ -488,6 +489,25 @@ class Keeper(Protocol):
 
     def keep(self, answer: KeptAnswer) -> bool:
         """Store a finished answer, and return whether it was stored. This call blocks."""
+
+
+class RequestContext(NamedTuple):
+    """What the host has read of a request before its body.
+
+    Attributes:
+        adapter: the adapter that the headers name, or None. The body must not name another one.
+        model: the model's name in the path, or "".
+        keeper: stores the answer, or None if it is not to be stored.
+        recalled: the stored answers that the request continues.
+    """
+
+    adapter: Adapter | None = None
+    model: str = ""
+    keeper: Keeper | None = None
+    recalled: Recalled = NOTHING
+
+
+NO_REQUEST = RequestContext()
 
 
 class Keeping:

@@ -270,13 +270,13 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     """
     value = body.get("adapters")
     if value in (None, "", []):
-        return [context.adapter] * num_prompts
+        return [context.request.adapter] * num_prompts
     names = value if isinstance(value, list) else [value] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
             f"'adapters' must be one name, or a list of one per prompt (names: {len(names)}, prompts: {num_prompts})"
         )
-    return [merge_adapters(context.adapter, _adapter(name, context), "the body") for name in names]
+    return [merge_adapters(context.request.adapter, _adapter(name, context), "the body") for name in names]
 
 
 def _adapter(name: Any, context: ServerContext) -> Adapter | None:

@@ -446,7 +446,7 @@ def read_model(
     own = own or context.own_name
     names = (own, *context.model_names)
     name = _read_name(body)
-    if adapter := adapter or context.adapter:
+    if adapter := adapter or context.request.adapter:
         return adapter.name, merge_adapters(adapter, _find(name, context), "model")
     if not name:
         return own, None

@@ -226,7 +226,7 @@ class InputReader(TurnsReader):
             input = [{"type": "message", "role": "user", "content": input}]
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
-        for index, item in enumerate(self._context.recalled.history):
+        for index, item in enumerate(self._context.request.recalled.history):
             if not _is_half_a_call(item):
                 self._item(item, f"previous_response_id: item {index}")
         for index, item in enumerate(input):
@@ -242,8 +242,8 @@ class InputReader(TurnsReader):
         Raises:
             NotKept: the stored item does not exist.
         """
-        if self._context.keeper is not None and (id := referenced(item)) is not None:
-            item = self._context.recalled.items.get(id)
+        if self._context.request.keeper is not None and (id := referenced(item)) is not None:
+            item = self._context.request.recalled.items.get(id)
             if item is None:
                 why = (
                     "no item with this id is stored: it has expired, was deleted, or was created with store=false; "
@@ -570,13 +570,13 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     Raises:
         ServingError: the previous response cannot be continued.
     """
-    if context.keeper is None:
+    if context.request.keeper is None:
         return False
     store = NamedValue("store", body.get("store")).optional(boolean)
     previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
-    state = context.recalled.state
+    state = context.request.recalled.state
     if state == "missing":
         raise NotKept(f"{previous}: no such response is stored: it expired, was deleted, or was never stored", KEPT[1])
     if state == "broken":
@@ -662,13 +662,13 @@ class OpenAiResponses(OpenAiDialect):
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: use {own}")
-        keeps = read_kept(body, context) and self.computes
+        keeps, keeper = read_kept(body, context) and self.computes, context.request.keeper
         reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
         tools.read(body.get("tools"))
         choice = read_choice(body.get("tool_choice"), tools)
         fields = {
-            **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
+            **{name: body[name] for name in _SAME if name in body and not (keeper and name in KEPT)},
             "reasoning_effort": effort,
         }
         tool_fields = {
@@ -679,7 +679,7 @@ class OpenAiResponses(OpenAiDialect):
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps)
-            keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
+            keeping = make_keeping(keeper, head, reader.items) if keeper and keeps else None
             chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context)
             if _UNHEEDED in chat.ignored:
                 head["tools"] = [without_strict(tool) for tool in head["tools"]]

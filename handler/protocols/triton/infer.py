@@ -373,7 +373,7 @@ class Infer(Dialect):
             raise InvalidPayload("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         if not isinstance(tensors, list):
             raise wrong_type("inputs", "array")
-        id, name = read_id(document), context.model_names[0]
+        id, name = read_id(document), context.path_name
         model = model_of(tensors)
         reader = _Reader(id, name, model, data)
         reader.read(tensors)

@@ -476,7 +476,7 @@ def read_inputs(
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
     ignored = report_unknown([*unknown, *replaced], body, context)
     request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
-    fixed: TritonHead = {"model_name": context.model_names[0], "model_version": VERSION}
+    fixed: TritonHead = {"model_name": context.path_name, "model_version": VERSION}
     if id:
         fixed["id"] = id
     is_excluded = _without_prompt(inputs, parameters, streams(parameters))
@@ -549,7 +549,7 @@ def _read_prompt(inputs: dict[str, Any], id: str, context: ServerContext) -> str
     if name not in inputs:
         expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(inputs)} inputs"
         raise InvalidPayload(
-            f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.model_names[0]}'. Got input(s) "
+            f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.path_name}'. Got input(s) "
             f"{sorted(inputs)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
     prompt = inputs.pop(name)
