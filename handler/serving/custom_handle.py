@@ -6,9 +6,9 @@ import asyncio
 import functools
 import logging
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from handler.config.config import Config
@@ -34,6 +34,7 @@ from handler.plugins.handle import (
     next_part_async,
 )
 from handler.serving.quota import Count
+from handler.serving.request.gate import BatchGate, Turn
 
 log = logging.getLogger("handler.formatters")
 
@@ -58,9 +59,9 @@ class CustomHandle:
         if handle.is_async:
             self._runs = _SideBySide(handle, config.predict_timeout, config.job_queue_size)
         else:
-            dynamic = config.rolling_batch == "disable"
-            size, delay = (config.batch_size, config.max_batch_delay / 1000) if dynamic else (1, 0.0)
-            self._runs = _OneByOne(handle, config.predict_timeout, config.job_queue_size, size, delay)
+            if config.rolling_batch != "disable":
+                config = replace(config, batch_size=1)
+            self._runs = _OneByOne(handle, config.predict_timeout, BatchGate(config))
 
     def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
         """Create the function's input from a request."""
@@ -149,34 +150,32 @@ class _OneByOne:
 
     Args:
         limit: maximum seconds of a call.
-        room: maximum number of waiting requests.
-        size: maximum number of requests in a batch.
-        delay: seconds that the first request of a batch waits for others.
+        gate: gate of the requests, each batch of which is one call.
     """
 
-    def __init__(self, handle: Handle, limit: float, room: int, size: int, delay: float) -> None:
+    def __init__(self, handle: Handle, limit: float, gate: BatchGate) -> None:
         self._handle = handle
-        self._room, self._size, self._delay = room, size, delay
+        self._gate = gate
         self._thread = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe, limit, late=Unavailable)
-        self._waiting: deque[_Waiting] = deque()
-        self._full = asyncio.Event()
+        self._calls: dict[Turn, _Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
 
     async def answer(self, item: Call) -> Result:
-        if len(self._waiting) >= self._room:
-            raise Overloaded(f"the queue is full (job_queue_size={self._room})")
-        waiting = _Waiting(item)
-        self._waiting.append(waiting)
-        if len(self._waiting) >= self._size:
-            self._full.set()
-        if self._serving is None:
-            self._serving = asyncio.ensure_future(self._serve())
+        turn = self._gate.join()
+        self._calls[turn] = waiting = _Waiting(item)
+        turn.add_done_callback(self._begin)
         try:
             return await waiting.future
         except asyncio.CancelledError:
+            if not turn.done():
+                self._leave(turn)
             if waiting.future.done() and not waiting.future.cancelled():  # the result arrived at the same moment
                 close_parts(waiting.future.result())
             raise
+
+    def _leave(self, turn: Turn) -> None:
+        del self._calls[turn]
+        self._gate.leave(turn)
 
     async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:
         """Call the function.
@@ -205,44 +204,32 @@ class _OneByOne:
             return result._replace(parts=_Parts(result.parts, self))
         return result
 
-    async def _serve(self) -> None:
+    def _begin(self, turn: Turn) -> None:
+        """Call the function for the batch of a turn, once for all its turns."""
+        if (batch := turn.result())[0] is turn:
+            self._serving = asyncio.ensure_future(self._answer_all(batch))
+
+    async def _answer_all(self, batch: list[Turn]) -> None:
+        calls = [waiting for turn in batch if not (waiting := self._calls[turn]).future.done()]  # others have left
         try:
-            while self._waiting:
-                await self._gather()
-                if taken := self._take():
-                    await self._answer_all(taken)
+            for waiting, result in zip(calls, await self._results(calls), strict=True):
+                gone = waiting.future.done()
+                if not gone:
+                    waiting.future.set_result(result)
+                if isinstance(result, Answer) and result.parts is not None:
+                    if gone:
+                        result.parts.close()
+                    await result.parts.ended.wait()
         finally:
-            self._serving = None
+            for turn in batch:
+                self._leave(turn)
 
-    async def _gather(self) -> None:
-        """Wait until a batch is full or its delay is over."""
-        if len(self._waiting) < self._size:
-            self._full.clear()
-            await asyncio.wait({waiter := asyncio.ensure_future(self._full.wait())}, timeout=self._delay)
-            waiter.cancel()
-
-    def _take(self) -> list[_Waiting]:
-        taken: list[_Waiting] = []
-        while self._waiting and len(taken) < self._size:
-            waiting = self._waiting.popleft()
-            if not waiting.future.done():  # its client has not disconnected
-                taken.append(waiting)
-        return taken
-
-    async def _answer_all(self, taken: list[_Waiting]) -> None:
+    async def _results(self, calls: list[_Waiting]) -> list[Result]:
         try:
-            results = await self.call([waiting.item for waiting in taken])
+            return await self.call([waiting.item for waiting in calls]) if calls else []
         except ServingError as error:
             log.error("%s", error.message)
-            results = [late(error)] * len(taken)
-        for waiting, result in zip(taken, results, strict=True):
-            gone = waiting.future.done()
-            if not gone:
-                waiting.future.set_result(result)
-            if isinstance(result, Answer) and result.parts is not None:
-                if gone:
-                    result.parts.close()
-                await result.parts.ended.wait()
+            return [late(error)] * len(calls)
 
 
 def _close(parts: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from typing import TypeAlias
 
 from handler.config.config import Config
 from handler.core.errors import Overloaded
 from handler.scheduler.batcher import MAX_OVERTAKES
 
-Turn = asyncio.Future[None]
-"""A request's turn, which is done when its batch starts."""
+Turn: TypeAlias = "asyncio.Future[list[Turn]]"
+"""A request's turn. When its batch starts, its result is the turns of the batch."""
 
 
 class BatchGate:
@@ -98,8 +99,9 @@ class BatchGate:
 
     def _start(self) -> None:
         self._stop_timer()
+        batch: list[Turn] = []
         num_lines = 0
-        while len(self._running) < self._size:
+        while len(batch) < self._size:
             line = next(iter(self._lines), None) if num_lines < self._max_lines else None
             turn = next(iter(self._waiting), None)
             if line is not None and (turn is None or self._overtakes >= MAX_OVERTAKES):
@@ -110,6 +112,8 @@ class BatchGate:
             elif turn is not None:
                 self._overtakes += self._waiting.pop(turn) > next(iter(self._lines.values()), math.inf)
             else:
-                return
-            self._running.add(turn)
-            turn.set_result(None)
+                break
+            batch.append(turn)
+        self._running.update(batch)
+        for turn in batch:
+            turn.set_result(batch)
