@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -222,9 +221,8 @@ def test_words_within_a_value_hide_nothing(value: str) -> None:
     "--hf_token" * 9_000, "-Dsecret_access_" * 6_000, " " * 90_000, "eyJ" * 30_000,
 ])  # fmt: skip
 def test_the_work_is_linear_in_diagnostics(text: str) -> None:
-    began = time.process_time()
-    is_secret("ANYTHING", text)
-    assert time.process_time() - began < 2, f"{text[:20]!r}: 90 kB"
+    """A pattern that begins again at each character would not end within the test's time limit."""
+    is_secret("ANYTHING", text * 30)
 
 
 def test_redaction_goes_into_every_depth_and_leaves_the_rest() -> None:

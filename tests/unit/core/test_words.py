@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import time
 from collections.abc import Callable
 
 import pytest
@@ -88,17 +87,14 @@ def test_known_keys_go_in_any_form_and_long_words_are_cut() -> None:
     ],
 )
 def test_the_work_is_bounded(piece: str) -> None:
-    began = time.process_time()
+    """A pattern that begins again at each character would not end within the test's time limit."""
     client_words(piece * 500_000, ["secret"])
-    assert time.process_time() - began < 0.5
 
 
-@in_one_test("text", ["eyJ-" * 25_000, "AError('" * 200 + "'," * 1500, ".D" * 9_000, "a.A" * 9_000])
+@in_one_test("text", ["eyJ-" * 400_000, "AError('" * 40_000 + "'," * 300_000, ".D" * 900_000, "a.A" * 900_000])
 @in_one_test("words", [client_words, log_words])
 def test_no_pattern_begins_its_search_again_at_each_character(words: Callable[[str], str], text: str) -> None:
-    began = time.process_time()
     words(text)
-    assert time.process_time() - began < 0.05
 
 
 def test_a_token_that_was_cut_off_is_a_key() -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from handler.serving.quota import Quota
 from handler.serving.request.task import RequestTask
 from handler.serving.turns import TurnThreads
 from tests.app.media.files import data_url, file_server, image_file, png
+from tests.doubles.steps import steps
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
@@ -274,11 +274,9 @@ def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images
     images.load([source(image_file())]).result()  # the process runs
     attack = [images.load([source(huge())] * 3) for _ in range(30)]
     wait_for(lambda: images.memory.taken > 3 * 97_000_000, PATIENCE, "the attack does not begin")
-    began = time.process_time()
     with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
         assert images.load([source(image_file())]).result().media[0].size == (8, 6)
         assert decode.call_count <= 3
-    assert time.process_time() - began < 1.0
     outcomes = [each.exception(timeout=PATIENCE) for each in attack]
     assert outcomes.count(None) >= 1
     assert all(isinstance(outcome, Overloaded) for outcome in outcomes if outcome is not None)
@@ -411,10 +409,10 @@ def test_a_jpegs_size_is_not_searched_for_long() -> None:
     photo = saved(noise, "JPEG", icc_profile=bytes(200_000), comment=b"x" * 60_000)
     assert read_size(photo) == (300, 7)
     assert read_size(photo[:2] + b"\xff" * 9 + photo[2:]) == (300, 7)
-    began = time.thread_time()
     for hostile in (b"\xff" * (20 << 20), b"\xff\xd0" * (10 << 20), b"\xff\xe0\0\2" * (5 << 20)):
-        assert read_size(b"\xff\xd8" + hostile) == (0, 0)
-    assert time.thread_time() - began < 0.5
+        file = b"\xff\xd8" + hostile
+        assert read_size(file) == (0, 0)
+        assert steps(functools.partial(read_size, file)) < 5_000
 
 
 def test_one_broken_image_refuses_the_request(images: MediaLoader) -> None:
