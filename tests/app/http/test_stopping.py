@@ -33,8 +33,11 @@ from tests.user_files import write_adapter
 # -- a server that stops: each route that does work refuses it, and each request counts until it is answered -----------
 
 
-READS = {("POST", "/v2/repository/index")}
-"""They tell of the server's state, as routes under GET do."""
+READS = {
+    ("POST", "/v2/repository/index"),
+    *(("POST", f"/v2/{kind}sharedmemory/region/{{region}}/register") for kind in ("system", "cuda")),
+}
+"""They tell of the server's state, as routes under GET do, or always refuse."""
 
 TASKS = ("text-generation", "text-embedding", "rerank", "text-classification")
 
