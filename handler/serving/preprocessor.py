@@ -261,10 +261,10 @@ class Preprocessor:
         if body.session_call:
             return answer_call(self._sessions, body.session_call, head.headers.get(HEADER), self.dialect.errors)
         adapter, formatters = head.adapter, head.formatters
-        request = RequestContext(adapter, head.headers.get(PATH_MODEL, ""))
+        facts = RequestContext(adapter, head.headers.get(PATH_MODEL, ""))
         if recalled is not None and self.store is not None:
-            request = request._replace(keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
-        context = self.context if request == NO_REQUEST else replace(self.context, request=request)
+            facts = facts._replace(keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
+        context = self.context if facts == NO_REQUEST else replace(self.context, request=facts)
         call = self.dialect_of(head).parse(body.value, context)
         if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:

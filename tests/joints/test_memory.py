@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from handler.serving import model, request_log
+from handler.serving import admission, request_log
 from handler.serving.quota import Quota
 from handler.serving.stored_responses import ResponseDatabase
 from tests.app.server import AppServer, serve
@@ -47,7 +47,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     own = [f"option.requests_total_bytes={MOST}", "option.responses_store=memory"]
     if request.param:
         own.append(f"option.capture_requests={tmp_path_factory.mktemp('captured')}")
-    with mock.patch.object(model, "Quota", Noted), serve("--engine", "echo", *options(*own)) as server:
+    with mock.patch.object(admission, "Quota", Noted), serve("--engine", "echo", *options(*own)) as server:
         yield server
 
 
@@ -106,7 +106,7 @@ def answering(server: AppServer, body: bytes, path: str = CHAT) -> Iterator[int]
 def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
     own = [f"option.requests_total_bytes={MOST}", "option.echo_tokens_per_second=20", "option.max_model_len=2000000"]
     more = options(*own, "option.responses_store=memory", f"option.batches_store={tmp_path_factory.mktemp('batches')}")
-    with mock.patch.object(model, "Quota", Noted), serve("--engine", "echo", *more) as server:
+    with mock.patch.object(admission, "Quota", Noted), serve("--engine", "echo", *more) as server:
         yield server
 
 

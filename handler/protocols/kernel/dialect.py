@@ -157,7 +157,7 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
-    request: RequestContext = field(default_factory=lambda: NO_REQUEST)
+    request: RequestContext = field(default_factory=lambda: RequestContext())
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property

@@ -85,7 +85,7 @@ def test_java_properties_syntax(properties: Path) -> None:
         "option.model_id=a\\\n    b\noption.model_name=caf\\u00e9\n"
     )
     found = config(file=properties)
-    assert (found.tgi_compat, found.job_queue_size, found.model_id, found.model_name) == (True, 7, "ab", "café")
+    assert (found.tgi_compat, found.job_queue_size, found.model_id, found.name) == (True, 7, "ab", "café")
 
 
 def test_precedence_is_o_then_file_then_environment(properties: Path) -> None:

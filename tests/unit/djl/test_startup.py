@@ -96,15 +96,15 @@ def test_a_value_that_java_has_misread_is_read_again(
 ) -> None:
     text = "gr\u00fc\u00df \U0001f600\u00a0"  # ends with a no-break space, which str.strip() removes
     misread = text.encode().decode(encoding, "replace")
-    assert read(tmp_path, f"option.model_name={text}x\n", model_name=f"{misread}x").model_name == f"{text}x"
-    assert read(tmp_path, f"option.model_name={text}\n", model_name=misread).model_name == text.strip()
+    assert read(tmp_path, f"option.model_name={text}x\n", model_name=f"{misread}x").name == f"{text}x"
+    assert read(tmp_path, f"option.model_name={text}\n", model_name=misread).name == text.strip()
     monkeypatch.setenv("OPTION_MODEL_NAME", text)
-    assert read(tmp_path, model_name=misread).model_name == text.strip()
+    assert read(tmp_path, model_name=misread).name == text.strip()
 
 
 def test_a_value_that_java_has_changed_is_java_s(tmp_path: Path) -> None:
     for own, java in (("gr\u00fcn", "gr\u00c3\u00bcner"), ("green", "gr\u00fcn")):
-        assert read(tmp_path, f"option.model_name={own}\n", model_name=java).model_name == java
+        assert read(tmp_path, f"option.model_name={own}\n", model_name=java).name == java
 
 
 def test_text_that_java_has_lost_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

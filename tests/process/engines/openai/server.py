@@ -88,16 +88,18 @@ class Server:
                 await writer.drain()
                 return
             self.received.append(Received(headers, json.loads(body)))
-            for part in self.scripts.pop(0) if self.scripts else self._usual():
-                if part is HANG:
-                    try:
+            script = self.scripts.pop(0) if self.scripts else self._usual()
+            try:
+                for part in script:
+                    if part is HANG:
                         await reader.read()
-                    finally:
-                        self.left.release()
-                    return
-                writer.write(part)
-                await writer.drain()
-                await asyncio.sleep(PAUSE)
+                        return
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(PAUSE)
+            finally:
+                if HANG in script:  # whether the client leaves then or, on a busy machine, before
+                    self.left.release()
             if self.resets:
                 await reader.read(1)
                 writer.transport.abort()
