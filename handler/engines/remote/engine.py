@@ -96,7 +96,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     no_adapters = "adapters are loaded by the server at option.base_url"
 
     def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
-        self._loop = _new_loop()
+        import uvloop
+
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._kind = kind
         self._max_silence = max_silence
         self._close_seconds = close_seconds
@@ -513,11 +515,3 @@ def _names(urls: Sequence[str]) -> list[str]:
     hosts = [urlsplit(url) for url in urls]
     names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
     return [*(host.netloc for host in hosts), *names]
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
