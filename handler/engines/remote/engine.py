@@ -239,18 +239,15 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             self._interrupted = False
             raise Interrupted
         parts, self._parts = self._parts, {}
-        keys: list[int] = []
-        ids: list[int] = []
-        logprobs: list[float | None] = []
-        others: list[Output] = []
+        step = Step([], [], [], [])
         for key, part in parts.items():
             if _is_plain(part):  # nearly all parts
-                keys.append(key)
-                ids.append(part.ids[0])
-                logprobs.append(part.logprobs[0])
-                continue
-            others += _outputs(key, part)
-        return Step(keys, ids, logprobs, others)
+                step.keys.append(key)
+                step.ids.append(part.ids[0])
+                step.logprobs.append(part.logprobs[0])
+            else:
+                step.others.extend(_outputs(key, part))
+        return step
 
     def _end_silent(self) -> None:
         """Give up the requests whose servers are silent."""
