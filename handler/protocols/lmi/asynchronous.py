@@ -120,6 +120,9 @@ _ERRORS = AsyncErrors()
 _EVENTS = JSONLINES._replace(end=b"\n")
 """The framing of vLLM's events as JSON lines. An empty line replaces [DONE]."""
 
+_FORMS: Mapping[str, Any] = {"error": AsyncError, "failure": AsyncFailedLine, "streams": (JSONLINES.content_type,)}
+"""The parts of a description that the dialects of async mode share."""
+
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
 """Parameters that ask vLLM for values that LMI leaves out of its answers: further choices, and alternatives to tokens.
 """
@@ -197,12 +200,10 @@ class AsyncPrompt(Dialect):
         title="LMI async",
         request="LmiAsyncRequest",
         request_shape=_body,
-        error=AsyncError,
         example=EXAMPLE,
         answer=AsyncAnswer,
         chunk=AsyncLine,
-        failure=AsyncFailedLine,
-        streams=(JSONLINES.content_type,),
+        **_FORMS,
     )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -301,10 +302,8 @@ class AsyncChat(_AsyncOpenAi, OpenAiChat):
         title="LMI async chat",
         request="LmiAsyncChatRequest",
         request_shape=request_shape(fields, table, "messages"),
-        error=AsyncError,
         example={"model": "lmi", **CHAT_EXAMPLE},
-        failure=AsyncFailedLine,
-        streams=(JSONLINES.content_type,),
+        **_FORMS,
     )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -324,8 +323,6 @@ class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
         title="LMI async completions",
         request="LmiAsyncCompletionRequest",
         request_shape=request_shape(fields, table, "prompt"),
-        error=AsyncError,
         example={"model": "lmi", **COMPLETION_EXAMPLE},
-        failure=AsyncFailedLine,
-        streams=(JSONLINES.content_type,),
+        **_FORMS,
     )
