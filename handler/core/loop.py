@@ -32,11 +32,9 @@ P = ParamSpec("P")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, on uvloop if that is installed."""
-    try:
-        import uvloop
-    except ImportError:  # not on this platform
-        return asyncio.run(coroutine)
+    """Run a coroutine to its end, on uvloop."""
+    import uvloop
+
     return uvloop.run(coroutine)
 
 

@@ -236,7 +236,6 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], *, include: bool = False, thoughts: Thoughts | None = None) -> None:
         self._start = AnswerStart(thoughts) if thoughts is not None and thoughts.end else None
         self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops), default=0)
         self._include = include
         self._held = ""
         self.matched = ""
@@ -256,7 +255,7 @@ class StopMatcher:
             safe = self._held[num_sent : end if self._include else start]
             self._held, self.matched = "", self._held[start:end]
             return safe
-        cut = len(self._held) - self._partial(self._held)
+        cut = len(self._held) - partial_mark(self._held, self._stops)
         safe, self._held = text if self._include else self._held[:cut], self._held[cut:]
         return safe
 
@@ -272,13 +271,15 @@ class StopMatcher:
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(0, 0))
 
-    def _partial(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that may become a stop string."""
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-size:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return size
-        return 0
+
+def partial_mark(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that is an incomplete mark."""
+    longest = 0
+    for mark in marks:
+        if mark[:1] in text[1 - len(mark) :]:
+            sizes = range(min(len(mark) - 1, len(text)), longest, -1)
+            longest = next((size for size in sizes if mark.startswith(text[-size:])), longest)
+    return longest
 
 
 def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:

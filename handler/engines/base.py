@@ -100,6 +100,16 @@ def failed(key: int, error: Exception | str) -> Output:
     return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
 
 
+def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, sampling: Sampling) -> int | None:
+    """Return the index of the first stop id, for engines that miss some, or None. A shorter answer does not stop.
+
+    Args:
+        ids: new ids of the answer, which has `num_before` earlier ones.
+    """
+    places = (at for at, id in enumerate(ids) if id in stops and num_before + at >= sampling.min_new_tokens)
+    return next(places, None)
+
+
 def engine_failure(error: Exception | str) -> GenerationFailed:
     """Return the error for the requests that an engine was processing when it failed."""
     words, detail = _said(error)

@@ -21,6 +21,7 @@ from handler.engines.base import (
     EngineStatistics,
     Rule,
     arguments,
+    first_stop,
 )
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
 
@@ -285,9 +286,8 @@ class GrpcCall(ResponseCheck):
             )
         tops, logprobs = [*map(self._checked, chunk.tops)], chunk.logprobs
         first = not self._num_ids
-        least = self._sampling.min_new_tokens - self._num_ids  # stop tokens do not end a shorter answer
-        if stop := next((at for at, id in enumerate(ids, 1) if id in self._own_stops and at > least), 0):
-            ids, tops, logprobs = ids[:stop], tops[:stop], logprobs[:stop]
+        if (at := first_stop(ids, self._own_stops, self._num_ids, self._sampling)) is not None:
+            ids, tops, logprobs = ids[: at + 1], tops[: at + 1], logprobs[: at + 1]
             part.finish, self.stopped = self.finish("stop", ids[-1]), True
         if self._sampling.prompt_logprobs and first:
             self._take_prompt(chunk, part)

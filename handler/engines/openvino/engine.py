@@ -27,6 +27,7 @@ from handler.engines.base import (
     Tokenizer,
     arguments,
     failed,
+    first_stop,
     passed_otherwise,
     warm_up,
 )
@@ -211,7 +212,7 @@ class OpenVino(NoAdapters):
         logprobs = result.generated_log_probs if running.sampling.logprobs else [None] * len(ids)
         scores, running.scores = running.scores, None
         finish = self._finish(running, ids, result.finish_reason)
-        if (at := self._own_stop(running, ids)) is not None:
+        if (at := first_stop(ids, running.own_stops, running.num_tokens, running.sampling)) is not None:
             ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
             running.handle.cancel()
         running.num_tokens += len(ids)
@@ -225,13 +226,6 @@ class OpenVino(NoAdapters):
             return Finish.LENGTH
         is_end = ids and ids[-1] in running.eos and ids[-1] not in running.sampling.stop_token_ids
         return Finish.EOS if is_end else Finish.STOP
-
-    def _own_stop(self, running: _Running, ids: Sequence[int]) -> int | None:
-        """Return the index of a stop id that GenAI missed, or None. Stop ids before the minimum length do not count."""
-        for index, id in enumerate(ids):
-            if id in running.own_stops and running.num_tokens + index >= running.sampling.min_new_tokens:
-                return index
-        return None
 
 
 class Preparation:

@@ -5,6 +5,7 @@ A thread transcribes one piece of a clip at a time, taking the clips in turn.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import queue
 import threading
@@ -74,19 +75,16 @@ class OpenVinoWhisper(NoAdapters):
         self._wanted.discard(key)
 
     def step(self) -> Step:
-        outputs: list[Output] = []
-        try:
-            outputs.append(self._done.get(timeout=_WAIT))
+        delivered: list[Output] = []
+        patience = _WAIT  # for the first output only
+        with contextlib.suppress(queue.Empty):
             while True:
-                outputs.append(self._done.get_nowait())
-        except queue.Empty:
-            pass
-        delivered = []
-        for output in outputs:
-            if output.key in self._wanted:
-                delivered.append(output)
-                if output.finish is not None:
-                    self._wanted.discard(output.key)
+                output = self._done.get(timeout=patience)
+                patience = 0.0
+                if output.key in self._wanted:
+                    delivered.append(output)
+                    if output.finish is not None:
+                        self._wanted.discard(output.key)
         return Step([], [], [], delivered)
 
     def close(self) -> None:

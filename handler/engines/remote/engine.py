@@ -96,7 +96,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     no_adapters = "adapters are loaded by the server at option.base_url"
 
     def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
-        self._loop = _new_loop()
+        import uvloop
+
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._kind = kind
         self._max_silence = max_silence
         self._close_seconds = close_seconds
@@ -237,18 +239,15 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             self._interrupted = False
             raise Interrupted
         parts, self._parts = self._parts, {}
-        keys: list[int] = []
-        ids: list[int] = []
-        logprobs: list[float | None] = []
-        others: list[Output] = []
+        step = Step([], [], [], [])
         for key, part in parts.items():
             if _is_plain(part):  # nearly all parts
-                keys.append(key)
-                ids.append(part.ids[0])
-                logprobs.append(part.logprobs[0])
-                continue
-            others += _outputs(key, part)
-        return Step(keys, ids, logprobs, others)
+                step.keys.append(key)
+                step.ids.append(part.ids[0])
+                step.logprobs.append(part.logprobs[0])
+            else:
+                step.others.extend(_outputs(key, part))
+        return step
 
     def _end_silent(self) -> None:
         """Give up the requests whose servers are silent."""
@@ -513,11 +512,3 @@ def _names(urls: Sequence[str]) -> list[str]:
     hosts = [urlsplit(url) for url in urls]
     names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
     return [*(host.netloc for host in hosts), *names]
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

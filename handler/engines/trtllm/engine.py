@@ -31,6 +31,7 @@ from handler.engines.base import (
     Step,
     describe,
     failed,
+    first_stop,
     score,
     warm_up,
 )
@@ -464,7 +465,7 @@ class TrtRequest:
             return []  # the logits arrive before the first output, or with it
         ids = self._ids(output)[self._sent :]
         finish = self._finish(output, ids)
-        if (at := self._own_stop(ids)) is not None:
+        if (at := first_stop(ids, self._own_stops, self._sent, self.sampling)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
             finish = Finish.STOP if ids[-1] in self.sampling.stop_token_ids else Finish.EOS
         result = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
@@ -502,12 +503,6 @@ class TrtRequest:
                 last = reason if isinstance(reason, int) else ids[-1] if ids else None
                 return Finish.STOP if last in self.sampling.stop_token_ids or isinstance(reason, str) else Finish.EOS
         raise ValueError(f"the engine ended the request with the finish reason {output.finish_reason!r}")
-
-    def _own_stop(self, ids: Sequence[int]) -> int | None:
-        for at, id in enumerate(ids):
-            if id in self._own_stops and self._sent + at >= self.sampling.min_new_tokens:
-                return at
-        return None
 
     def _output(
         self, output: Any, ids: Sequence[int], finish: Finish | None, number: int, start: int, *, with_prompt: bool

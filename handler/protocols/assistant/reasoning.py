@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter
-from handler.core.text import Vocabulary
+from handler.core.text import Vocabulary, partial_mark
 from handler.core.values import Request, Sampling, Thoughts
 from handler.protocols.assistant.events import AnswerParser, Ends, Event, Reasoning, pieces
 from handler.protocols.assistant.reasoning_families import HARMONY, MESSAGES, MUSE, Family
-from handler.protocols.assistant.tools.parsing import any_of, partial_mark
+from handler.protocols.assistant.tools.parsing import any_of
 
 
 class ReasoningParser(AnswerParser):

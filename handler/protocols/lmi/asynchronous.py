@@ -11,7 +11,7 @@ from typing import Any
 
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
+from handler.core.framing import JSON_LINE, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenEncoder
@@ -51,7 +51,7 @@ from handler.protocols.lmi.request import (
     read_stream,
     without_overridden,
 )
-from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
+from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_encoder
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat
 from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions
 from handler.protocols.openai.request import (
@@ -73,15 +73,7 @@ class AsyncFormat:
         return {"index": 0, "token": _token(token), "generated_text": None, "details": None}
 
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
-        line = line_template(self.chunk, framing, TOKEN_SLOTS)
-        add = texts.append
-
-        def encode(token: Token) -> bytes:
-            id, text, logprob, _, _ = token
-            add(text)
-            return line % (id, JSON_TEXTS[text], dumps(logprob))
-
-        return encode
+        return line_encoder(self.chunk, framing, texts)
 
     def last_chunk(self, chunk: AsyncLine, text: str, end: StreamEnd | None) -> AsyncLine:
         details: AsyncStreamDetails | None = None
@@ -127,6 +119,9 @@ _MAX_NEW_TOKENS = 30
 _ERRORS = AsyncErrors()
 _EVENTS = JSONLINES._replace(end=b"\n")
 """The framing of vLLM's events as JSON lines. An empty line replaces [DONE]."""
+
+_FORMS: Mapping[str, Any] = {"error": AsyncError, "failure": AsyncFailedLine, "streams": (JSONLINES.content_type,)}
+"""The parts of a description that the dialects of async mode share."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
 """Parameters that ask vLLM for values that LMI leaves out of its answers: further choices, and alternatives to tokens.
@@ -205,12 +200,10 @@ class AsyncPrompt(Dialect):
         title="LMI async",
         request="LmiAsyncRequest",
         request_shape=_body,
-        error=AsyncError,
         example=EXAMPLE,
         answer=AsyncAnswer,
         chunk=AsyncLine,
-        failure=AsyncFailedLine,
-        streams=(JSONLINES.content_type,),
+        **_FORMS,
     )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -309,10 +302,8 @@ class AsyncChat(_AsyncOpenAi, OpenAiChat):
         title="LMI async chat",
         request="LmiAsyncChatRequest",
         request_shape=request_shape(fields, table, "messages"),
-        error=AsyncError,
         example={"model": "lmi", **CHAT_EXAMPLE},
-        failure=AsyncFailedLine,
-        streams=(JSONLINES.content_type,),
+        **_FORMS,
     )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -332,8 +323,6 @@ class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
         title="LMI async completions",
         request="LmiAsyncCompletionRequest",
         request_shape=request_shape(fields, table, "prompt"),
-        error=AsyncError,
         example={"model": "lmi", **COMPLETION_EXAMPLE},
-        failure=AsyncFailedLine,
-        streams=(JSONLINES.content_type,),
+        **_FORMS,
     )

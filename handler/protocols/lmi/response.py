@@ -193,6 +193,19 @@ class DocumentReply(WholeReply):
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
 
+def line_encoder(chunk: Callable[[Token, int], Any], framing: Framing, texts: list[str]) -> TokenEncoder:
+    """Return an encoder for the lines that `chunk` renders, whose text includes special tokens."""
+    ordinary, special = (line_template(chunk, framing, slots) for slots in (TOKEN_SLOTS, _SPECIAL_SLOTS))
+    add = texts.append
+
+    def line(token: Token) -> bytes:
+        id, text, logprob, is_special, _ = token
+        add(text)
+        return (special if is_special else ordinary) % (id, JSON_TEXTS[text], dumps(logprob))
+
+    return line
+
+
 class LmiFormat:
     """LMI's answer format."""
 
@@ -219,16 +232,7 @@ class LmiFormat:
         return line
 
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
-        ordinary = line_template(self.chunk, framing, TOKEN_SLOTS)
-        special = line_template(self.chunk, framing, _SPECIAL_SLOTS)
-        add = texts.append
-
-        def line(token: Token) -> bytes:
-            id, text, logprob, is_special, _ = token
-            add(text)
-            return (special if is_special else ordinary) % (id, JSON_TEXTS[text], dumps(logprob))
-
-        return line
+        return line_encoder(self.chunk, framing, texts)
 
     def last_chunk(self, chunk: LmiLine, text: str, end: StreamEnd | None) -> LmiLine:
         line: LmiLine = {**chunk, "generated_text": text}

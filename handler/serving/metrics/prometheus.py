@@ -77,6 +77,19 @@ def _histograms(
     return {name: Histogram(prefix + name, help, bounds, registry, labels) for name, help, bounds in rows}
 
 
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+def _labelled(
+    kind: _Family, name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """Make a metric from pairs of label values and a value."""
+    family = kind(name, text, labels=labels)
+    for own, value in values:
+        family.add_metric(own, value)
+    return family
+
+
 # -- metrics with vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.33) ------------
 # A value that the engine does not report is not exported.
 
@@ -97,7 +110,7 @@ _QUEUE = (
 _NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
-_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_FIRST_TOKEN_TEXT = "Seconds from a request's acceptance to its first token"
 _VLLM = (
     ("inter_token_latency_seconds", "Mean seconds between a request's tokens, counted for each token", _INTER_TOKEN),
     ("request_queue_time_seconds", "Seconds from tokenizing a request to its start in the engine", _QUEUE),
@@ -133,13 +146,8 @@ class VllmMetrics(Collector):
         self._gauges = gauges
         self._num_prompt_tokens = 0
         labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
-        self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "Seconds from a request's acceptance to its first token",
-            _FIRST_TOKEN,
-            registry,
-            labels,
-        )
+        name = "vllm:time_to_first_token_seconds"
+        self.first_token = Histogram(name, _FIRST_TOKEN_TEXT, _FIRST_TOKEN, registry, labels)
         registry.register(self)
         self._others = _histograms("vllm:", registry, labels, _VLLM)
         self.inter_token = self._others["inter_token_latency_seconds"]
@@ -191,7 +199,9 @@ class VllmMetrics(Collector):
         text = "Prompt tokens of requests that have ended"
         yield from self._family(counter, "prompt_tokens", text, [self._num_prompt_tokens])
         yield from self._family(counter, "generation_tokens", "Tokens generated", [self._gauges.tokens()])
-        yield self._finish_reasons()
+        ended = [((self._model_name, _FIRST, reason), count) for reason, count in self._ended.items()]
+        labels = (*_LABELS, "finished_reason")
+        yield _labelled(counter, "vllm:request_success", "Requests by finish reason", labels, ended)
 
     def _loads(self, engines: Sequence[tuple[int, EngineStatistics]]) -> Iterator[Metric]:
         """Yield the numbers of running and of waiting requests."""
@@ -204,20 +214,9 @@ class VllmMetrics(Collector):
 
     def _family(self, kind: _Family, name: str, text: str, values: Iterable[float | None]) -> Iterator[Metric]:
         """Yield a metric with a value for each engine, unless no engine has one."""
-        family = kind(f"vllm:{name}", text, labels=_LABELS)
-        for number, value in enumerate(values):
-            if value is not None:
-                family.add_metric((self._model_name, str(number)), value)
-        if family.samples:
-            yield family
-
-    def _finish_reasons(self) -> Metric:
-        ended = CounterMetricFamily(
-            "vllm:request_success", "Requests by finish reason", labels=(*_LABELS, "finished_reason")
-        )
-        for reason, count in self._ended.items():
-            ended.add_metric((self._model_name, _FIRST, reason), count)
-        return ended
+        known = [((self._model_name, str(number)), value) for number, value in enumerate(values) if value is not None]
+        if known:
+            yield _labelled(kind, f"vllm:{name}", text, _LABELS, known)
 
 
 # -- metrics of Text Generation Inference that autoscalers read, with its types, units and buckets ---------------------
@@ -290,7 +289,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 _DURATION_TEXT = "Seconds from a request's acceptance to its last token, without refused requests"
 _OWN = (
-    ("time_to_first_token_seconds", "Seconds from a request's acceptance to its first token", _SECONDS),
+    ("time_to_first_token_seconds", _FIRST_TOKEN_TEXT, _SECONDS),
     ("time_per_output_token_seconds", "Mean seconds between a request's tokens after the first", _TOKEN_SECONDS),
     ("request_duration_seconds", _DURATION_TEXT, _SECONDS),
 )
@@ -349,10 +348,8 @@ class _Totals(Collector):
         yield CounterMetricFamily("lmi_engine_restarts", text, value=self._gauges.restarts())
         replicas = self._gauges.replicas()
         for kind, name, text, value in REPLICA_FAMILIES if replicas else ():
-            family = kind(f"lmi_replica_{name}", text, labels=["replica"])
-            for replica in replicas:
-                family.add_metric([str(replica.number)], value(replica))
-            yield family
+            values = [([str(replica.number)], value(replica)) for replica in replicas]
+            yield _labelled(kind, f"lmi_replica_{name}", text, ["replica"], values)
 
 
 class _Adapters(Collector):
@@ -368,10 +365,9 @@ class _Adapters(Collector):
         for gone in {*self.num_requests} - {*names}:
             self.num_requests.pop(gone, None)  # metrics may be requested twice at the same time
         yield GaugeMetricFamily("lmi_adapters", "Registered LoRA adapters", value=len(names))
-        family = CounterMetricFamily("lmi_adapter_requests", "Requests with a LoRA adapter", labels=["adapter"])
-        for name in names:
-            family.add_metric([name], self.num_requests[name])
-        yield family
+        counts = [([name], self.num_requests[name]) for name in names]
+        text = "Requests with a LoRA adapter"
+        yield _labelled(CounterMetricFamily, "lmi_adapter_requests", text, ["adapter"], counts)
 
 
 class _Captured(Collector):
@@ -382,10 +378,8 @@ class _Captured(Collector):
 
     def collect(self) -> Iterator[Metric]:
         text = "Requests of option.capture_requests by outcome: written, or dropped because the disk was slow or full"
-        family = CounterMetricFamily("lmi_captured_requests", text, labels=["outcome"])
-        for outcome, count in zip(("written", "dropped"), self._counts(), strict=True):
-            family.add_metric([outcome], count)
-        yield family
+        counts = zip((["written"], ["dropped"]), self._counts(), strict=True)
+        yield _labelled(CounterMetricFamily, "lmi_captured_requests", text, ["outcome"], counts)
 
 
 class Ended:

@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
@@ -610,14 +611,14 @@ def test_another_tokenizer_of_tensorrt_llm_is_refused_at_the_start(model: Path) 
 
 def test_a_broken_tokenizer_leaves_no_event_loop_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    new_loop = remote_engine._new_loop
+    new_loop = uvloop.new_event_loop
     loops: list[asyncio.AbstractEventLoop] = []
 
     def noted() -> asyncio.AbstractEventLoop:
         loops.append(new_loop())
         return loops[-1]
 
-    monkeypatch.setattr(remote_engine, "_new_loop", noted)
+    monkeypatch.setattr(uvloop, "new_event_loop", noted)
     with pytest.raises(ConfigError, match="is not JSON"), engine(tmp_path, "grpc://127.0.0.1:1"):
         pass
     assert all(loop.is_closed() for loop in loops)

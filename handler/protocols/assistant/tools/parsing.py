@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from handler.core.text import Vocabulary
+from handler.core.text import Vocabulary, partial_mark
 from handler.core.values import Finish
 from handler.protocols.assistant.events import (
     AnswerParser,
@@ -433,16 +433,6 @@ class CallParser(CallOutput):
 def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     """Return a pattern that matches any of the marks, or that never matches if there are none."""
     return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-
-
-def partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that is an incomplete mark."""
-    longest = 0
-    for mark in marks:
-        if mark[0] in text[1 - len(mark) :]:
-            sizes = range(min(len(mark) - 1, len(text)), longest, -1)
-            longest = next((size for size in sizes if mark.startswith(text[-size:])), longest)
-    return longest
 
 
 # -- checking and completing the arguments of calls --------------------------------------------------------------------
