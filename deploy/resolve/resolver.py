@@ -185,7 +185,7 @@ def times(
 
 
 def _rounded(seconds: float) -> int:
-    """Round up to whole minutes, within SageMaker's limits."""
+    """Round up to whole minutes, ignoring fractions of a second, and to at most SageMaker's maximum."""
     return min(_LONGEST, -(-int(seconds) // 60) * 60)
 
 

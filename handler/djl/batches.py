@@ -45,7 +45,7 @@ class Item(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One request's output of a step.
+    """The output of one step for one request.
 
     Attributes:
         first: whether the response begins with this piece.

@@ -377,7 +377,7 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation(
         "TGI",
-        "Report whether the model can serve, in TGI's form",
+        "Report whether the model can serve, in TGI's format",
         {200: (_TEXT, str, ""), 503: _UNHEALTHY},
         open=True,
     ),
@@ -516,7 +516,7 @@ _OF_TRITONS_MODEL = {
         "Triton", "Report whether the model is ready for requests", {**_STATE, 404: _UNKNOWN_MODEL}
     ),
     "/stats": Operation(
-        "Triton", "Show the numbers and durations of the model's requests",
+        "Triton", "Show the counts and durations of the model's requests",
         {200: (_JSON, TritonStatistics, _STATISTICS), 404: _UNKNOWN_MODEL},
     ),
     "/config": Operation(
@@ -532,11 +532,11 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation(
-        "Triton", "Report that the server is running, ready or not", {200: (_TEXT, str, "")}
+        "Triton", "Report that the server is running, whether or not the model is ready", {200: (_TEXT, str, "")}
     ),
     ("GET", "/v2/health/ready"): Operation("Triton", "Report whether the server is ready for requests", {**_STATE}),
     ("GET", "/v2/models/stats"): Operation(
-        "Triton", "Show the numbers and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
+        "Triton", "Show the counts and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
     ),
     **{
         ("GET", f"/v2/{kind}sharedmemory/status"): Operation(

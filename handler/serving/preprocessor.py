@@ -116,7 +116,7 @@ class Preprocessor:
         """
         headers, dialect = head.headers, head.dialect
         if headers.get(TARGET_MODEL):
-            raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by the engine")
+            raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by this server")
         named = headers.get(HEADER)
         session = session_of(self._sessions, named) if named else None
         adapter = adapter_of(headers, self.context)

@@ -172,8 +172,9 @@ class ResponseDatabase:
             return Unavailable(
                 f"the response has {size} bytes, more than an API key's responses may have (option.responses_max_bytes)"
             )
-        told = f"the stored responses of all API keys have reached {self._config.responses_total_bytes} bytes"
-        return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
+        told = f"the stored responses of all API keys may have {self._config.responses_total_bytes} bytes"
+        why = "and deleting this API key's own would not make enough room"
+        return Unavailable(f"{told}, {why} (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:
         """Return the stored responses and items that a request refers to.

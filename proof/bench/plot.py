@@ -200,7 +200,7 @@ def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
 
     Args:
         path: the file to write.
-        curves: the curves to draw. Either all or none have rates as loads.
+        curves: the curves to draw. The loads are request rates in all curves, or numbers of clients in all.
         title: the title, or None for a description of the curves.
     """
     import matplotlib

@@ -90,7 +90,7 @@ KINDS = {
         ranked=False,
     ),
 }
-"""Value of option.base_url_kind -> kind."""
+"""Maps each value of option.base_url_kind to its kind."""
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class TritonConfig(TypedDict):
 
 
 class TritonDuration(TypedDict):
-    """A number of requests, and the nanoseconds of all of them together."""
+    """A number of requests, and their total duration in nanoseconds."""
 
     count: Count
     ns: Count

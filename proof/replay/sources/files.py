@@ -134,7 +134,7 @@ class _Object(io.RawIOBase):
 
 
 MAX_LINE = 128 << 20
-"""Maximum bytes of a line; a request and an answer of 25 MB each, SageMaker's maximum, have 67 MB in base64."""
+"""Maximum size of a line, in bytes. A request and a response of 25 MB (SageMaker's maximum) take 67 MB in base64."""
 
 MAX_FILES = 500_000
 """Maximum number of files, whose names are kept in memory."""

@@ -493,7 +493,7 @@ class _Reader:
             last = match[4] or match[3]
             most = int(last) if last else None if match[2] else least
             if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-                raise ValueError(f"has {match[0]!r}: must be at most {_MOST_REPEATS}, the smaller number first")
+                raise ValueError(f"has {match[0]!r}: counts must be at most {_MOST_REPEATS}, in ascending order")
         else:
             return node
         if node.kind in ("assert", "ahead"):
