@@ -247,7 +247,7 @@ class DynamicBatch:
     """Dynamic batching: answers a whole batch, or one streaming request, in each of DJL's calls.
 
     Args:
-        seconds: the maximum seconds for a call (`option.predict_timeout`).
+        seconds: the maximum seconds for a call: a second less than `option.predict_timeout`, but at least 0.1.
     """
 
     def __init__(self, model: ServedModel, loop: WorkerLoop, seconds: float) -> None:

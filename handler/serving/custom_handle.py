@@ -45,7 +45,8 @@ class CustomHandle:
     function runs calls concurrently.
 
     A call that takes longer than option.predict_timeout is abandoned and answered with status 503. The same status
-    answers a call when `job_queue_size` others are waiting.
+    answers a call of a plain function when `job_queue_size` calls are waiting, and a call of a coroutine function when
+    together as many calls are running and streams are open.
     """
 
     def __init__(self, handle: Handle, config: Config) -> None:
@@ -151,7 +152,7 @@ class _OneByOne:
         limit: maximum seconds of a call.
         room: maximum number of waiting requests.
         size: maximum number of requests in a batch.
-        delay: seconds that the first request of a batch waits for others.
+        delay: seconds that a batch waits to fill, while no call runs.
     """
 
     def __init__(self, handle: Handle, limit: float, room: int, size: int, delay: float) -> None:
@@ -215,7 +216,10 @@ class _OneByOne:
             self._serving = None
 
     async def _gather(self) -> None:
-        """Wait until a batch is full or its delay is over."""
+        """Wait until a batch is full or its delay is over.
+
+        The delay begins when the previous call and its streams have ended, even if requests were already waiting.
+        """
         if len(self._waiting) < self._size:
             self._full.clear()
             await asyncio.wait({waiter := asyncio.ensure_future(self._full.wait())}, timeout=self._delay)
