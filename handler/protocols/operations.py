@@ -540,7 +540,7 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
     ),
     **{
         ("GET", f"/v2/{kind}sharedmemory/status"): Operation(
-            "Triton", f"List the regions of {kind} shared memory: none", {200: (_JSON, list[str], [])}
+            "Triton", f"List the regions of {kind} shared memory; there are none", {200: (_JSON, list[str], [])}
         )
         for kind in ("system", "cuda")
     },

@@ -278,7 +278,7 @@ class Batcher:
 
     Request ids are unique for the life of the process. A request waits in a `RequestQueue` until the engine has room
     for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests end,
-    and the queued ones wait for the next engine.
+    and queued requests wait for the next engine.
 
     Args:
         engine: engine that runs the requests.

@@ -88,9 +88,9 @@ class ResponseDatabase:
     """The database of all owners' responses; an owner can access only its own. All methods may block, and raise
     sqlite3.Error.
 
-    If an owner has too many responses, its least recently used ones are deleted. Responses of other owners are never
-    deleted to make room. When a request continues a response, this counts as a use of the response and of all earlier
-    ones in the conversation.
+    If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
+    never deleted to make room. When a request continues a response, this counts as a use of the response and of all
+    earlier responses in the conversation.
 
     Args:
         directory: directory of the database file, or None for memory.

@@ -385,7 +385,7 @@ def _heading(curves: Sequence[Curve], title: str | None) -> str:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """Return when and where the measurements were taken. The machine is named once if all used the same one."""
+    """Return when and where the measurements were taken. The machine is named once if it is the same for all."""
     several = len(curves) > 1
     known = [(f"{curve.name}: " if several else "", curve) for curve in curves if curve.taken]
     if len({curve.machine for _, curve in known}) == 1:

@@ -205,7 +205,7 @@ def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapp
 
 
 def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> list[int]:
-    """Reduce each medium's repeated placeholders to a single one. This is the inverse of `expand`.
+    """Reduce each medium's repeated placeholders to a single placeholder. This is the inverse of `expand`.
 
     Raises:
         ValueError: a medium does not have as many placeholders as tokens.

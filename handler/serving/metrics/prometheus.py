@@ -446,7 +446,7 @@ class Metrics:
         """Count a request that has ended, and pass it to the recorders.
 
         Like the durations of vLLM, TGI and DJL Serving, those here exclude requests that were refused or that needed no
-        engine, such as /tokenize. Their short durations would hide the long ones of an overloaded server.
+        engine, such as /tokenize. Their short durations would hide the long durations of an overloaded server.
 
         Args:
             parsed: the prompts of the request, with their parameters.

@@ -316,7 +316,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
 
 
 def with_unique_ids(requests: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
-    """Yield the requests; one with the id of an earlier request becomes an `Unreadable`."""
+    """Yield the requests. A request with the id of an earlier request becomes an `Unreadable`."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
         for item in requests:
             if isinstance(item, Request):

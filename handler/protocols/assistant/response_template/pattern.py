@@ -138,7 +138,7 @@ class Pattern:
         return self.settle(paths, state)
 
     def settle(self, paths: Sequence[tuple[int, _Path]], before: _State = ()) -> _Move:
-        """Return the transition to the alternatives that are preferred to the first one that has matched.
+        """Return the transition to the alternatives that are preferred to the first alternative that has matched.
 
         Args:
             paths: the possible paths, each after the index of the old alternative that it continues.
