@@ -328,7 +328,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         raise Refused(
             f"{endpoint.key} has failed, but it runs components of other deployments: {names}",
             "AWS can only delete it, and only after its components. Delete these with the tools that created them, "
-            "and run this again.",
+            "and repeat this command.",
         )
     if is_guest(live.deployment):
         _refuse_shared(desired, endpoint, live)

@@ -314,7 +314,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "List the model in the form of DJL Serving's list of models",
+        "State", "List the model as DJL Serving lists its models",
         {200: (_JSON, Models,
                {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
     ),

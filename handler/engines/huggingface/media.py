@@ -159,8 +159,8 @@ _READERS: Mapping[str, tuple[Read, Collection[str]]] = {
     "image": (_read_image, _VISION_CONFIGS),
     "audio": (_read_audio, _AUDIO_CONFIGS),
 }
-"""Kind of media -> function that reads the configuration of supported model types, and fields that config.json contains
-if the model accepts such media."""
+"""Maps each kind of media to a function that reads the configuration of supported model types, and to fields that
+config.json contains if the model accepts such media."""
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:

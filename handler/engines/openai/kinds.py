@@ -35,7 +35,7 @@ _REASONS = {
     "return_context_logits": "the servers return no logits",
     "return_generation_logits": "the servers return no logits",
 }
-"""Sampling field -> why no server supports it."""
+"""Maps each Sampling field that no server supports to the reason."""
 
 
 class ServerKind(NamedTuple):
