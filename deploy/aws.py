@@ -55,7 +55,7 @@ class Aws:
 
     @property
     def partition(self) -> str:
-        """Return the partition, such as `aws`. Credentials must not be sent to another one."""
+        """Return the partition, such as `aws`. Credentials must not be sent to another partition."""
         return str(self._session.get_partition_for_region(self.region))
 
     def account(self) -> str:

@@ -63,7 +63,7 @@ class Settings(NamedTuple):
     """Environment variables and arguments of an agent.
 
     Attributes:
-        variables: environment variables to set. A variable whose value is None is not set.
+        variables: environment variables to set. None leaves the variable as it is in the environment.
         arguments: arguments to put before the user's own.
         command: default arguments, used if the user gives none.
         files: contents of files that only the user can read, by the options that name the files. Secrets are in

@@ -99,7 +99,7 @@ _PARTS = {"Endpoint", "EndpointConfig", "Model", "Models", "Components", "Tags"}
 
 
 def _tags(*requests: Content) -> dict[str, str]:
-    """Join the tags of requests; later ones override earlier ones."""
+    """Join the tags of requests; later tags override earlier tags."""
     return {str(tag["Key"]): str(tag["Value"]) for request in requests for tag in request.get("Tags", ())}
 
 

@@ -249,4 +249,4 @@ def refuse_unsettled(source: Source) -> None:
     status = source.endpoint.get("EndpointStatus", READY[0])
     if status not in READY:
         wait = "Delete or repair it first." if status == "Failed" else "Wait until it is InService."
-        raise Refused(f"{source.name} is {status}: only one in service can be adopted", f"{wait} Or: {_BESIDE}")
+        raise Refused(f"{source.name} is {status}: it must be in service to be adopted", f"{wait} Or: {_BESIDE}")

@@ -1,4 +1,4 @@
-"""Convert an endpoint's settings to a specification. Each one is mapped, passed through, or reported as unmapped."""
+"""Convert an endpoint's settings to a specification. Each is mapped, passed through, or reported as unmapped."""
 
 from __future__ import annotations
 
@@ -436,7 +436,7 @@ def _manage(result: Adopted, source: Source, managed: Json, instance: dict[str, 
 
 
 def _times(source: Source, variant: Json) -> dict[str, int]:
-    """Return the timeouts that are set. The other ones are derived from the model's size later."""
+    """Return the timeouts that are set. The other timeouts are derived from the model's size later."""
     parameters = [component.get("Specification", {}).get("StartupParameters", {}) for component in source.bases]
     times: dict[str, int] = {}
     for name, field_name in (

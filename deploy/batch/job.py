@@ -33,7 +33,7 @@ CONTENT_TYPE = "application/jsonlines"
 
 _PAYLOAD = 6  # megabytes: SageMaker's default
 _INSTANCES = 100  # maximum of TransformResources.InstanceCount, which only AWS's prose states
-_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer one of two, which only AWS's prose lists
+_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which only AWS's prose lists
 
 
 @dataclass(frozen=True)

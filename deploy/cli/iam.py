@@ -77,7 +77,7 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
                 raise Refused(says, f"{advice} Print one with --who {names[0]}.")
             print(f"note: {says}. {advice}", file=sys.stderr)
     if who is not None and who not in printed:
-        raise Refused(f"--who {who}: no such policy or part", f"The known ones are {', '.join(printed)}.")
+        raise Refused(f"--who {who}: there is no such policy or part", f"The known names are {', '.join(printed)}.")
     print(json.dumps(printed if who is None else printed[who], indent=2))
     return 0
 

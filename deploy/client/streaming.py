@@ -394,7 +394,7 @@ class AnswerReader:
         yield from self._events(self._reader.feed(data))
 
     def finish(self) -> Iterator[Event]:
-        """Yield the events that the end of the bytes completes.
+        """Yield the remaining events after the last bytes have been fed.
 
         Raises:
             StreamBroken: the response is incomplete.
@@ -494,7 +494,7 @@ class Stream:
 
     @property
     def arrived(self) -> tuple[Event, ...]:
-        """Return the events so far."""
+        """Return the events that have arrived so far."""
         return tuple(self._reader.arrived)
 
     @property

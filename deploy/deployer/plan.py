@@ -328,7 +328,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         raise Refused(
             f"{endpoint.key} has failed, but it runs components of other deployments: {names}",
             "AWS can only delete it, and only after its components. Delete these with the tools that created them, "
-            "and run this again.",
+            "and repeat this command.",
         )
     if is_guest(live.deployment):
         _refuse_shared(desired, endpoint, live)
@@ -336,7 +336,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     if live.others and any("ModelName" in variant for config in configs for variant in config["ProductionVariants"]):
         raise Refused(
             f"the endpoint would have its own model, but it runs components of other deployments: {names}",
-            "Keep components in the specification, or have the other ones deleted first.",
+            "Keep components in the specification, or have the others deleted first.",
         )
 
 

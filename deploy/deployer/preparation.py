@@ -124,8 +124,8 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
     uploaded = check_data(spec, aws, live)
     notes = (
         f"{share.percent} % of the requests are copied to the shadow, and its responses are discarded",
-        "AWS updates an endpoint by starting new instances next to the old ones, which needs additional capacity and "
-        "quota during the update",
+        "AWS updates an endpoint by starting new instances next to the old instances, which needs additional capacity "
+        "and quota during the update",
     )
     comparison = Comparison(plan_shadow(resources, live), notes, () if uploaded is None else (uploaded,))
     return replace(preparation, spec=own, resources_in_order=resources), comparison
@@ -208,7 +208,7 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
             f"model.path differs from what {live.deployment} serves from {model.upload}: "
             f"{counted(len(planned.missing), 'file')} new or changed, such as {planned.missing[0]}",
             "Set model.upload to another prefix, such as s3://bucket/model-2/. The endpoint is then updated to the new "
-            "files, and can be rolled back to the old ones.",
+            "files, and can be rolled back to the old files.",
         )
     if planned.missing:
         _refuse_foreign(aws, planned, live)

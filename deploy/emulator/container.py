@@ -34,7 +34,7 @@ class Command:
     """A command that starts a container's process.
 
     Args:
-        environment: environment variables to set in addition to the inherited ones.
+        environment: environment variables to set in addition to the inherited variables.
     """
 
     arguments: tuple[str, ...]

@@ -234,7 +234,7 @@ class SageMaker:
         raise Invalid(f"Could not find resource {arn}")
 
     def _now(self) -> datetime.datetime:
-        """Return the current time, or a later one if another resource has it, so that the newest resource is known."""
+        """Return the current time, or a later time than all resources have, so that the newest resource is known."""
         self._last = max(now(), self._last + datetime.timedelta(milliseconds=1))
         return self._last
 

@@ -77,7 +77,7 @@ class Arns:
         return self.endpoint() if self.spec.endpoint is None else []
 
     def shared_endpoint(self) -> list[str]:
-        """Return the ARNs of another deployment's endpoint and of all configurations, as its own one is unknown."""
+        """Return the ARNs of another deployment's endpoint and of all configurations, as its own is unknown."""
         return [] if self.spec.endpoint is None else [*self.endpoint(), *self.every("endpoint-config")]
 
     def components(self) -> list[str]:

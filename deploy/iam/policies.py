@@ -283,7 +283,7 @@ MOST = 6144
 
 
 def length(policy: Policy) -> int:
-    """Return the number of characters in a policy as AWS counts them, which is without white space."""
+    """Return a policy's length in characters as AWS counts it, excluding white space."""
     return len(json.dumps(policy, separators=(",", ":")))
 
 

@@ -90,7 +90,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
         advice = "An endpoint without components needs at least one instance."
         if what.sleeps:
             advice = "An asynchronous endpoint scales to zero by itself (scaling.min: 0) when no request waits."
-        raise Refused(f"{what.target} cannot be set to {count}", advice)
+        raise Refused(f"{what.target} cannot be scaled to {count}", advice)
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
         raise Refused(

@@ -64,7 +64,7 @@ def _archive(context: Context, uri: str) -> list[Check]:
     checks = [ok("model", f"{uri}: an archive of {format_size(size)}, which SageMaker unpacks")]
     if size >= _LARGE_ARCHIVE:
         says = f"the archive is {format_size(size)}, and each instance unpacks it before it starts the container"
-        advice = "Uncompressed files start faster (model.path with model.upload) and need less disk space."
+        advice = "An endpoint starts faster from uncompressed files (model.path with model.upload) and needs less disk."
         checks.append(warning("model", says, advice))
     return [*checks, *_contents(context, uri, read_artifact(context.aws, uri))]
 

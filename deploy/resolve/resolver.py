@@ -185,7 +185,7 @@ def times(
 
 
 def _rounded(seconds: float) -> int:
-    """Round up to whole minutes, within SageMaker's limits."""
+    """Round up to whole minutes, ignoring fractions of a second, and to at most SageMaker's maximum."""
     return min(_LONGEST, -(-int(seconds) // 60) * 60)
 
 
@@ -649,7 +649,7 @@ def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
         name = f"{bigger.instance.name} ({bigger.price.text}), which has room for {bigger.sequences}"
     yield (
         f"{held}. For {requests}, use {name}, or set a shorter model.context. More instances serve more requests, but "
-        "not longer ones."
+        "not longer requests."
     )
 
 

@@ -69,7 +69,7 @@ class _Unfinished:
 
 
 def parts_of(name: str, size: int) -> list[Part]:
-    """Split a file into one or more parts, of which the last one may be smaller."""
+    """Split a file into one or more parts, of which the last may be smaller."""
     part_size = max(PART_SIZE, -(-size // _MOST_PARTS))
     count = max(1, -(-size // part_size))
     return [
@@ -405,7 +405,7 @@ def _verify(aws: Aws, planned: UploadPlan) -> None:
         digests = dict(pool.map(lambda name: (name, object_digest(aws, planned.prefix, name)), planned.missing))
     wrong = [file.name for file in planned.files if there.get(file.name) != file.size]
     wrong += [name for name in planned.missing if digests[name] != planned.digests[name]]
-    # Compute the digest again if a file has changed: the parts may be of two versions under the first one's digest.
+    # Compute the digest again if a file has changed: the parts may be of two versions under the first version's digest.
     wrong += [name for name in planned.missing if file_digest(planned.directory / name) != planned.digests[name]]
     if wrong:
         raise Failed(

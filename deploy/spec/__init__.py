@@ -57,7 +57,7 @@ class Spec(Section):
 
     name: Name = Field(description="Name of the endpoint, and prefix of all other names.")
     endpoint: Name | None = Field(
-        None, description="Endpoint of another deployment, to which the components are added; `instance` describes it."
+        None, description="Another deployment's endpoint for the components; `instance` must describe its instances."
     )
     region: Region | None = Field(None, description="AWS region; default: boto3's.")
     role: RoleArn = Field(description="ARN of the execution role.")

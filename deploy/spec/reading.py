@@ -188,7 +188,7 @@ FILLERS: Mapping[str, Any] = {
     "image": {"repository": "x"},
     "model": {"id": "x"},
 }
-"""Valid values for the required fields. They allow the other fields to be checked if required ones are missing."""
+"""Valid values for the required fields. They allow the other fields to be checked if required fields are missing."""
 
 
 def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[str]:

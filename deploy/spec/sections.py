@@ -314,7 +314,7 @@ class Capture(Section):
 
 
 class Encryption(Section):
-    """Customer managed KMS keys, instead of AWS managed ones."""
+    """Customer managed KMS keys, instead of AWS managed keys."""
 
     model_key: KeyId | None = Field(None, description="Key that encrypts the bucket of the model and the adapters.")
     secret_key: KeyId | None = Field(None, description="Key that encrypts model.token_secret.")

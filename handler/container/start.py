@@ -192,9 +192,9 @@ _SECONDS = 5
 
 _ADVICE = {
     "AccessDeniedException": ": the execution role needs secretsmanager:GetSecretValue on the secret, and kms:Decrypt "
-    "on its key",
+    "on the secret's KMS key",
     "ResourceNotFoundException": ": the secret does not exist in that account and region",
-    "DecryptionFailure": ": the execution role needs kms:Decrypt on its key",
+    "DecryptionFailure": ": the execution role needs kms:Decrypt on the secret's KMS key",
 }
 
 

@@ -322,7 +322,7 @@ class ModelNotFound(NotFound):
     Args:
         name: the model's name in the request; a long name is shortened.
         version: the model's version in the request.
-        served: names of the models that are served. The message lists the first ones, but no paths of this machine.
+        served: names of the models that are served. The message lists the first names, but no paths of this machine.
 
     Attributes:
         served: end of the message, with these names; "" if there are none.

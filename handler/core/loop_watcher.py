@@ -87,7 +87,9 @@ def _state(pid: int) -> str:
 
 
 def _turns(pid: int) -> tuple[float, float] | None:
-    """Return the seconds for which the main thread has used a CPU, and has waited for one, if the kernel counts them.
+    """Return how long, in seconds, the main thread has run on a CPU and has waited for a CPU.
+
+    The result is None if the kernel does not count this.
 
     Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds. All
     are 0 in a kernel without CONFIG_SCHEDSTATS.

@@ -330,7 +330,7 @@ class Extras(NamedTuple):
     stop: str | None = None
 
     def with_defaults(self, earlier: Extras) -> Extras:
-        """Return these values, with missing ones filled in from an earlier step."""
+        """Return these values, with missing values filled in from an earlier step."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 

@@ -45,7 +45,7 @@ class Item(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One request's output of a step.
+    """The output of one step for one request.
 
     Attributes:
         first: whether the response begins with this piece.
@@ -247,7 +247,7 @@ class DynamicBatch:
     """Dynamic batching: answers a whole batch, or one streaming request, in each of DJL's calls.
 
     Args:
-        seconds: the maximum seconds for a call (`option.predict_timeout`).
+        seconds: the maximum seconds for a call: a second less than `option.predict_timeout`, but at least 0.1.
     """
 
     def __init__(self, model: ServedModel, loop: WorkerLoop, seconds: float) -> None:

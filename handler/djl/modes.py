@@ -267,7 +267,7 @@ class Dynamic(_Stepped):
             return whole(task)
 
     def _chunks(self, task: RequestTask) -> Iterator[bytes]:
-        """Yield the chunks of a response. djl_python asks for each chunk when it has written the one before."""
+        """Yield the chunks of a response. djl_python asks for each chunk when it has written the previous chunk."""
         last = False
         with task:
             while not last:

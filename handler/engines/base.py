@@ -476,7 +476,7 @@ def passed_otherwise(*parameters: Any) -> dict[str, Any]:
 
 
 def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
-    """Return a rule for the arguments top_k and top_p.
+    """Return the engine's arguments top_k and top_p. This function is a `Rule`.
 
     Args:
         no_top_k: value of top_k that makes the engine choose among all tokens.

@@ -50,7 +50,7 @@ _CURE = (
 _ADVICE = {
     "NoSuchBucket": "there is no bucket {bucket}",
     "AccessDenied": "access is denied: the role needs s3:ListBucket on arn:aws:s3:::{bucket}, and s3:GetObject on "
-    "arn:aws:s3:::{bucket}/{prefix}* (kms:Decrypt on its key)",
+    "arn:aws:s3:::{bucket}/{prefix}*; and kms:Decrypt on the KMS key if the objects are encrypted with one",
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION to that region",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to that region",
     "IllegalLocationConstraintException": "the bucket is in another region: set AWS_REGION to that region",

@@ -342,7 +342,7 @@ class _Framed:
 
 
 def _check_start(start: Message) -> None:
-    """Check the status and headers of a response, because uvicorn would close the connection at invalid ones.
+    """Check the status and headers of a response, because uvicorn would close the connection if they are invalid.
 
     Raises:
         ValueError: the status or a header is not valid.

@@ -224,17 +224,17 @@ class BodyWriter:
 
     Args:
         channel: connection that accepts chunks while none are buffered in the writer.
-        hold: called with the number of bytes that are buffered for the client. It raises Overloaded if too many bytes
+        set_unsent: called with the number of bytes buffered for the client. It raises Overloaded if too many bytes
             are buffered for all clients together.
 
     Attributes:
         phase: current phase.
     """
 
-    def __init__(self, send: Send, channel: AnyExchange, hold: Callable[[int], object] = bool) -> None:
+    def __init__(self, send: Send, channel: AnyExchange, set_unsent: Callable[[int], object] = bool) -> None:
         self._send = send
         self._channel = channel
-        self._hold = hold
+        self._set_unsent = set_unsent
         self._backlog: list[bytes] = []
         self._size = 0
         self._task: asyncio.Task[None] | None = None
@@ -285,7 +285,7 @@ class BodyWriter:
     def _count(self) -> None:
         """Count the bytes that are buffered for the client, and give up the client if there are too many."""
         try:
-            self._hold(self._size + self._channel.num_unsent)
+            self._set_unsent(self._size + self._channel.num_unsent)
         except Overloaded:
             return self._break(Writing.OVERFLOWED)
         if self._size > _MAX_BACKLOG:
@@ -447,7 +447,7 @@ class _ResponseSender:
     async def _send_stream(self) -> None:
         await self._start_stream()
         task, exchange = self._task, self._exchange
-        writer = BodyWriter(self._send, exchange, task.memory.hold)
+        writer = BodyWriter(self._send, exchange, task.memory.set_unsent)
         task.on_bytes = writer.pull  # at the end of each step
         writer.pull(task)
         task.write_tokens_to(exchange)

@@ -417,7 +417,7 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._current is not None:
-            _hold(self._current)
+            _pause(self._current)
 
     def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
         self._unset_keepalive_if_required()
@@ -640,7 +640,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _hold(cycle: RequestResponseCycle) -> None:
+def _pause(cycle: RequestResponseCycle) -> None:
     extensions: dict[str, Any] = cycle.scope["extensions"]
     if exchange := extensions.get(EXCHANGE):  # it is removed after the response
         exchange.is_paused = True
@@ -719,6 +719,6 @@ def _without_chunks(
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
     """Tell the application that the client has disconnected."""
-    _hold(cycle)
+    _pause(cycle)
     cycle.disconnected = True
     cycle.message_event.set()

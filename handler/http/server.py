@@ -146,7 +146,7 @@ class HttpServer(uvicorn.Server):
         self._wake()
 
     def stop(self) -> None:
-        """Exit immediately, because no request is running."""
+        """Stop without draining. Call this only when no request is running."""
         self.should_exit = True
         self._wake()
 

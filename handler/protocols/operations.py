@@ -314,7 +314,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "List the model in the form of DJL Serving's list of models",
+        "State", "List the model as DJL Serving lists its models",
         {200: (_JSON, Models,
                {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
     ),
@@ -377,7 +377,7 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation(
         "TGI",
-        "Report whether the model can serve, in TGI's form",
+        "Report whether the model can serve, in TGI's format",
         {200: (_TEXT, str, ""), 503: _UNHEALTHY},
         open=True,
     ),
@@ -516,7 +516,7 @@ _OF_TRITONS_MODEL = {
         "Triton", "Report whether the model is ready for requests", {**_STATE, 404: _UNKNOWN_MODEL}
     ),
     "/stats": Operation(
-        "Triton", "Show the numbers and durations of the model's requests",
+        "Triton", "Show the counts and durations of the model's requests",
         {200: (_JSON, TritonStatistics, _STATISTICS), 404: _UNKNOWN_MODEL},
     ),
     "/config": Operation(
@@ -532,15 +532,15 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation(
-        "Triton", "Report that the server is running, ready or not", {200: (_TEXT, str, "")}
+        "Triton", "Report that the server is running, whether or not the model is ready", {200: (_TEXT, str, "")}
     ),
     ("GET", "/v2/health/ready"): Operation("Triton", "Report whether the server is ready for requests", {**_STATE}),
     ("GET", "/v2/models/stats"): Operation(
-        "Triton", "Show the numbers and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
+        "Triton", "Show the counts and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
     ),
     **{
         ("GET", f"/v2/{kind}sharedmemory/status"): Operation(
-            "Triton", f"List the regions of {kind} shared memory: none", {200: (_JSON, list[str], [])}
+            "Triton", f"List the regions of {kind} shared memory; there are none", {200: (_JSON, list[str], [])}
         )
         for kind in ("system", "cuda")
     },

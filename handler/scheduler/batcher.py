@@ -278,7 +278,7 @@ class Batcher:
 
     Request ids are unique for the life of the process. A request waits in a `RequestQueue` until the engine has room
     for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests end,
-    and the queued ones wait for the next engine.
+    and queued requests wait for the next engine.
 
     Args:
         engine: engine that runs the requests.
@@ -287,7 +287,9 @@ class Batcher:
         max_queued: maximum number of waiting requests (`job_queue_size`).
         max_background: maximum number of sequences of batches in the engine (`option.batches_concurrency`).
         queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
-        time_limit: maximum seconds from a request's arrival to its end (`option.request_time_limit`); 0 disables it.
+        time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables it.
+            It ends only requests that run in the engine. For a request of a file's batch, the time begins when the
+            request leaves the background.
 
     Attributes:
         num_tokens: number of tokens generated so far.

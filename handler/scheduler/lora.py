@@ -490,7 +490,7 @@ def read_adapter_call(values: Mapping[str, Any], *, refuse_unknown: bool) -> Ada
     """Read the parameters `name`, `src`, `preload` and `pin` of a call.
 
     Raises:
-        BadRequest: a value has the wrong type, a parameter is unknown and unknown ones are refused, or `pin` is true.
+        BadRequest: a value has the wrong type, an unknown parameter is refused, or `pin` is true.
     """
     ignored = tuple(name for name in values if name not in _KNOWN)
     if ignored and refuse_unknown:

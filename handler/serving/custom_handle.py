@@ -46,7 +46,8 @@ class CustomHandle:
     function runs calls concurrently.
 
     A call that takes longer than option.predict_timeout is abandoned and answered with status 503. The same status
-    answers a call when `job_queue_size` others are waiting.
+    answers a call of a plain function when `job_queue_size` calls are waiting, and a call of a coroutine function when
+    together as many calls are running and streams are open.
     """
 
     def __init__(self, handle: Handle, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""SQLite databases for data that later requests need, and locks of files that several servers share."""
+"""SQLite databases for data that later requests need, and a check for locks on files that several servers share."""
 
 from __future__ import annotations
 

@@ -101,9 +101,9 @@ class LargeBodies:
         try:
             parts = self._process.run(job, body)
         except MemoryLimitExceeded:
-            raise TooLarge(f"the body needs more than {memory >> 20} MiB to be read") from None
+            raise TooLarge(f"parsing the body needs more than {memory >> 20} MiB") from None
         except LimitExceeded:
-            raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or crashes its parser") from None
+            raise TooLarge(f"parsing the body takes more than {SECONDS:g} s, or crashes the parser") from None
         except NotRun as error:
             raise Unavailable(f"the body cannot be read: {client_words(str(error))}") from None
         value, size = _Unpickler(parts.pop(), parts).load()

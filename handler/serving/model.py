@@ -192,7 +192,7 @@ class ServedModel:
             await self.handle.begin()
 
     def drain(self) -> None:
-        """Refuse new requests from now on, and let running ones finish."""
+        """Refuse new requests from now on, and let running requests finish."""
         self.availability.draining = True
 
     def give_up(self) -> None:

@@ -43,7 +43,7 @@ _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 """Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
-"""Content types that are read as JSON: an empty one, those of JSON, and the one that `curl -d` sends."""
+"""Content types that are read as JSON: none, those of JSON, and the type that `curl -d` sends."""
 
 _FORM = "multipart/form-data"
 
@@ -124,7 +124,7 @@ class Preprocessor:
         """
         headers, dialect = head.headers, head.dialect
         if headers.get(TARGET_MODEL):
-            raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by the engine")
+            raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by this server")
         named = headers.get(HEADER)
         session = session_of(self._sessions, named) if named else None
         adapter = adapter_of(headers, self.context)

@@ -201,7 +201,7 @@ class Capture:
 
 
 class _Files:
-    """The files of the request log: the current one, older ones, and those of other servers in the same directory.
+    """The files of the request log: the current file, older files, and those of other servers in the directory.
 
     A server locks its current file, which counts as full.
     """

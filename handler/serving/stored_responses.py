@@ -88,9 +88,9 @@ class ResponseDatabase:
     """The database of all owners' responses; an owner can access only its own. All methods may block, and raise
     sqlite3.Error.
 
-    If an owner has too many responses, its least recently used ones are deleted. Responses of other owners are never
-    deleted to make room. When a request continues a response, this counts as a use of the response and of all earlier
-    ones in the conversation.
+    If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
+    never deleted to make room. When a request continues a response, this counts as a use of the response and of all
+    earlier responses in the conversation.
 
     Args:
         directory: directory of the database file, or None for memory.
@@ -172,8 +172,9 @@ class ResponseDatabase:
             return Unavailable(
                 f"the response has {size} bytes, more than an API key's responses may have (option.responses_max_bytes)"
             )
-        told = f"the stored responses of all API keys have reached {self._config.responses_total_bytes} bytes"
-        return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
+        told = f"the stored responses of all API keys may have {self._config.responses_total_bytes} bytes"
+        why = "and deleting this API key's own would not make enough room"
+        return Unavailable(f"{told}, {why} (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:
         """Return the stored responses and items that a request refers to.

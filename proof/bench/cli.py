@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         "bench", help="measure a server, or compare it with its engine", description=_DESCRIPTION
     )
     parser.add_argument(
-        "url", nargs="?", help="a running server, such as http://host:port (default: one that --engine starts)"
+        "url", nargs="?", help="a running server, such as http://host:port (default: the server that --engine starts)"
     )
     parser.add_argument(
         "--engine",
@@ -85,7 +85,7 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="compare results of this command or of `lmi deploy bench` with the first one; each file was written by "
+        help="compare results of this command or of `lmi deploy bench` with the first file; each was written by "
         "--output or contains printed output; if there is only one file, draw its plot again",
     )
     parser.set_defaults(run=_bench)

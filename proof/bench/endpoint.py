@@ -278,13 +278,13 @@ def add(commands: Any) -> None:
         type=_numbers(int),
         default=[1, 2, 4, 8, 16],
         metavar="N,N,...",
-        help="numbers of concurrent requests, one measurement each (default: 1,2,4,8,16)",
+        help="numbers of concurrent requests; one measurement per N (default: 1,2,4,8,16)",
     )
     loads.add_argument(
         "--rate",
         type=_numbers(float),
         metavar="R,R,...",
-        help="requests per second, however slow the responses are, one measurement each",
+        help="send R requests per second without waiting for responses; one measurement per R",
     )
     parser.add_argument(
         "--requests",

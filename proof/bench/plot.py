@@ -200,7 +200,7 @@ def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
 
     Args:
         path: the file to write.
-        curves: the curves to draw. Either all or none have rates as loads.
+        curves: the curves to draw. The loads are request rates in all curves, or numbers of clients in all.
         title: the title, or None for a description of the curves.
     """
     import matplotlib
@@ -385,7 +385,7 @@ def _heading(curves: Sequence[Curve], title: str | None) -> str:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """Return when and where the measurements were taken. The machine is named once if all used the same one."""
+    """Return when and where the measurements were taken. The machine is named once if it is the same for all."""
     several = len(curves) > 1
     known = [(f"{curve.name}: " if several else "", curve) for curve in curves if curve.taken]
     if len({curve.machine for _, curve in known}) == 1:

@@ -255,7 +255,7 @@ async def _warm_connections(share: _Share) -> Connections:
 
 @dataclass(frozen=True)
 class Work:
-    """The same work as in a closed loop of `clients`, with equally many concurrent sequences, and equal prompts.
+    """The engine-only equivalent of a closed loop: the same prompts, and as many concurrent sequences as `clients`.
 
     If `seconds` is set, the prompts of `requests` are repeated until then.
     """

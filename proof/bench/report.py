@@ -221,7 +221,7 @@ def _overlap(first: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _cells(values: Sequence[float | None]) -> list[str]:
-    """Format values as cells. All except the first one show the change from the first in percent."""
+    """Format values as cells. All cells except the first show the change from the first in percent."""
     first, *_ = values
     cells = []
     for index, value in enumerate(values):

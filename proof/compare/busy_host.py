@@ -1,11 +1,14 @@
 """Measure a server on a core that it shares with a busy process: started streams, pace, `/ping`, CPU time and writes.
 
-The server's processes run on one core, and the clients on the other. Our server alternates with vLLM's Rust front end,
-whose mock engine core runs on the clients' core. With `--requests`, ours is measured twice: with its engine on the
-server's core, and with its engine on the clients' core. There are two measurements. Run nothing else on the machine:
+The server's processes run on one core, and the clients on the other. `--rust` adds vLLM's Rust front end, which
+alternates with our server, and whose mock engine core runs on the clients' core. With `--requests`, our server is
+measured twice: with its engine on the server's core, and with its engine on the clients' core. Run nothing else on the
+machine. The command has two modes:
 
+    # streams beside a busy process, or without it (--whole)
     python -m proof.compare.busy_host [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
-    python -m proof.compare.busy_host --requests         # requests per second, on a whole core
+    # requests per second, always without the busy process
+    python -m proof.compare.busy_host --requests [--rust PATH/vllm-rs --model DIRECTORY]
 
 PATH/vllm-rs is the file `vllm/vllm-rs` in the wheel from `pip download --no-deps vllm==0.33.0`.
 `python -m tests.gpu.vllm.checkpoint` creates DIRECTORY and prints its name; it needs torch.

@@ -206,7 +206,7 @@ def _tell(result: Result) -> None:
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Return whether a path is a file's own or a new one, and not that of a link, pipe or device."""
+    """Return whether a path is that of a file, or does not exist, and is not that of a link, pipe or device."""
     return not path.is_symlink() and (path.is_file() or not path.exists())
 
 

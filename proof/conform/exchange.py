@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def is_uncut(self) -> bool:
-        """Return whether the answer is certainly complete; one that ends by closing the connection may be cut off."""
+        """Return whether the answer is certainly complete. If it ends by closing the connection, it may be cut off."""
         return not self.failure and client.tells_its_end(self.headers)
 
     @property

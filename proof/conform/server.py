@@ -396,7 +396,7 @@ class Server:
         return await self.named(merge(dialect.body(prompt, tokens, stream), more or {}))
 
     async def named(self, body: Body) -> Body:
-        """Return the body with the model name, if the dialect's requests contain one."""
+        """Return the body with the placeholder `{model}` replaced by the model's name."""
         return {**body, "model": await self.model()} if body.get("model") == "{model}" else body
 
     async def path(self, *, stream: bool = False) -> str:

@@ -53,7 +53,7 @@ KSERVE = Source(
     "https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md",
 )
 
-OURS = Source("this project: no standard states it, but clients need it", "")
+OURS = Source("this project: no standard requires this behaviour, but clients need it", "")
 HTTP_1_1 = Source("RFC 9112: HTTP/1.1", "https://www.rfc-editor.org/rfc/rfc9112")
 JSON = Source("RFC 8259: JSON", "https://www.rfc-editor.org/rfc/rfc8259")
 SSE = Source("WHATWG: server-sent events", "https://html.spec.whatwg.org/multipage/server-sent-events.html")

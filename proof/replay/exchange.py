@@ -105,5 +105,5 @@ def lost(reason: str) -> Answer:
 
 
 def recorded(answer: Recorded) -> Answer:
-    """Convert a recorded answer."""
+    """Convert a recorded response to an `Answer`."""
     return Answer(answer.status or 200, answer.content_type, answer.body)

@@ -110,7 +110,7 @@ def times(report: Mapping[str, Any]) -> Table:
 
 
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield notes, each with a list of details that may be empty."""
+    """Yield the report's notes, each with its details, if any."""
     if count := report["unreadable"]["count"]:
         yield f"left out: {count:,}", [f"{item['place']}: {item['reason']}" for item in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():

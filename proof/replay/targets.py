@@ -1,4 +1,4 @@
-"""Servers to which requests are sent; while one is busy, requests are sent more slowly and retried."""
+"""Servers to which requests are sent; while a server is busy, requests are sent more slowly and retried."""
 
 from __future__ import annotations
 

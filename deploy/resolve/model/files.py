@@ -183,7 +183,7 @@ def json_file(files: Files, name: str) -> dict[str, Any] | None:
 
 # -- the Hugging Face hub ----------------------------------------------------------------------------------------------
 # With huggingface_hub, this section would have half as many lines. But it reads responses of any length, raises
-# KeyError or RecursionError for malformed ones, has no timeout for all requests of a model together, and since 1.0
+# KeyError or RecursionError for malformed responses, has no timeout for all requests of a model together, and since 1.0
 # raises the errors of another HTTP library. It would also add 0.2 s to the start of each command.
 
 

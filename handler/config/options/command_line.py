@@ -263,7 +263,7 @@ class _Flag(argparse.Action):
 def add_flags(serve: Parser) -> None:
     """Add a flag for each option, and for each native argument of an engine."""
     serve.rewrite = _rewritten
-    group = serve.add_argument_group("options", "every option of `lmi options` is also a flag; the most common ones:")
+    group = serve.add_argument_group("options", "every option of `lmi options` is also a flag; the most common flags:")
     taken = {*serve._option_string_actions}
     for key, is_switch in sorted(_flag_keys().items()):
         name = key.removeprefix("option.").replace("_", "-")

@@ -20,7 +20,7 @@ from handler.engines.grpc.vllm import Vllm
 from handler.engines.remote.servers import Failed, Refused, one_kind
 
 CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
-"""Value of option.base_url_kind -> contract."""
+"""Maps each value of option.base_url_kind to its contract."""
 
 INFO_TIMEOUT = 5.0  # seconds for GetModelInfo
 _HEALTH_TIMEOUT = 25.0  # SGLang's health check generates a token, and waits up to 20 s for it

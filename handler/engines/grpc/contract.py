@@ -40,7 +40,7 @@ REASONS = {
     "allowed_token_ids": NO_FIELD,
     "cache_salt": NO_FIELD,
 }
-"""Sampling field -> why no contract supports it."""
+"""Maps each Sampling field that no contract supports to the reason."""
 
 
 class Model(NamedTuple):

@@ -305,7 +305,7 @@ fetch_descriptions = partial(fetch, download=download_descriptions)
 
 
 TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""Value of `option.dtype` -> name in torch."""
+"""Maps each value of `option.dtype` to its name in torch."""
 
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 _RECIPE = b"hf 2"  # part of every fingerprint: change it with _FROM_GGUF

@@ -159,8 +159,8 @@ _READERS: Mapping[str, tuple[Read, Collection[str]]] = {
     "image": (_read_image, _VISION_CONFIGS),
     "audio": (_read_audio, _AUDIO_CONFIGS),
 }
-"""Kind of media -> function that reads the configuration of supported model types, and fields that config.json contains
-if the model accepts such media."""
+"""Maps each kind of media to a function that reads the configuration of supported model types, and to fields that
+config.json contains if the model accepts such media."""
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
@@ -205,7 +205,7 @@ def expand(ids: Sequence[int], counts: Mapping[str, Sequence[int]], tokens: Mapp
 
 
 def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> list[int]:
-    """Reduce each medium's repeated placeholders to a single one. This is the inverse of `expand`.
+    """Reduce each medium's repeated placeholders to a single placeholder. This is the inverse of `expand`.
 
     Raises:
         ValueError: a medium does not have as many placeholders as tokens.

@@ -136,7 +136,7 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
     max_seq_length = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
-        positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the one for padding
+        positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the padding's
     own = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
     limits = [limit for limit in (max_seq_length, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
     return min(limits, default=None)

@@ -164,7 +164,7 @@ class WhisperTokenizer:
         most = self._ids.most // 2 - 1
         ids = self._encode(" " + text.strip()) if len(text) <= 64 * most else [0] * len(text)
         if len(ids) > most:
-            raise InvalidPayload(f"'prompt' is too long: at most {most} tokens fit together with a transcript")
+            raise InvalidPayload(f"'prompt' is too long: at most {most} tokens leave room for the transcript")
         return [self._ids.previous, *ids]
 
     def _wanted(self, task: str = "transcribe", language: str = "", **_: Any) -> list[int]:

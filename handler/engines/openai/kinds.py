@@ -35,7 +35,7 @@ _REASONS = {
     "return_context_logits": "the servers return no logits",
     "return_generation_logits": "the servers return no logits",
 }
-"""Sampling field -> why no server supports it."""
+"""Maps each Sampling field that no server supports to the reason."""
 
 
 class ServerKind(NamedTuple):
@@ -90,7 +90,7 @@ KINDS = {
         ranked=False,
     ),
 }
-"""Value of option.base_url_kind -> kind."""
+"""Maps each value of option.base_url_kind to its kind."""
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:

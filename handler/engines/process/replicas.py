@@ -376,7 +376,7 @@ class ReplicaSet:
         self._opened = False  # whether all engines have been ready
         self._last_state = State.LOADING
         self._to_restart: list[Replica] = []
-        self._restarts = -1  # number of restarts when the last one was requested
+        self._restarts = -1  # number of restarts when the last restart was requested
         for replica in self._replicas:
             watch, on_change = partial(self._watch_channel, replica), partial(self._changed, replica)
             replica.engine.attach(Host(watch, on_change, lambda callback: self._host.soon(callback)))

@@ -33,7 +33,7 @@ _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser it enforces none before the reasoning has ended",
     "trtllm": "; without guided_decoding_backend it enforces none",
 }
-"""Kind of server -> why it does not enforce structured output."""
+"""Maps the kind of a server to the reason why it does not enforce structured output."""
 
 
 class RemoteCall(Protocol):

@@ -360,7 +360,7 @@ _RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # a range of characters that c
 
 
 def without_marker(characters: str) -> str:
-    """Remove the marker from a character class, such as `[^a]` or `[ -~]`, so that a marker always ends a long part."""
+    """Return a character class, such as `[^a]` or `[ -~]`, without the marker, which must only stand for long parts."""
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
     return _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)

@@ -240,7 +240,7 @@ class Walker:
         self._marker = vocabulary.get(MARKER)
 
     def start(self, make: Callable[[], Any]) -> None:
-        """Walk through the first tokens of two responses, with random tokens and with long ones.
+        """Walk through the first tokens of two responses, with random tokens and with long tokens.
 
         Args:
             make: function that returns a matcher in its initial state.

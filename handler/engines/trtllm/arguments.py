@@ -50,7 +50,7 @@ _NESTED: Mapping[str, Mapping[str, str]] = {
         "cuda_graph_padding": "enable_padding",
     },
 }
-"""Argument of LLM that is an object -> the options that it contains, with their names in it."""
+"""Maps each argument of LLM that is an object to the options that it contains, with their names in it."""
 _RELEASES: Mapping[str, tuple[Release, Release]] = {
     "moe_cluster_parallel_size": ((1, 0), (1, 2)),
     "onboard_blocks": ((1, 0), (1, 2)),

@@ -371,7 +371,7 @@ class Dialect(ABC):
         return None
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        """Return the error format for a body, which is read as far as possible if it is invalid.
+        """Return the error format for a body. An invalid body is read as far as possible.
 
         Args:
             body: the decoded body, or None if it could not be decoded.

@@ -116,7 +116,7 @@ _PERHAPS_NULL = ("text", "refusal")
 """Types of parts that are ignored if their text is null, as in vLLM."""
 
 _URLS = {"image_url": "image", "audio_url": "audio"}
-"""The kind of medium by type of part, for parts whose URL is in a field with the name of the type."""
+"""Maps the type of a part to its kind of medium. The part's URL is in the field that is named like the type."""
 
 _IMAGE, _AUDIO = "input_image", "input_audio"
 """The type of an image part in the Responses API, and of an audio part in OpenAI's chats."""

@@ -193,7 +193,7 @@ _SALT = 128
 
 @accepts(type="string", minLength=1, maxLength=_SALT)
 def cache_salt(value: Any) -> str:
-    """Read the name of a part of the prefix cache, with vLLM's limits (`validate_cache_salt`, vLLM 0.33)."""
+    """Read the cache salt, which separates parts of the prefix cache. Its limits are those of vLLM 0.33."""
     if not isinstance(value, str) or not 0 < len(value) <= _SALT or not frozenset("@/\\\0").isdisjoint(value):
         raise ValueError(f"must be a string of 1 to {_SALT} characters without @, /, \\ and NUL")
     return value

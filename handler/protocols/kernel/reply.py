@@ -186,8 +186,8 @@ class VectorReply(WholeReply):
 
     Args:
         render: makes the document from the vectors, in the order of the requests, and the number of prompt tokens.
-        keep: converts a vector to the value that is kept for `render`, such as its JSON. Encoding all vectors at once
-            would take long.
+        keep: converts a vector to the value that is kept for `render`, such as its JSON, because encoding all vectors
+            at the end would take too long.
     """
 
     def __init__(

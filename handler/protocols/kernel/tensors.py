@@ -222,7 +222,7 @@ def _known(ids: Sequence[int], context: ServerContext) -> None:
 
 
 def _no_vocabulary(context: ServerContext) -> ValueError:
-    return ValueError(f"the engine {context.engine} does not support it: it has no vocabulary of its own")
+    return ValueError(f"is not supported: the engine {context.engine} has no vocabulary of its own")
 
 
 @accepts(**_TENSOR, items={"type": ["integer", "array"]})

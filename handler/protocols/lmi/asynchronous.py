@@ -264,7 +264,7 @@ def _request(
 
 
 def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the fields without effect: unknown ones, and those that ask for values that LMI's answers leave out."""
+    """List the fields without effect: unknown fields, and fields that ask for values that LMI's responses lack."""
     unshown = [name for name in _UNSHOWN if params.get(name) not in (None, 0, 1)]
     if params.get("decoder_input_details") and not params.get("details"):
         unshown.append("decoder_input_details")

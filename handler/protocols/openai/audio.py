@@ -222,7 +222,7 @@ class TranscriptStream(TokenStream):
 
 _TIMED = frozenset({"verbose_json", "srt", "vtt"})
 _FORMATS = ("json", "text", *sorted(_TIMED))
-_NO_WORDS = "the engine only reports the times of segments; use segment"
+_NO_WORDS = "the engine reports timestamps only of segments, not of words; use segment"
 _SECONDS, _TOKENS = 30, 448  # the length of Whisper's window, and its maximum of tokens
 _MOST_PROMPT = 1 << 14  # characters
 

@@ -223,7 +223,10 @@ class ChatStream(Stream[ChatChoice]):
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
-        """Add the role to a choice's first part."""
+        """Add the role, and a content of null unless there is content, to a choice's first part.
+
+        With `every_role`, every part gets them, and null for `tool_calls` that it does not have.
+        """
         if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
         if self._format.every_role:

@@ -276,7 +276,7 @@ def top_logprobs(value: Any, context: ServerContext) -> int:
 
 @accepts(type="object", required=["type"], properties={"type": {"type": "string"}})
 def _format(value: Any) -> StructuredOutput | None:
-    """Read `response_format` in OpenAI's form, or in TGI's form with `value`, which huggingface_hub's client sends."""
+    """Read `response_format` in OpenAI's format, or in TGI's with `value`, which huggingface_hub's client sends."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
 
@@ -576,7 +576,7 @@ class OpenAiDialect(Dialect):
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the fields without effect: the unknown ones, those given as `unknown`, and the harmless ones."""
+        """List the fields without effect: the body's unknown fields, the names in `unknown`, and harmless fields."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:

@@ -426,7 +426,7 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
     explicitly ask for sampling, the parameters that the engine does not support are removed.
 
     Returns:
-        The parameters, and the names of the removed ones.
+        The parameters, and the names of the removed parameters.
     """
     params = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
     sampled = params.get("do_sample", not read.has_parameters) or params.get("best_of", 1) > 1

@@ -177,7 +177,7 @@ class WholeMessage(InferDocument):
 
 
 class TokenMessages(TritonStream):
-    """One message for each token. The last one says so, thus no empty final message follows, as in Triton."""
+    """One message for each token. The last message says that it is, so no empty final message follows, as in Triton."""
 
     def __init__(self, options: ResponseOptions, selection: Selection, dialect: Infer) -> None:
         super().__init__(options, dialect.errors)

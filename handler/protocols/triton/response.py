@@ -102,7 +102,7 @@ class TritonDocument(WholeReply):
         return texts, self._tensors(options.tensors, sequences), extras
 
     def _rank(self) -> list[SequenceOutput]:
-        """Return the sequences to show: the best ones first for `best_of` and beams, or else in the order of seeds."""
+        """Return the sequences to show: the best first for `best_of` and beams, or else in the order of seeds."""
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences

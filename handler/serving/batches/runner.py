@@ -83,8 +83,8 @@ class Input:
         path: path of the file.
         endpoint: endpoint that all requests must name.
         config: configuration, which limits the size of a line and the number of requests. A longer line gets an error.
-            The number of blank lines has the same limit, as they cost time too.
-        decode_large: decodes a large line on the calling thread.
+            A blank line whose number is above twice that limit ends the file with an error, as such lines cost time.
+        decode_large: decodes a large line. It blocks the calling thread until the line is decoded.
         done: numbers of the lines to skip.
     """
 
@@ -373,7 +373,7 @@ class Held:
 
     @contextlib.contextmanager
     def line(self, line: Line) -> Iterator[None]:
-        """Count the memory of a line during the block."""
+        """Count a line's body as memory in use until the `with` block ends."""
         self._size += len(line.body)
         try:
             yield
@@ -444,7 +444,7 @@ class _Answering:
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:
-        """Decode a large line on the calling thread, after the large bodies that are already waiting."""
+        """Decode a large line after the large bodies that already wait. This blocks the calling thread."""
         bodies = self._model.preprocessor.large_bodies
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:

@@ -287,7 +287,7 @@ class MediaLoader:
             return await self._in_turn(found, flow)
 
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
-        """Decode a medium. A small one is first tried with the short time limit, so that other media wait less.
+        """Decode a medium. A small medium is first tried with the short time limit, so that other media wait less.
 
         While the medium is being decoded, its owner is charged for the time that its size implies, or for the maximum
         time after a failed first try.

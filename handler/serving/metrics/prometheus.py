@@ -115,7 +115,7 @@ _VLLM = (
     ("inter_token_latency_seconds", "Mean seconds between a request's tokens, counted for each token", _INTER_TOKEN),
     ("request_queue_time_seconds", "Seconds from tokenizing a request to its start in the engine", _QUEUE),
     ("e2e_request_latency_seconds", "Seconds from a request's acceptance to its last token", _QUEUE),
-    ("request_inference_time_seconds", "Seconds of a request in the engine", _QUEUE),
+    ("request_inference_time_seconds", "Seconds that a request spends in the engine", _QUEUE),
     ("request_prefill_time_seconds", "Seconds from the start in the engine to the first token", _QUEUE),
     ("request_decode_time_seconds", "Seconds from the first token to the last", _QUEUE),
     ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
@@ -475,7 +475,7 @@ class Metrics:
         """Count a request that has ended, and pass it to the recorders.
 
         Like the durations of vLLM, TGI and DJL Serving, those here exclude requests that were refused or that needed no
-        engine, such as /tokenize. Their short durations would hide the long ones of an overloaded server.
+        engine, such as /tokenize. Their short durations would hide the long durations of an overloaded server.
 
         Args:
             parsed: the prompts of the request, with their parameters.

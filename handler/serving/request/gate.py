@@ -18,12 +18,15 @@ Turn: TypeAlias = "asyncio.Future[list[Turn]]"
 class BatchGate:
     """A gate that admits requests one batch at a time.
 
-    Lines of files' batches come after all other requests. After MAX_OVERTAKES later requests, the oldest line is next.
+    Lines of files' batches come after all other requests, except that the oldest line is next after MAX_OVERTAKES later
+    requests.
 
     Args:
-        config: configuration: requests in a batch (`batch_size`), how long the first one waits for others
-            (`max_batch_delay`), waiting requests (`job_queue_size`), and how long they wait (`option.predict_timeout`).
-        max_lines: maximum number of lines in a batch (`option.batches_concurrency`).
+        config: configuration: requests in a batch (`batch_size`), how long a batch waits to fill (`max_batch_delay`),
+            waiting requests (`job_queue_size`), and how long they wait (`option.predict_timeout`). The delay begins
+            with the first waiting request, or anew when the previous batch has ended.
+        max_lines: maximum number of lines in a batch (`option.batches_concurrency`, or if that is 0, half of the
+            engine's sequences).
     """
 
     def __init__(self, config: Config, *, max_lines: int = 16) -> None:
@@ -74,7 +77,7 @@ class BatchGate:
             raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     def leave(self, turn: Turn) -> None:
-        """Remove a request that waits or runs. The next batch starts when all requests of this one have ended."""
+        """Remove a request that waits or runs. The next batch can start when all requests of a batch have left."""
         self._running.discard(turn)
         self._waiting.pop(turn, None)
         self._lines.pop(turn, None)

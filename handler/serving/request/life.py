@@ -1,4 +1,21 @@
-"""The life of a request: its phases, and its holdings, which are released in one place."""
+"""The life of a request: its phases, and its holdings, which are released in one place.
+
+A `RequestTask` takes these holdings:
+
+    released at   holding                                    taken in
+    FINISHED      the background task, if it has to wait     `RequestTask.start`
+                  the formatter's delivery of deltas         `RequestTask._accept`
+                  the memory of media                        `Admission._load_media`
+                  the turn at the gate                       `RequestTask._wait_for_batch`
+                  the sequences in the engine and the sink   `RequestTask._run`
+                  the fast path                              `RequestTask._open_fast_path`
+    CLOSED        the share of the memory quota              `RequestTask.__init__`
+                  the entry in `ServedModel._tasks`          `RequestTask.__init__`
+
+The rest is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends the
+capture, `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line, and the batcher forgets
+sequences that end by themselves.
+"""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class RequestMemory(Share):
             Overloaded: all requests together need too much memory.
         """
         self._decoded, self._repeated = decoded, repeated
-        self.hold(0)
+        self.set_unsent(0)
 
-    def hold(self, num_unsent: int) -> None:
+    def set_unsent(self, num_unsent: int) -> None:
         """Set the number of unsent bytes of the response, which include those that `settle` has counted.
 
         Raises:
@@ -368,7 +368,7 @@ class RequestTask(Life):
             self._capture.add(data)
         if reply.finished and not self.streams:
             try:
-                self.memory.hold(len(data))
+                self.memory.set_unsent(len(data))
             except Overloaded as error:
                 return self._refuse(error)
         if data:
@@ -468,9 +468,9 @@ class RequestTask(Life):
         """End a failed stream with the bytes that its reply has rendered."""
         if self._capture is not None:
             self._capture.add(data)
+        self.unsent.append(data)
         self._end("failed")
         self._driver.notify(self)
-        self.unsent.append(data)
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:

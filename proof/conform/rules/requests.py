@@ -181,7 +181,11 @@ async def surrogate(server: Server) -> None:
     await _survives(server, data)
 
 
-@rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered, and does not crash the server.", sources.JSON)
+@rule(
+    "bad.deep",
+    f"JSON nested {_DEEP:,} levels deep is refused or answered, and does not crash the server.",
+    sources.JSON,
+)
 async def deep(server: Server) -> None:
     data = json.dumps(await server.body()).encode()
     nested = b'{"a":' * _DEEP + b"1" + b"}" * _DEEP

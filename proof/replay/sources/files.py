@@ -134,7 +134,7 @@ class _Object(io.RawIOBase):
 
 
 MAX_LINE = 128 << 20
-"""Maximum bytes of a line; a request and an answer of 25 MB each, SageMaker's maximum, have 67 MB in base64."""
+"""Maximum size of a line, in bytes. A request and a response of 25 MB (SageMaker's maximum) take 67 MB in base64."""
 
 MAX_FILES = 500_000
 """Maximum number of files, whose names are kept in memory."""
@@ -316,7 +316,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
 
 
 def with_unique_ids(requests: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
-    """Yield the requests; one with the id of an earlier request becomes an `Unreadable`."""
+    """Yield the requests. A request with the id of an earlier request becomes an `Unreadable`."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
         for item in requests:
             if isinstance(item, Request):

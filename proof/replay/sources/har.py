@@ -231,7 +231,7 @@ def _answer(entry: Mapping[str, Any]) -> Recorded | None:
 
 
 def _content_type(response: Mapping[str, Any], content: Mapping[str, Any]) -> str:
-    """Return the content-type header, or `mimeType`, from which browsers omit parameters."""
+    """Return the content-type header, or else `mimeType`, which browsers write without parameters."""
     headers = {name.lower(): value for name, value in _headers(response)}
     media_type = content.get("mimeType")
     return headers.get("content-type") or (media_type if isinstance(media_type, str) else "")

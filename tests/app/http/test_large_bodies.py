@@ -158,13 +158,13 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
         patch.setattr(large_bodies, "_MEMORY", 0)
         patch.setattr(large_bodies, "_MEMORY_FACTOR", 2)
         found = refusal(bodies, body)
-        assert (found.status, found.message) == (413, "the body needs more than 2 MiB to be read")
+        assert (found.status, found.message) == (413, "parsing the body needs more than 2 MiB")
     with monkeypatch.context() as patch:
         patch.setattr(large_bodies, "SECONDS", 0.05)
         found = refusal(bodies, b"[{}" + b",{}" * (2 * MIB) + b"]")
         assert (found.status, found.message) == (
             413,
-            "the body needs more than 0.05 s to be read, or crashes its parser",
+            "parsing the body takes more than 0.05 s, or crashes the parser",
         )
     assert read(bodies, body) == json.loads(body)
     assert bodies._process.pid == pid, "one copy of the process was lost, not the process"

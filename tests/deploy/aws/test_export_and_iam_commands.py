@@ -114,7 +114,7 @@ def test_a_policy_that_is_too_long_is_printed_in_parts(
     assert "Print one with --who deployer-1." in capsys.readouterr().err
     assert json.loads(commands_printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]
     assert main(["iam", LLAMA, "--who", "deployer-2"]) == 2
-    assert "no such policy or part" in capsys.readouterr().err
+    assert "there is no such policy or part" in capsys.readouterr().err
     assert main(["iam", LLAMA, "--check", "--who", "deployer-2"]) == 2
     assert "Pass --who deployer." in capsys.readouterr().err
     with pytest.raises(SystemExit):

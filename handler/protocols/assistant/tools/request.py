@@ -286,7 +286,7 @@ class Tools(NamedTuple):
     def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
         """Return tools whose structured output allows calls or, without calls, an answer that matches a rule.
 
-        The choice must be auto. The arguments of calls must match the schemas of the tools.
+        `tool_choice` must be `auto`. The arguments of calls must match the schemas of the tools.
 
         Args:
             rule: the structured output for an answer without calls.

@@ -185,7 +185,7 @@ def test_what_scaling_would_undo_is_refused(cloud: Cloud) -> None:
 @pytest.mark.parametrize("count", [0, -1])
 def test_counts_that_cannot_be(cloud: Cloud, count: int) -> None:
     settle(make_endpoint(cloud))
-    with pytest.raises(Refused, match=f"cannot be set to {count}"):
+    with pytest.raises(Refused, match=f"cannot be scaled to {count}"):
         scale.set_count(aws(), scale.scaling_target(aws(), "chat"), count)
 
 

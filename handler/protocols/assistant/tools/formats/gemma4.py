@@ -19,12 +19,12 @@ _DEPTH = 32  # nested objects and lists
 class Gemma4(CallParser):
     """Parses Gemma 4's calls.
 
-    Strings are between marks and have no escapes. A value without marks is JSON or else a string. A value between marks
-    has the type in its schema, because vLLM's chat template for FunctionGemma writes marks around all values.
+    Strings are enclosed in quote tokens and have no escapes. An unquoted value is parsed as JSON, or else taken as a
+    string. A quoted value has the type in its schema, because vLLM's chat template for FunctionGemma quotes all values.
 
     Attributes:
-        call_end: the mark after a call.
-        quote: the mark before and after a string.
+        call_end: the token after a call.
+        quote: the token before and after a string.
     """
 
     begins: tuple[str, ...] = ("<|tool_call>",)
