@@ -252,7 +252,7 @@ def test_an_engine_of_djls_own_for_anything_else_is_refused(lines: list[str]) ->
     assert any("DJL's own engines are not supported; write engine=Python" in line for line in problems)
 
 
-# -- variables of TGI, Hugging Face, Triton and AWS's vLLM image, and the settings of LMI's own handlers -----------------------
+# -- variables of TGI, Hugging Face, Triton and AWS's vLLM image, and the settings of LMI's own handlers ---------------
 
 
 def reading(environ: dict[str, str], *overrides: str) -> Reading:
