@@ -161,16 +161,11 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
     result.defaults += reading.settings.defaults
-    result.head.append(f"from {source.origin}; its container is {_with_release(reading.container)}")
+    tagged, release = reading.container.tagged_release, reading.container.release
+    also = f", treated as {release}" if tagged != release else ""
+    kind = f"{KINDS[reading.container.kind]} {tagged}".rstrip()
+    result.head.append(f"from {source.origin}; its container is {kind}{also}")
     return _checked(result)
-
-
-def _with_release(container: Container) -> str:
-    """Return the kind of a container and its release as a phrase."""
-    release = f" {container.tagged_release}" if container.tagged_release else ""
-    if container.tagged_release != container.release:
-        release += f", treated as {container.release}"
-    return f"{KINDS[container.kind]}{release}"
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
