@@ -42,7 +42,7 @@ def read(body: bytes) -> tuple[Any, bytes]:
         tensors = [one for name in ("inputs", "outputs") for one in document.get(name, ()) if isinstance(one, dict)]
         for tensor in tensors:
             size = tensor.get("parameters", {}).get("binary_data_size")
-            if size is not None:
+            if size is not None and size >= 0:
                 tensor["data"] = [*_elements(tensor["datatype"], body[start : start + size])]
                 start += size
     except (AttributeError, KeyError, TypeError, RecursionError, struct.error) as error:
@@ -73,6 +73,6 @@ def named(body: bytes) -> bytes:
         document, rest = read(body)
         for tensor in document["outputs"]:
             tensor[str(tensor["name"])] = tensor.pop("data")
-    except (ValueError, TypeError, LookupError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return body
     return json.dumps(document).encode() + rest
