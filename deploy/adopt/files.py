@@ -20,6 +20,7 @@ from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
 from deploy.adopt.variables import one_line
 from deploy.errors import Refused, SpecError
+from deploy.service_model import sagemaker
 from handler.core.text_files import decode
 
 _MOST = 4 << 20  # maximum size of a file, in bytes
@@ -120,21 +121,11 @@ def _package(content: Content, file: str, number: int, region: str) -> Source:
             f"{file}: is the Marketplace product {product}, whose container and weights belong to the seller",
             "Deploy it from the Marketplace; lmi deploy serves only weights that you can access (model.s3, model.id).",
         )
-    containers = [{name: item[name] for name in _OF_PACKAGES if item.get(name)} for item in package["Containers"]]
+    names = [*sagemaker().shape_for("ContainerDefinition").members]  # packages have further fields
+    containers = [{name: item[name] for name in names if item.get(name)} for item in package["Containers"]]
     types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
     config = _variant({"InstanceType": types[0]}) if len(types) == 1 else {}
     return _source(content, "ModelPackageArn", file, config, {"Containers": containers})
-
-
-_OF_PACKAGES = (
-    "Image",
-    "Environment",
-    "ModelDataUrl",
-    "ModelDataSource",
-    "AdditionalModelDataSources",
-    "ContainerHostname",
-)
-"""Fields that containers of packages and containers of models have in common."""
 
 
 def _variant(fields: Content) -> Content:

@@ -174,7 +174,9 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
 
 def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
     """Return the URI of the weights. The prepacked artifact, which includes the script, is preferred."""
-    kinds = ("prepacked_artifact", "artifact") if _is_prepacked(fields) else ("artifact",)
+    has_it = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
+    is_prepacked = has_it or not fields.get("hosting_use_script_uri", True)
+    kinds = ("prepacked_artifact", "artifact") if is_prepacked else ("artifact",)
     for kind in kinds:
         if uri := _of_type(special, file, f"{kind}_uri") or fields.get(f"hosting_{kind}_uri"):
             return str(uri)
@@ -205,11 +207,6 @@ def _in_bucket(key: str, file: str, region: str, *, gated: bool) -> str:
     if not region:
         raise SpecError(f"{file}: the bucket with the weights depends on the region", "Pass --region REGION.")
     return f"s3://jumpstart-{'private-' * gated}cache-prod-{region}/{key}"
-
-
-def _is_prepacked(fields: Mapping[str, Any]) -> bool:
-    has = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
-    return has or not fields.get("hosting_use_script_uri", True)
 
 
 def _section(value: Any, file: str, path: str) -> dict[str, Any]:

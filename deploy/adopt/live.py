@@ -51,7 +51,7 @@ class Source:
     @property
     def bases(self) -> list[Json]:
         """Return the components that are no adapters."""
-        return [component for component in self.components if not is_adapter(component)]
+        return [item for item in self.components if "BaseInferenceComponentName" not in item.get("Specification", {})]
 
     @property
     def own_tags(self) -> dict[str, str]:
@@ -159,11 +159,6 @@ def with_data(aws: Aws, source: Source) -> Source:
     served += [item.get("Specification", {}).get("Container", {}) for item in source.bases]
     uris = {data_of(part)[0] for part in served}
     return replace(source, artifacts={uri: read_artifact(aws, uri) for uri in uris if uri})
-
-
-def is_adapter(component: Json) -> bool:
-    """Return whether the component is an adapter of another component."""
-    return "BaseInferenceComponentName" in component.get("Specification", {})
 
 
 def _components(aws: Aws, endpoint: str) -> Iterator[Json]:

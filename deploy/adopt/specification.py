@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from deploy.adopt.live import Source, container_of, data_of, refuse_owned, refuse_unsettled
+from deploy.adopt.triton import NAME, read_repository
 from deploy.adopt.variables import KINDS, Container, Variables, container_kind, shown, variables
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import image_cuda
@@ -160,16 +161,11 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
     result.defaults += reading.settings.defaults
-    result.head.append(f"from {source.origin}; its container is {_with_release(reading.container)}")
+    tagged, release = reading.container.tagged_release, reading.container.release
+    also = f", treated as {release}" if tagged != release else ""
+    kind = f"{KINDS[reading.container.kind]} {tagged}".rstrip()
+    result.head.append(f"from {source.origin}; its container is {kind}{also}")
     return _checked(result)
-
-
-def _with_release(container: Container) -> str:
-    """Return the kind of a container and its release as a phrase."""
-    release = f" {container.tagged_release}" if container.tagged_release else ""
-    if container.tagged_release != container.release:
-        release += f", treated as {container.release}"
-    return f"{KINDS[container.kind]}{release}"
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
@@ -274,6 +270,9 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
         others = (*([OPTIONS_FILE] if artifact.variables else []), *artifact.others)
         artifact = replace(artifact, variables={}, others=others, folder="")
+    if container.kind == "triton":
+        engine, repository = read_repository(artifact, str(environ.get(NAME, "")), wishes.model)
+        container = container._replace(engine=engine, repository=repository)
     settings = variables(environ, container)
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
         settings = variables({**environ, **artifact.variables}, container)
@@ -412,8 +411,14 @@ def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
         instance["count"] = count
     if variant.get("VariantName", "AllTraffic") not in (None, "AllTraffic"):
         instance["variant"] = variant["VariantName"]
-    if variant.get("ManagedInstanceScaling", {}).get("Status") == "ENABLED":
-        _manage(result, source, variant["ManagedInstanceScaling"], instance)
+    managed = variant.get("ManagedInstanceScaling", {})
+    if managed.get("Status") == "ENABLED" and source.bases:
+        maximum = managed.get("MaxInstanceCount") or instance.get("count", 1)
+        instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": maximum}
+        instance["count"] = min(instance.get("count", 1), maximum)
+    elif managed.get("Status") == "ENABLED":
+        why = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
+        result.unmapped.append(("ManagedInstanceScaling", why))
     instance |= _given(volume_gb=variant.get("VolumeSizeInGB"))
     if (ami := variant.get("InferenceAmiVersion")) is not None:
         if image_cuda(Image(**result.content["image"])) is None:
@@ -422,17 +427,6 @@ def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
             why = "the image's tag names its CUDA version, by which instance.ami: auto chooses the AMI"
             result.idle.append((f"InferenceAmiVersion={ami}", why))
     return instance
-
-
-def _manage(result: Adopted, source: Source, managed: Json, instance: dict[str, Any]) -> None:
-    """Set `instance.managed` and the count within it, or report the scaling of a variant with its own model."""
-    if source.bases:
-        maximum = managed.get("MaxInstanceCount") or instance.get("count", 1)
-        instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": maximum}
-        instance["count"] = min(instance.get("count", 1), maximum)
-    else:
-        why = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
-        result.unmapped.append(("ManagedInstanceScaling", why))
 
 
 def _times(source: Source, variant: Json) -> dict[str, int]:

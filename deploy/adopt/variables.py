@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from deploy.adopt.triton import IDLE, MISSING
 from deploy.data import table
 from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
@@ -38,16 +40,18 @@ class Container(NamedTuple):
     """The kind and release of a serving container.
 
     Attributes:
-        kind: one of `lmi`, `tgi`, `vllm` and `ours`.
+        kind: one of `lmi`, `tgi`, `triton`, `vllm` and `ours`.
         engine: engine that the container's variables configure.
         release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
         tagged_release: release as written in the tag.
+        repository: settings of Triton's model repository, as variables.
     """
 
     kind: str
     engine: str
     release: str = ""
     tagged_release: str = ""
+    repository: Mapping[str, str] = MappingProxyType({})
 
 
 _CONTAINERS: Mapping[str, Any] = table("containers")
@@ -56,7 +60,7 @@ KINDS: Mapping[str, str] = {kind: entry["name"] for kind, entry in _CONTAINERS["
 _NEURON = re.compile(r"neuron|inf2|trn1|optimum", re.IGNORECASE)
 
 _ADVICE = (
-    "If it is one of these under another name, pass its kind: --container {lmi,tgi,vllm,ours}. The image "
+    f"If it is one of these under another name, pass its kind: --container {{{','.join(KINDS)}}}. The image "
     "itself is not carried over."
 )
 
@@ -98,8 +102,10 @@ _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
 """Options that decide how many GPUs a model uses."""
 
-_OF_SDK: Mapping[str, str] = _CONTAINERS["of_sdk"]
-"""Variables of SageMaker's SDK, JumpStart and their toolkits, with the reason why they have no effect here."""
+_OF_OTHERS: Mapping[str, str] = {**_CONTAINERS["of_sdk"], **IDLE}
+"""Variables of SageMaker's SDK, JumpStart and their toolkits, and parameters of Triton's backends, with the reason why
+they have no effect here.
+"""
 
 _READERS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
 """The kind of container that reads variables with each prefix."""
@@ -150,8 +156,8 @@ def one_line(text: str) -> str:
 
 def variables(environ: Mapping[str, str], container: Container) -> Variables:
     """Classify the variables of a container. As in LMI, `OPTION_*` overrides other names of the same option."""
-    result = Variables()
-    names = {name: value for name, value in environ.items() if not _taken_out(name, value, result, container.kind)}
+    result, environ = Variables(), {**container.repository, **environ}
+    names = {name: value for name, value in environ.items() if not _taken_out(name, value, result, container)}
     names = _joined(names, result)
     engine, settings = _read(names, container)
     if container.kind == "lmi" and container.release and variable(KEY) not in names:
@@ -236,7 +242,7 @@ def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
     return {key: (value, row["why"]) for row in reversed(rows) for key, value in row["options"].items()}
 
 
-def _taken_out(name: str, value: str, result: Variables, kind: str) -> bool:
+def _taken_out(name: str, value: str, result: Variables, container: Container) -> bool:
     """Return whether to omit a variable because it is a secret, empty, or not read by the container."""
     line = VARIABLES.get(name)
     is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
@@ -247,8 +253,8 @@ def _taken_out(name: str, value: str, result: Variables, kind: str) -> bool:
         why = "a secret, which anyone who may describe the model can read; pass it to the container in another way"
         result.unmapped.append((f"{name}={HIDDEN}", why))
         return True
-    if not _is_read(name, kind):
-        result.idle.append((shown(name, value), f"{KINDS[kind]} does not read it"))
+    if not _is_read(name, container):
+        result.idle.append((shown(name, value), f"{KINDS[container.kind]} does not read it"))
         return True
     if value or name in VARIABLES or name.startswith(SM_VLLM):
         return False
@@ -256,17 +262,17 @@ def _taken_out(name: str, value: str, result: Variables, kind: str) -> bool:
     return True
 
 
-def _is_read(name: str, kind: str) -> bool:
+def _is_read(name: str, container: Container) -> bool:
     """Return whether the container reads a variable. Variables unknown to this project's image count as read."""
-    if kind == "ours":
+    if container.kind == "ours" or name in container.repository:
         return True
     for prefix, reader in _READERS.items():
         if name.startswith(prefix):
-            return kind == reader
+            return container.kind == reader
     line = VARIABLES.get(name)
     if name not in ENVIRONMENT and (line is None or line.unread):
         return True
-    own = _CONTAINERS["kinds"][kind]
+    own = _CONTAINERS["kinds"][container.kind]
     return name in own["reads"] or name in VARIABLES_OF.get(own["group"], ())
 
 
@@ -282,8 +288,10 @@ def _as_it_is(result: Variables, name: str, value: str, engine: str) -> None:
     """Classify a variable that is neither an option by its own name nor in the table of foreign names."""
     if name in ENVIRONMENT:
         _own(result, name, value, ENVIRONMENT[name], value, engine)
-    elif name in _OF_SDK:
-        result.idle.append((shown(name, value), _OF_SDK[name]))
+    elif name in _OF_OTHERS:
+        result.idle.append((shown(name, value), _OF_OTHERS[name]))
+    elif name in MISSING:
+        result.unmapped.append((shown(name, value), MISSING[name]))
     elif name.startswith(("OPTION_", "SERVING_", SM_VLLM)):
         return
     elif (line := VARIABLES.get(name)) is None or line.unread or line.heeded:

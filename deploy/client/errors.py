@@ -213,7 +213,8 @@ def _from_container(response: dict[str, Any], message: str) -> RequestFailed:
         return TimedOut(text, _IN_TIME, **more)
     if status in (429, 503):
         return ModelBusy(f"the model is busy ({status}): {text}", "Retry later, or add instances.", **more)
-    if 400 <= status < 500 and not (status == 424 and _is_engine_failure(text, kind)):
+    failed = kind in ("generation", "incomplete_generation") or text.startswith("engine failure")
+    if 400 <= status < 500 and not (status == 424 and failed):  # LMI uses 424 for invalid requests, too
         return ModelRefused(f"the model rejected the request ({status}): {text}", **more)
     return ModelFailed(f"the model failed ({status}): {text}", _LOGS, **more)
 
@@ -230,11 +231,6 @@ def _body(text: str) -> tuple[str, str]:
         case {"error": str(text), **more} | {"message": str(text), **more}:
             return text, str(more.get("error_type", ""))
     return text, ""
-
-
-def _is_engine_failure(text: str, kind: str) -> bool:
-    """Return whether a status 424 reports an engine failure. LMI uses that status for invalid requests, too."""
-    return kind in ("generation", "incomplete_generation") or text.startswith("engine failure")
 
 
 def _from_stream(error: EventStreamError) -> RequestFailed:

@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_deploy_error, is_missing, unless_missing
 from deploy.deployer.calls import CALLS, call, identity_of, is_duplicate, removal, show, tags_of
-from deploy.deployer.live import Live, LiveResource, look, pending_configs
+from deploy.deployer.live import Live, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
@@ -155,7 +155,10 @@ def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], optio
     live = look(aws, deployment, desired)
     for existing in live.busy:
         options.say(f"{existing.key} is {existing.status}: waiting until AWS has finished")
-        _wait_until_idle(aws, existing, options)
+        try:
+            options.wait(aws, Resource(existing.kind, existing.name, {}), gone=existing.status == "Deleting")
+        except (Failed, NotThere) as error:  # the next plan handles it
+            options.say(str(error))
     return look(aws, deployment, desired) if live.busy else live
 
 
@@ -280,14 +283,6 @@ class _Steps:
         if description is None or ref.attribute not in description:
             raise DeployError(f"{ref.key} has no {ref.attribute}")
         self._descriptions[ref.key] = description
-
-
-def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
-    """Wait until AWS has finished changing a resource. Failures are only reported, as the next plan handles them."""
-    try:
-        options.wait(aws, Resource(existing.kind, existing.name, {}), gone=existing.status == "Deleting")
-    except (Failed, NotThere) as error:
-        options.say(str(error))
 
 
 def _may_still_change(aws: Aws, current: Action) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from botocore.exceptions import ClientError
 
@@ -154,8 +155,7 @@ _SAGEMAKER = {"ServiceNamespace": "sagemaker"}
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     """Find the existing resources. Resources with only the same name prefix, but without the tag, are omitted."""
     search = _Search(aws, deployment, desired)
-    search.find_desired()
-    search.find_candidates()
+    search.find_named()
     search.find_served()
     search.find_alarms()
     search.find_scaling()
@@ -188,17 +188,13 @@ class _Search:
             foreign_targets=tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET),
         )
 
-    def find_desired(self) -> None:
-        """Look up the resources with the desired names, except scalable targets and scaling policies."""
-        for kind, which in self._desired:
-            if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
+    def find_named(self) -> None:
+        """Look up the resources with the desired names, except for scaling, and those that may be the deployment's."""
+        wanted = (key for key in self._desired if key[0] not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY))
+        candidates = ((kind, (name,)) for kind, name in _candidates(self._aws, self._own_name, self._endpoint))
+        for kind, which in chain(wanted, candidates):
+            if (kind, which) not in self._existing:
                 self._keep(kind, show(self._aws, kind, which))
-
-    def find_candidates(self) -> None:
-        """Find the models, configurations, endpoint and components that may belong to the deployment."""
-        for kind, name in _candidates(self._aws, self._own_name, self._endpoint):
-            if (kind, (name,)) not in self._existing:
-                self._keep(kind, show(self._aws, kind, (name,)))
 
     def find_served(self) -> None:
         """Find the configuration of another owner's endpoint, if it may be read, and the models in it."""

@@ -118,15 +118,6 @@ def _specification(description: Json) -> dict[str, Any]:
     return fields
 
 
-def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
-    """Return the request with each `Ref` replaced by its value, if that is known.
-
-    Args:
-        known: the live resources' descriptions, by the resources' keys.
-    """
-    return resolved(request, lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
-
-
 def _differ(path: str, before: Any, after: Any, *, whole: bool) -> Iterator[Difference]:
     if isinstance(after, Mapping) and isinstance(before, Mapping):
         for name, value in after.items():
@@ -245,8 +236,12 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
     # Tags describe what serves, so they are changed last: an update that is rolled back must not change them.
     changes_in_order.sort(key=lambda action: action.verb is Verb.TAG)
-    actions = (*map(_removal_of_failed, failed), *changes_in_order, *_removals(desired, remaining, keep))
+    dead = [removal_of(item, f"its status is {item.status}" if item.failed else _WITHOUT_OTHER) for item in failed]
+    actions = (*dead, *changes_in_order, *_removals(desired, remaining, keep))
     return Plan(live.deployment, actions, live.online)
+
+
+_WITHOUT_OTHER = "the resource that it depends on is deleted"
 
 
 def removal_of_all(live: Live) -> Plan:
@@ -439,7 +434,8 @@ def _updates(resource: Resource, existing: LiveResource, live: Live) -> Iterator
 
 def _changes(resource: Resource, existing: LiveResource, live: Live) -> tuple[Difference, ...]:
     """Return the differences of a resource from its desired state, without tags."""
-    fields = with_known_refs(desired_fields(resource), {item.key: item.description for item in live.resources})
+    known = {item.key: item.description for item in live.resources}
+    fields = resolved(desired_fields(resource), lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
     changes = differences(as_request(resource.kind, existing.description), fields)
     if existing.mixed:  # AWS names one configuration, but several are serving
         changes = (*changes, Difference(str(CALLS[resource.kind].status), existing.status, READY[0]))
@@ -470,12 +466,6 @@ def _removals(desired: Sequence[Resource], live: Live, keep: int) -> list[Action
         removal_of(item, "an older version" if item in old else "no longer wanted")
         for item in in_order_of_removal([*parts, *old])
     ]
-
-
-def _removal_of_failed(item: LiveResource) -> Action:
-    return removal_of(
-        item, f"its status is {item.status}" if item.failed else "the resource that it depends on is deleted"
-    )
 
 
 def removal_of(existing: LiveResource, why: str) -> Action:

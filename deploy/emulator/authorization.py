@@ -577,11 +577,8 @@ def _role(arn: str) -> Role | None:
 
 def _user(caller: str) -> User | None:
     """Return the user that an access key or an ARN belongs to, or None."""
-    return next((user for user in _users() if caller == user.arn or caller in _keys(user)), None)
-
-
-def _users() -> Iterator[User]:
-    return (user for backend in iam_backends[ACCOUNT].values() for user in backend.users.values())
+    users = (user for backend in iam_backends[ACCOUNT].values() for user in backend.users.values())
+    return next((user for user in users if caller == user.arn or caller in _keys(user)), None)
 
 
 def _keys(user: User) -> set[str]:

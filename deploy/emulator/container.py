@@ -18,6 +18,7 @@ import aiohttp
 
 from deploy.emulator.endpoint import Component, Endpoint, Status
 from deploy.errors import DeployError, Failed
+from deploy.s3.archive import variable_of_key
 
 STOP_SECONDS = 30.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -59,7 +60,8 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
     settings = settings_of_arguments(options)
     if engine:
         settings["option.llm_engine"] = engine
-    return start({**_as_environment(settings), **_model(model)}, port)
+    variables = {variable_of_key(key): value for key, value in settings.items()}
+    return start({**variables, **_model(model)}, port)
 
 
 def start(variables: Mapping[str, str], port: int) -> Command:
@@ -73,8 +75,9 @@ def start(variables: Mapping[str, str], port: int) -> Command:
             "cannot start a container: the package handler is not installed here",
             "Start a container yourself, and give its URL: --container http://127.0.0.1:8080",
         )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"  # as of `lmi serve`
     environment = {
-        "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
+        "LMI_CACHE": os.environ.get("LMI_CACHE") or str(cache),
         **variables,
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "LMI_HOST": "127.0.0.1",  # without a container, 0.0.0.0 would be reachable from other machines
@@ -91,11 +94,6 @@ def _model(model: str | None) -> dict[str, str]:
     return {**nowhere, "OPTION_MODEL_ID": str(path) if path and path.exists() else model or "demo"}
 
 
-def _cache() -> Path:
-    """Return the model cache directory, which is shared with `lmi serve`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
-
-
 def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
     """Return the values of the command line's KEY=VALUE options by key.
 
@@ -107,16 +105,6 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
         if not name or not equals:
             raise DeployError(f"-o {name}: must be KEY=VALUE, e.g. option.max_rolling_batch_size=8")
     return {name: value for name, _, value in pairs}
-
-
-def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Convert properties to environment variables: `option.x` becomes OPTION_X, any other `x` becomes SERVING_X."""
-    return {
-        f"OPTION_{name.removeprefix('option.')}".upper()
-        if name.startswith("option.")
-        else f"SERVING_{name}".upper(): value
-        for name, value in settings.items()
-    }
 
 
 class Container:

@@ -142,7 +142,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
         )
     stack = {
         "name": f"lmi-{_deployment(resources)[0]}",  # unlike an endpoint's, a stack's name must begin with a letter
-        "template_body": _without_interpolation(body),
+        "template_body": body.replace("${", "$${").replace("%{", "%%{"),  # Terraform would interpret them
         # The provider's default of 30 minutes is too short.
         "timeouts": {"create": "3h", "update": "9h", "delete": "3h"},
     }
@@ -158,11 +158,6 @@ def _deployment(resources: Sequence[Resource]) -> tuple[str, str]:
     """Return the names of the deployment and its endpoint, according to the tags that all resources have."""
     tags = {tag["Key"]: tag["Value"] for tag in resources[0].request["Tags"]}
     return name_and_endpoint(tags[TAG_DEPLOYMENT])
-
-
-def _without_interpolation(text: str) -> str:
-    """Escape `${` and `%{`, which Terraform would interpret as expressions."""
-    return text.replace("${", "$${").replace("%{", "%%{")
 
 
 def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:

@@ -45,15 +45,10 @@ def caller(aws: Aws) -> str:
     if (session := _SESSION.match(arn)) is None:
         return arn
     partition, account, role = session.groups()
-    return str(_role_arn(aws, role) or f"arn:{partition}:iam::{account}:role/{role}")
-
-
-def _role_arn(aws: Aws, role: str) -> str | None:
-    """Return a role's ARN with its path, which the ARN of a session omits, or None if it cannot be read."""
     try:
-        return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])
+        return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])  # with its path, which a session omits
     except ClientError:
-        return None
+        return f"arn:{partition}:iam::{account}:role/{role}"
 
 
 def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterator[Denial]:
@@ -66,7 +61,10 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
     try:
         for page in aws.client("iam").get_paginator("simulate_principal_policy").paginate(**request):
             for result in page["EvaluationResults"]:
-                yield from _of_result(result)
+                for item in result.get("ResourceSpecificResults") or [result]:  # IAM lists each resource separately
+                    if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
+                        resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
+                        yield Denial(result["EvalActionName"], resource, str(decision))
     except ClientError as error:
         failure = as_deploy_error(error)
         if isinstance(failure, NotAllowed):
@@ -76,14 +74,6 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
                 "that policy.",
             ) from None
         raise DeployError(f"{principal}: {failure}", failure.advice) from None
-
-
-def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
-    """Yield the denials in a result, in which IAM lists each resource separately."""
-    for item in result.get("ResourceSpecificResults") or [result]:
-        if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
-            resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
-            yield Denial(result["EvalActionName"], resource, str(decision))
 
 
 def _example(resource: str) -> str:

@@ -191,6 +191,7 @@ def _rounded(seconds: float) -> int:
 
 _CONTEXT = 4096
 """Number of tokens to assume if neither the specification nor the model states the context."""
+_UNKNOWN_CONTEXT = f"The model's maximum context is unknown; {_CONTEXT} tokens are assumed. Set model.context."
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
@@ -309,7 +310,7 @@ def _of_server(spec: Spec, inputs: _Inputs) -> Resolution:
         warnings=(
             *image.warnings,
             *size.notes,
-            *_context_warnings(spec, size.shape),
+            *([_UNKNOWN_CONTEXT] if size.shape is not None and _context(spec, size.shape) is None else []),
             *choice.warnings,
             *ami.warnings,
             *_volume_warnings(spec, choice.instance),
@@ -414,11 +415,6 @@ def _need(spec: Spec, shape: Shape, image: images.ResolvedImage) -> Need:
 
 def _context(spec: Spec, shape: Shape) -> int | None:
     return spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
-
-
-def _context_warnings(spec: Spec, shape: Shape | None) -> Iterator[str]:
-    if shape is not None and _context(spec, shape) is None:
-        yield f"The model's maximum context is unknown; {_CONTEXT} tokens are assumed. Set model.context."
 
 
 def _frees_windows(spec: Spec) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ class Artifact:
 
     Attributes:
         variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
+        repository: texts of the files of a Triton repository with parameters, by path.
         others: names of further files, which are known only for an archive.
         weights: name of a weight file, or a reason to assume that there is one, or "" if there are no weights.
         folder: only directory at the archive's top level, if it contains all files, or "".
@@ -38,6 +40,7 @@ class Artifact:
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
+    repository: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     weights: str = ""
     folder: str = ""
@@ -95,7 +98,7 @@ def read_archive(packed: Any) -> Artifact:
                 places.append(path)
                 if path.name.endswith(WEIGHTS):
                     weights = weights or str(path)
-                elif path.name == OPTIONS_FILE and len(path.parts) <= _DEEPEST:
+                elif _READ.fullmatch(str(path)):
                     file = archive.extractfile(member)
                     contents[path] = file.read(MOST_BYTES + 1) if file is not None else b""
     except _TooLongError:
@@ -103,15 +106,17 @@ def read_archive(packed: Any) -> Artifact:
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         problem = f"it cannot be read as a tar.gz: {error}"
         return Artifact(problem=problem, fault=problem)
+    options = [path for path in contents if path.name == OPTIONS_FILE]
+    texts = {str(path): data.decode(errors="replace") for path, data in contents.items() if path not in options}
     tops = {path.parts[0] for path in places if path.parts and not path.parts[0].startswith(".")}
     read = Artifact(
+        repository=texts,
         others=tuple(dict.fromkeys(path.name for path in places if path not in contents)),
         weights=weights,
         folder=tops.pop() if len(tops) == 1 and all(len(path.parts) > 1 for path in places) else "",
         fault=fault,
     )
-    first = min(contents, key=lambda path: len(path.parts), default=None)
-    return read if first is None else _with_options(contents[first], read)
+    return _with_options(contents[min(options, key=lambda path: len(path.parts))], read) if options else read
 
 
 def _fault(member: tarfile.TarInfo, path: PurePosixPath) -> str:
@@ -123,7 +128,8 @@ def _fault(member: tarfile.TarInfo, path: PurePosixPath) -> str:
     return "" if member.isfile() or member.isdir() else f"its member {member.name!r} is a link or a special file"
 
 
-_DEEPEST = 2  # maximum number of parts in the path of serving.properties
+_READ = re.compile(rf"(?:[^/]+/)?{re.escape(OPTIONS_FILE)}|[^/]+/(?:config\.pbtxt|[0-9]+/model\.(?:json|yaml))")
+"""Matches the paths of the files to read: options of LMI, and files with parameters of a Triton repository."""
 _MOST_COMMON = 16  # maximum number of global header fields, which each member copies; git writes one
 _LONGEST = 64 << 10  # maximum size of an extended header, in bytes
 
@@ -172,11 +178,11 @@ def _with_options(data: bytes, read: Artifact) -> Artifact:
     for item in settings_of(text, OPTIONS_FILE):
         if not isinstance(item, Setting):
             return replace(read, problem=str(item))
-        variables[_name(item.key)] = item.value
+        variables[variable_of_key(item.key)] = item.value
     return replace(read, variables=variables)
 
 
-def _name(key: str) -> str:
+def variable_of_key(key: str) -> str:
     """Return the name of the variable that sets the same option as a key of serving.properties."""
     return "OPTION_ENGINE" if key == "engine" else variable(key) or f"SERVING_{key.upper()}"
 

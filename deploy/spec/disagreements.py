@@ -66,8 +66,9 @@ def _beside(spec: Spec) -> Iterator[str]:
     ):
         if getattr(spec, name) is not None and field in getattr(spec.sagemaker, part):
             yield f"sagemaker.{part}.{field}: cannot be combined with {name}, which sets it"
-    if spec.batch is not None and (own := ", ".join(item.name for item in spec.components if _is_its_own(item))):
-        yield f"batch: components have their own settings ({own}), but a job has one model; use a separate file"
+    own = [item.name for item in spec.components if item.model or item.image or item.options or item.environment]
+    if spec.batch is not None and own:
+        yield f"batch: components have their own settings ({', '.join(own)}); a job has one model, so use another file"
     if spec.encryption.capture_key is not None and spec.capture is None:
         yield "encryption.capture_key requires capture"
     if spec.capture is not None and spec.asynchronous is not None:
@@ -94,11 +95,6 @@ def _beside_shadow(spec: Spec, shadow: Shadow) -> Iterator[str]:
         yield "shadow.type: is required with instance.pools"
     if spec.network.isolated and shadow.model is not None and shadow.model.id is not None:
         yield "network.isolated: the container cannot reach the hub; use shadow.model.s3"
-
-
-def _is_its_own(item: Component) -> bool:
-    """Return whether a component has its own model, image, options or environment."""
-    return item.model is not None or item.image is not None or bool(item.options or item.environment)
 
 
 def component_fields(spec: Spec, item: Component) -> list[Mapping[str, Any]]:

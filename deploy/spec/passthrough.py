@@ -10,10 +10,10 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from deploy.service_model import sagemaker
 from deploy.spec.values import Section
@@ -171,34 +171,27 @@ def problems(part: str, content: Fields) -> Iterator[str]:
     return _structure(_Field(part), shape_of(part), content)
 
 
-def _checked(part: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def check(content: dict[str, Any]) -> dict[str, Any]:
-        if lines := [*problems(part, content)]:
-            raise ValueError("\n".join(lines))
-        return content
+def _checked(content: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Check the fields of the part that the section's field names; a component's own fields are in `sagemaker`."""
+    part = "component" if info.field_name == "sagemaker" else str(info.field_name)
+    if lines := [*problems(part, content)]:
+        raise ValueError("\n".join(lines))
+    return content
 
-    return check
 
-
-ComponentFields = Annotated[dict[str, Any], AfterValidator(_checked("component"))]
+PassedFields = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 class SageMaker(Section):
     """Fields of SageMaker's API that have no setting in the specification. They are merged into the requests last."""
 
-    endpoint_config: Annotated[dict[str, Any], AfterValidator(_checked("endpoint_config"))] = Field(
-        default_factory=dict, description="Fields of CreateEndpointConfig."
-    )
-    variant: Annotated[dict[str, Any], AfterValidator(_checked("variant"))] = Field(
+    endpoint_config: PassedFields = Field(default_factory=dict, description="Fields of CreateEndpointConfig.")
+    variant: PassedFields = Field(
         default_factory=dict, description="Fields of the production variant in CreateEndpointConfig."
     )
-    component: ComponentFields = Field(default_factory=dict, description="Fields of CreateInferenceComponent.")
-    model: Annotated[dict[str, Any], AfterValidator(_checked("model"))] = Field(
-        default_factory=dict, description="Fields of CreateModel."
-    )
-    endpoint: Annotated[dict[str, Any], AfterValidator(_checked("endpoint"))] = Field(
-        default_factory=dict, description="Fields of UpdateEndpoint."
-    )
+    component: PassedFields = Field(default_factory=dict, description="Fields of CreateInferenceComponent.")
+    model: PassedFields = Field(default_factory=dict, description="Fields of CreateModel.")
+    endpoint: PassedFields = Field(default_factory=dict, description="Fields of UpdateEndpoint.")
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def _describe(error: Mapping[str, Any]) -> str:
         case "missing":
             return "is required"
         case "string_pattern_mismatch" if context["pattern"] in EXAMPLES:
-            text = f"must be {_without_as(EXAMPLES[context['pattern']])}"
+            example = EXAMPLES[context["pattern"]]
+            text = f"must be {'written ' * example.startswith('as ')}{example}"
         case "greater_than_equal":
             text = f"must be at least {context['ge']:g}"
         case "less_than_equal":
@@ -81,10 +82,6 @@ def _describe(error: Mapping[str, Any]) -> str:
         case _:
             text = str(error["msg"]).removeprefix("Value error, ")
     return text + _actual(error)
-
-
-def _without_as(example: str) -> str:
-    return f"written {example}" if example.startswith("as ") else example
 
 
 def _actual(error: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from deploy.spec.passthrough import ComponentFields
+from deploy.spec.passthrough import PassedFields
 from deploy.spec.values import (
     ArtifactUri,
     Count,
@@ -228,7 +228,7 @@ class Component(Section):
     environment: dict[str, Variable | None] = Field(
         default_factory=dict, description="Variables that override `environment`; null removes one."
     )
-    sagemaker: ComponentFields = Field(default_factory=dict, description="Further fields of CreateInferenceComponent.")
+    sagemaker: PassedFields = Field(default_factory=dict, description="Further fields of CreateInferenceComponent.")
 
 
 class Scaling(Section):

@@ -23,7 +23,7 @@ _CREDENTIALS = re.compile(
 """Matches the names of headers and query parameters whose values are credentials."""
 
 _KNOWN = re.compile(
-    r"accept|accept-language|content-type|content-encoding|adapter"
+    r"accept|accept-language|content-type|content-encoding|adapter|inference-header-content-length"
     r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
 )
 """Matches the names of headers that a server may record. Any other header may be a credential with a custom name."""

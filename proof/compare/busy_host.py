@@ -117,14 +117,10 @@ def engine_of(pid: int) -> int:
     return child_by_command(pid, b"engine_process")
 
 
-def _seconds_without_engine(pid: int) -> float:
-    return _seconds(pid) - process_seconds(engine_of(pid))
-
-
 OURS = FrontEnd(_ours, "/ping", heads=0)
 """Our server with the engine on a thread, as `lmi serve --engine echo` starts it."""
 
-OURS_APART = FrontEnd(_ours_apart, "/ping", heads=0, cpu=_seconds_without_engine)
+OURS_APART = FrontEnd(_ours_apart, "/ping", heads=0, cpu=lambda pid: _seconds(pid) - process_seconds(engine_of(pid)))
 """Our server with the engine in a process on the clients' core, like the mock core of vLLM's front end."""
 
 
@@ -353,16 +349,12 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
             middle = Rate(*_medians(each))  # type: ignore[arg-type]
             rows.append({"tokens": tokens, "stream": stream, "server": name, **middle._asdict(), "each": each})
             cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}"]
-            ratio = f"{_ratio(each, rates[reference]):.2f}"
-            lines.append([str(tokens), "streamed" if stream else "whole", name, *cells, ratio])
+            pairs = zip(each, rates[reference], strict=True)
+            ratio = statistics.median(rate.per_second / other.per_second for rate, other in pairs)
+            lines.append([str(tokens), "streamed" if stream else "whole", name, *cells, f"{ratio:.2f}"])
     print(f"{_CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
     print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", f"of {reference}"], lines))
     return rows
-
-
-def _ratio(rates: Sequence[Rate], others: Sequence[Rate]) -> float:
-    """Return the median ratio of requests per second."""
-    return statistics.median(rate.per_second / other.per_second for rate, other in zip(rates, others, strict=True))
 
 
 def _core(half: bool) -> str:

@@ -48,6 +48,7 @@ ANTHROPIC_ERRORS = Source("Anthropic: errors", "https://docs.anthropic.com/en/ap
 ANTHROPIC_COUNT = Source("Anthropic: count tokens", "https://docs.anthropic.com/en/api/messages-count-tokens")
 
 TRITON = Source("Triton: generate extension", f"{_TRITON}/protocol/extension_generate.md")
+BINARY = Source("Triton: binary data extension", f"{_TRITON}/protocol/extension_binary_data.md")
 KSERVE = Source(
     "KServe: open inference protocol",
     "https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md",

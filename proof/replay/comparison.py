@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from handler.core.values import SAMPLED
+from proof import tensors
 from proof.replay.content import (
     ARGUMENTS,
     LOGPROBS,
@@ -121,13 +122,13 @@ def traits(request: Request, greedy: bool = False) -> Traits:
         greedy: treat the request as decoded greedily.
     """
     try:
-        body = orjson.loads(request.body)
+        body, _ = tensors.read(request.body)
     except ValueError:
         return Traits(True)
     if not isinstance(body, dict):
         return Traits(True)
     parameters = body.get("parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
+    parameters = tensors.inputs(body) or (parameters if isinstance(parameters, dict) else {})
     schema, any_json = _schema(body, parameters)
     streams = body.get("stream") is True or request.path.partition("?")[0].endswith("_stream")
     return Traits(greedy or _is_greedy(body, parameters, request.path), streams, schema, any_json)
@@ -214,7 +215,7 @@ class _Documents:
     """
 
     def __init__(self, body: bytes) -> None:
-        self.values, self.glue = read_documents(body)
+        self.values, self.glue = read_documents(tensors.named(body))
 
     @cached_property
     def scalars(self) -> dict[str, list[Any]]:

@@ -103,9 +103,7 @@ class Noise:
     async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Answer, again: Ask) -> set[Key]:
         self.asked += 1
         repeated = await again(request)
-        if repeated.lost:
-            return set()
-        return _keys(findings(other, repeated, traits, kind.seen, self._near))
+        return set() if repeated.lost else _keys(findings(other, repeated, traits, kind.seen, self._near))
 
     def _learn(self, kind: Kind, request: Request, changes: Iterable[Finding]) -> None:
         for item in changes:

@@ -66,6 +66,7 @@ _EVERY_LAYER = ("mistral", "mixtral", "phi3", "starcoder2")
 """Model types whose `sliding_window` applies to all layers."""
 
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Model types with layers of linear attention. In the others, the query projection also computes a gate of its size."""
 
 
 @dataclass(frozen=True)
@@ -289,9 +290,6 @@ _TWO_MATRICES = (
 )  # fmt: skip
 """Model types whose feed-forward networks have no gate, and so two matrices instead of three."""
 
-_GATED_QUERIES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Model types whose query projection also computes a gate of the same size."""
-
 _OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 """Model types whose layers for multi-token prediction are stored with their own embeddings and output layer."""
 
@@ -359,7 +357,7 @@ def _grouped(config: Config, kind: Kind, hidden: int) -> int:
         size = config.number("global_head_dim")
     of_values = whole_number("v_head_dim", config.get("v_head_dim")) or size
     values = 0 if kind is Kind.FULL and config.flag("attention_k_eq_v") else heads * of_values
-    queries = num_heads(config) * size * (2 if config.type in _GATED_QUERIES else 1)
+    queries = num_heads(config) * size * (2 if config.type in _HYBRIDS else 1)
     return hidden * (queries + heads * size + values + num_heads(config) * of_values)
 
 

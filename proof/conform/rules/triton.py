@@ -1,12 +1,17 @@
-"""Rules of Triton's generate extension, and of the KServe protocol's health and metadata routes."""
+"""Rules of the KServe protocol, with Triton's extensions for binary data and generated text."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
+from proof import tensors
 from proof.conform import sources
 from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, expect_fields, rule
+from proof.conform.rule import expect, expect_answer, expect_fields, rule, skip
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("triton",))
@@ -76,25 +81,112 @@ async def nested(server: Server) -> None:
     expect(answer.status == 400, "status 400", answer)
 
 
-def _expect_error(answer: Answer) -> None:
+def _expect_error(answer: Answer, status: Sequence[int] = (400,)) -> None:
+    expect(answer.status in status, f"a status of {status[0]}", answer)
     expect(isinstance(answer.object.get("error"), str), '{"error": "…"}', answer)
 
 
 @_rule("triton.error", 'An error is {"error": "…"} with a status of 400 or more.', sources.TRITON)
 async def error(server: Server) -> None:
     answer = await server.post(await server.path(), {})
-    expect(answer.status >= 400, "a status of 400 or more", answer)
-    _expect_error(answer)
+    _expect_error(answer, range(400, 600))
 
 
 @_rule("triton.unknown-model", "An unknown model gets status 400 or 404, and an error.", sources.TRITON)
 async def unknown_model(server: Server) -> None:
     answer = await server.post("/v2/models/conform-has-no-such-model/generate", await server.body())
-    expect(answer.status in (400, 404), "status 404", answer)
-    _expect_error(answer)
+    _expect_error(answer, (404, 400))
 
 
 @_rule("triton.method", "GET of a generate route gets status 405.", sources.TRITON)
 async def method(server: Server) -> None:
     answer = await server.get(await server.path())
     expect(answer.status == 405, "status 405", answer)
+
+
+# -- infer: tensors as JSON or binary data -----------------------------------------------------------------------------
+
+
+_TEXT = {"data": [PROMPT]}
+
+
+async def _inputs(server: Server, text: Mapping[str, Any] = _TEXT) -> list[dict[str, Any]]:
+    """Return the prompt and its limit of tokens as tensors, with the datatypes and dimensions of the metadata.
+
+    Args:
+        text: the member with the prompt.
+    """
+    metadata = expect_answer(await server.get(await server.filled("/v2/models/{model}"))).object
+    values = {"text_input": text, "max_tokens": {"data": [8]}}
+    return [
+        {"name": one["name"], "datatype": one["datatype"], "shape": [1] * len(one["shape"]), **values[one["name"]]}
+        for one in metadata["inputs"]
+        if one["name"] in values
+    ]
+
+
+async def _infer(server: Server, body: dict[str, Any] | bytes, headers: Mapping[str, str] | None = None) -> Answer:
+    answer = await server.post(await server.filled("/v2/models/{model}/infer"), body, headers=headers)
+    if b"decoupled transaction policy" in answer.body:
+        skip("infer does not answer for decoupled models")
+    return answer
+
+
+@_rule("triton.datatypes", "Tensors of the metadata have a datatype of the protocol, and a shape.", sources.KSERVE)
+async def datatypes(server: Server) -> None:
+    answer = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
+    for tensor in (*answer.object["inputs"], *answer.object["outputs"]):
+        fits = tensor["datatype"] in tensors.DATATYPES and all(type(size) is int for size in tensor["shape"])
+        expect(fits, "tensors with a datatype and a shape of integers", answer)
+
+
+@_rule("triton.infer", "infer returns model_name and outputs, which have as many data as their shape.", sources.KSERVE)
+async def infer(server: Server) -> None:
+    answer = expect_answer(await _infer(server, {"inputs": await _inputs(server)}))
+    expect_fields(answer, answer.object, "model_name", "outputs")
+    for tensor in answer.object["outputs"]:
+        expect_fields(answer, tensor, "name", "datatype", "shape", "data")
+        expect(math.prod(tensor["shape"]) == len(tensor["data"]), "as many data as the shape", answer)
+
+
+@_rule("triton.infer-id", "An answer to infer has the id of its request.", sources.KSERVE)
+async def infer_id(server: Server) -> None:
+    answer = expect_answer(await _infer(server, {"id": "42", "inputs": await _inputs(server)}))
+    expect(answer.object.get("id") == "42", 'id "42"', answer)
+
+
+@_rule("triton.infer-outputs", "An answer to infer has only the outputs that its request names.", sources.KSERVE)
+async def infer_outputs(server: Server) -> None:
+    answer = await _infer(server, {"inputs": await _inputs(server), "outputs": [{"name": "text_output"}]})
+    names = [tensor["name"] for tensor in expect_answer(answer).object["outputs"]]
+    expect(names == ["text_output"], "the output text_output", answer)
+
+
+@_rule("triton.binary", "Binary data stand behind the JSON document, whose size is in a header.", sources.BINARY)
+async def binary(server: Server) -> None:
+    data = tensors.binary(PROMPT)
+    inputs = await _inputs(server, {"parameters": {"binary_data_size": len(data)}})
+    outputs = [{"name": "text_output", "parameters": {"binary_data": True}}]
+    head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+    answer = expect_answer(await _infer(server, head + data, {tensors.HEADER: str(len(head))}))
+    document, rest = tensors.read(answer.body)
+    size = len(tensors.binary(document["outputs"][0]["data"][0]))
+    expect(not rest and document["outputs"][0]["parameters"] == {"binary_data_size": size}, "a whole tensor", answer)
+    expect(answer.headers.get(tensors.HEADER) == str(len(answer.body) - size), "the size of the document", answer)
+
+
+@_rule("triton.binary-header", "A document's size beyond the body gets status 400, and an error.", sources.BINARY)
+async def binary_header(server: Server) -> None:
+    _expect_error(await _infer(server, {"inputs": await _inputs(server)}, {tensors.HEADER: "99999"}))
+
+
+@_rule("triton.unknown-input", "An unknown input of infer gets status 400, and an error.", sources.KSERVE)
+async def unknown_input(server: Server) -> None:
+    tensor = {"name": "conform", "datatype": "INT32", "shape": [1], "data": [1]}
+    _expect_error(await _infer(server, {"inputs": [*await _inputs(server), tensor]}))
+
+
+@_rule("triton.wrong-datatype", "An input of another datatype gets status 400, and an error.", sources.KSERVE)
+async def wrong_datatype(server: Server) -> None:
+    inputs = [{**tensor, "datatype": "FP64", "data": [0.5]} for tensor in await _inputs(server)]
+    _expect_error(await _infer(server, {"inputs": inputs}))

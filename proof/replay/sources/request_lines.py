@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from proof.replay.sources.files import (
 )
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
+_GRPC = re.compile(r"/inference\.GRPCInferenceService/Model(Stream)?Infer/")
+"""Calls of Triton's gRPC clients. Their bodies are those of `infer` over HTTP."""
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
@@ -42,14 +45,15 @@ def _request(location: str, fields: dict[str, Member]) -> Request:
     path = fields.get("path", ABSENT).value
     if not isinstance(path, str) or not path.startswith("/"):
         raise Malformed("path: must be a string that begins with /, such as /invocations")
+    over_grpc = _GRPC.match(path)
     return Request(
         _text(fields, "id", location),
-        path_without_credentials(path),
+        f"/v2/models/{path[over_grpc.end() :]}/infer" if over_grpc else path_without_credentials(path),
         _headers(fields),
         _body(fields, ""),
         _method(fields),
         _at(fields),
-        _answer(fields),
+        None if over_grpc else _answer(fields),  # messages, while the server replies by HTTP
     )
 
 

@@ -11,8 +11,10 @@ import yaml
 
 from deploy.adopt.files import read_file, written
 from deploy.adopt.specification import Wishes, adopted
+from deploy.adopt.triton import read_repository
 from deploy.adopt.variables import KINDS, Container, Variables, container_kind, typed, variables
 from deploy.errors import DeployError, Refused, SpecError
+from deploy.s3.archive import Artifact
 from deploy.spec.options import settings_of
 from deploy.spec.reading import read_spec
 from handler.config.loader import read_config
@@ -593,6 +595,8 @@ def test_a_typed_value_gives_the_same_variable(text: str) -> None:
         ("1.dkr.ecr.us-east-1.amazonaws.com/vllm:0.19.0-gpu", "vllm", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/mirror/vllm-openai@sha256:00", "vllm", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1", "ours", "vllm", ""),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/sagemaker-tritonserver:25.09-py3", "triton", "vllm", ""),
+        ("nvcr.io/nvidia/tritonserver:25.08-trtllm-python-py3", "triton", "vllm", ""),
     ],
 )  # fmt: skip
 def test_a_container_is_known_by_its_image(image: str, kind: str, engine: str, release: str) -> None:
@@ -604,7 +608,7 @@ def test_a_release_that_is_too_old_is_told_beside_the_oldest_that_is_known() -> 
     assert (found.tagged_release, found.release) == ("0.26", "0.28")
 
 
-@in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])
+@in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver2:24", "", "vllmish:1"])
 def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str) -> None:
     with pytest.raises(Refused, match="cannot be replaced by lmi deploy"):
         container_kind(image, None)
@@ -614,6 +618,76 @@ def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str
 def test_neuron_is_refused_whatever_the_user_says() -> None:
     with pytest.raises(Refused, match="Neuron"):
         container_kind("x/djl-inference:0.30.0-neuronx-sdk2.20.1", "lmi")
+
+
+# -- repositories of Triton --------------------------------------------------------------------------------------------
+
+
+TRTLLM = """
+backend: "tensorrtllm"
+parameters: { key: "gpt_model_path" value: { string_value: "/opt/ml/model/tensorrt_llm/1" } }
+parameters {
+  key: "max_tokens_in_paged_kv_cache"
+  value: {
+    string_value: "4096"
+  }
+}
+parameters: { key: "kv_cache_free_gpu_mem_fraction" value: { string_value: "${kv_cache_free_gpu_mem_fraction}" } }
+parameters: { key: "enable_chunked_context" value: { string_value: "true" } }
+parameters: { key: "batching_strategy_of_mine" value: { string_value: "V1" } }
+parameters: { key: "gpt_model_type" value: { string_value: "V1" } }
+parameters: { key: "sink_token_length" value: { string_value: "" } }
+"""
+VLLM_MODEL = {"a/config.pbtxt": 'backend: "vllm"', "a/1/model.json": '{"model": "o/m", "enforce_eager": true}'}
+
+
+def of_triton(files: dict[str, str], name: str = "", model: str | None = "a/b") -> Variables:
+    engine, repository = read_repository(Artifact(repository=files), name, model)
+    container = Container("triton", engine, repository=repository)
+    return variables({"OPTION_DTYPE": "fp16", "SAGEMAKER_TRITON_LOG_INFO": "true"}, container)
+
+
+def test_parameters_of_tensorrt_llm_s_backend_become_options() -> None:
+    found = of_triton({"ensemble/config.pbtxt": 'platform: "ensemble"', "tensorrt_llm/config.pbtxt": TRTLLM})
+    assert found.options == {"max_tokens": 4096, "enable_chunked_prefill": True, "llm_engine": "trtllm"}
+    assert found.environment == {}
+    assert [what for what, _ in found.unmapped] == [
+        "OPTION_BATCHING_STRATEGY_OF_MINE=V1",
+        "gpt_model_path=/opt/ml/model/tensorrt_llm/1",
+    ]
+    assert names(found.idle) == ["OPTION_DTYPE", "SAGEMAKER_TRITON_LOG_INFO", "gpt_model_type"]
+
+
+def test_arguments_of_vllm_s_backend_are_options() -> None:
+    found = of_triton({**VLLM_MODEL, "b/1/model.json": '{"model": "p/q", "seed": 7}'}, name="a")
+    assert (found.model_id, found.options) == ("o/m", {"model_name": "a", "enforce_eager": True, "llm_engine": "vllm"})
+
+
+def test_arguments_of_the_llm_api_are_options() -> None:
+    text = "model: o/m\ntensor_parallel_size: 2\nkv_cache_config: {dtype: fp8}\ntriton_config: {decoupled: true}\n"
+    found = of_triton({"tensorrt_llm/config.pbtxt": 'backend: "python"', "tensorrt_llm/1/model.yaml": text})
+    assert (found.model_id, found.options["tensor_parallel_size"]) == ("o/m", 2)
+    assert (found.options["kv_cache_config"], found.options["llm_engine"]) == ('{"dtype": "fp8"}', "trtllm")
+    assert "triton_config" in names(found.idle)
+
+
+@in_one_test(
+    ("artifact", "model", "why"),
+    [
+        (Artifact(repository={"a/config.pbtxt": 'platform: "onnxruntime_onnx"'}), "a/b", "backend onnxruntime_onnx"),
+        (Artifact(), "a/b", "was not read: no archive has a config.pbtxt"),
+        (Artifact(problem="it is gone"), "a/b", "was not read: it is gone"),
+        (Artifact(repository={"a/config.pbtxt": TRTLLM}), None, "whose TensorRT engine runs only in Triton"),
+        (Artifact(weights="a/1/rank0.engine"), None, "whose TensorRT engine runs only in Triton"),
+        (Artifact(repository={"a/1/model.json": "[1]"}), "a/b", "a/1/model.json cannot be read"),
+        (Artifact(repository={"a/1/model.yaml": "a: {b"}), "a/b", "a/1/model.yaml cannot be read"),
+        (Artifact(repository={"a/1/model.yaml": "a: &x [1]\nb: [*x, *x]"}), "a/b", "it has aliases"),
+        (Artifact(repository={"a/1/model.yaml": "[" * 5000}), "a/b", "a/1/model.yaml cannot be read"),
+    ],
+)
+def test_a_repository_is_refused_by_name(artifact: Artifact, model: str | None, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        read_repository(artifact, "", model)
 
 
 # -- dotted names, as vLLM's parser joins them -----------------------------------------------------------------------

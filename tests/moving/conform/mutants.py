@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.moving.conform.wire import Reply, Request
+from tests.moving.conform.wire import HEADER, Reply, Request
 
 Mutate = Callable[[Request, Reply], None]
 MUTANTS: dict[str, Mutate] = {}
@@ -251,6 +251,7 @@ def _metric_names(reply: Reply) -> None:
 
 _TEXT = b'"type": "text"'
 _FULL = b'"return_full_text": true'
+_INFER = "/v2/models/model/infer"
 
 MUTANTS |= {
     "ping.ready": at("/ping", status(500)),
@@ -384,4 +385,12 @@ MUTANTS |= {
     "triton.error": refusals(lambda reply: put("error", to={})(reply.value)),
     "triton.unknown-model": refusals(status(500)),
     "triton.method": refusals(status(404)),
+    "triton.datatypes": at("/v2/models/model", lambda reply: put("inputs", 0, "datatype", to="STRING")(reply.value)),
+    "triton.infer": at(_INFER, lambda reply: put("outputs", 0, "shape", to=[1, 2])(reply.value)),
+    "triton.infer-id": at(_INFER, lambda reply: drop("id")(reply.value)),
+    "triton.infer-outputs": at(_INFER, lambda reply: put("outputs", 0, "name", to="x")(reply.value)),
+    "triton.binary": at(_INFER, header(HEADER)),
+    "triton.binary-header": refusals(status(500)),
+    "triton.unknown-input": refusals(status(500)),
+    "triton.wrong-datatype": refusals(status(500)),
 }

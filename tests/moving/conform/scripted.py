@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from tests.moving.conform.mutants import MUTANTS
-from tests.moving.conform.wire import Refused, Reply, Request, read, refusal, write
+from tests.moving.conform.wire import INPUTS, Refused, Reply, Request, infer, read, refusal, write
 
 PACE = 0.004
 """Seconds a token."""
@@ -295,7 +295,12 @@ class Scripted:
             case "GET", "/v2":
                 return Reply({"name": "us", "version": "1", "extensions": ["generate"]})
             case "GET", "/v2/models/model":
-                return Reply({"name": "model", "versions": ["1"], "platform": "us", "inputs": [], "outputs": []})
+                inputs = [{"name": name, "datatype": kind, "shape": [-1, 1]} for name, kind in INPUTS.items()]
+                outputs = [{"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]}]
+                about = {"name": "model", "versions": ["1"], "platform": "us"}
+                return Reply({**about, "inputs": inputs, "outputs": outputs})
+            case "POST", "/v2/models/model/infer":
+                return infer(request)
             case "POST", "/v2/repository/index":
                 return Reply([{"name": "model", "version": "1", "state": "READY"}])
             case "POST", "/tokenize":

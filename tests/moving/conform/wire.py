@@ -253,6 +253,33 @@ def _anthropic(asked: Asked, pieces: list[str]) -> Reply:
     return Reply(events=events, content_type="text/event-stream")
 
 
+HEADER = "inference-header-content-length"
+INPUTS = {"text_input": "BYTES", "max_tokens": "INT32"}
+
+
+def infer(request: Request) -> Reply:
+    """Answer tensors, of which the prompt may be binary data, with the prompt."""
+    size = int(request.headers.get(HEADER, len(request.body)))
+    if size > len(request.body):
+        return Reply({"error": "inference header size out of range"}, 400)
+    value = json.loads(request.body[:size])
+    for tensor in value["inputs"]:
+        if tensor["datatype"] != INPUTS.get(tensor["name"]):
+            return Reply({"error": f"unexpected inference input {tensor['name']}"}, 400)
+    (text, *_) = value["inputs"][0].get("data", [request.body[size + 4 :].decode()])
+    output = {"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
+    reason = {"name": "finish_reason", "datatype": "BYTES", "shape": [1, 1], "data": ["length"]}
+    outputs = [output] if "outputs" in value else [output, reason]
+    id = {"id": value["id"]} if "id" in value else {}
+    answer = {**id, "model_name": "model", "model_version": "1", "outputs": outputs}
+    if not value.get("outputs", [{}])[0].get("parameters"):
+        return Reply(answer)
+    data = len(output.pop("data")[0].encode()).to_bytes(4, "little") + text.encode()
+    output["parameters"] = {"binary_data_size": len(data)}
+    head = json.dumps(answer).encode()
+    return Reply(head + data, content_type="application/octet-stream", headers={HEADER: str(len(head))})
+
+
 def _triton(asked: Asked, pieces: list[str], model: str) -> Reply:
     if model != "model":
         raise Refused("unknown model", 404)

@@ -11,11 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
 from handler.cli import main
+from proof.tensors import HEADER, binary
+from tests.app.server import serve
 from tests.deploy.local.servers import Loop
 from tests.doubles.downloads import serving
 from tests.moving.replay.double import (
@@ -34,7 +38,7 @@ from tests.moving.replay.double import (
     write_requests,
 )
 from tests.process_tree import alive, descendants
-from tests.servers import PATIENCE, wait_for
+from tests.servers import PATIENCE, free_port, http, wait_for
 from tests.unit.replay.captured import line as line_of
 from tests.unit.replay.captured import part, write
 
@@ -286,3 +290,33 @@ def test_requests_go_at_the_recorded_pace(tmp_path: Path) -> None:
     with serving(Server()) as url:
         assert replay(path, url, url, "--recorded-pace", "10") == 0
     assert time.monotonic() - began >= 0.4
+
+
+# -- Triton's tensors --------------------------------------------------------------------------------------------------
+
+
+def test_captured_tensors_are_replayed(tmp_path: Path) -> None:
+    """As JSON, as binary data, and over gRPC, whose bodies are sent by HTTP."""
+    port = free_port()
+    folder = f"option.capture_requests={tmp_path / 'captured'}"
+    with serve("--engine", "echo", "--grpc-port", str(port), "-o", folder) as server:
+        prompt = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}
+        size = {"parameters": {"binary_data_size": len(binary("a b c"))}}
+        outputs = [{"name": "text_output", "parameters": {"binary_data": True}}]
+        whole = json.dumps({"inputs": [{**prompt, "data": ["a b c"]}]}).encode()
+        head = json.dumps({"inputs": [{**prompt, **size}], "outputs": outputs}).encode()
+        for body, headers in ((whole, {}), (head + binary("a b c"), {HEADER: str(len(head))})):
+            assert http.post(f"{server.url}/v2/models/model/infer", content=body, headers=headers).status_code == 200
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            request = service_pb2.ModelInferRequest(model_name="model")
+            request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
+            request.raw_input_contents.append(binary("a b c"))
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    with serve("--engine", "echo") as server, serve("--engine", "echo", "-o", "option.model_name=other") as renamed:
+        requests = tmp_path / "captured"
+        assert replay(requests, server.url, "recorded") == 0
+        assert list(classes(requests).values()) == ["equal"] * 2
+        assert replay(requests, server.url, server.url, "--restart") == 0
+        assert list(classes(requests).values()) == ["equal"] * 3
+        assert replay(requests, renamed.url, server.url, "--restart") == 1
+        assert list(classes(requests).values()) == ["status"] * 3

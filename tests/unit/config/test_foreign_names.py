@@ -252,7 +252,7 @@ def test_an_engine_of_djls_own_for_anything_else_is_refused(lines: list[str]) ->
     assert any("DJL's own engines are not supported; write engine=Python" in line for line in problems)
 
 
-# -- variables of TGI, Hugging Face and AWS's vLLM image, and the settings of LMI's own handlers -----------------------
+# -- variables of TGI, Hugging Face, Triton and AWS's vLLM image, and the settings of LMI's own handlers ---------------
 
 
 def reading(environ: dict[str, str], *overrides: str) -> Reading:
@@ -294,6 +294,8 @@ def reading(environ: dict[str, str], *overrides: str) -> Reading:
         ({"MESSAGES_API_ENABLED": "true"}, {"openai_compat": True}),
         ({"SM_VLLM_PORT": "8080", "SM_VLLM_HOST": "0.0.0.0"}, {"engine": "vllm"}),
         ({"SM_VLLM_DTYPE": "half", "OPTION_LLM_ENGINE": "echo"}, {"engine": "echo", "dtype": "fp16"}),
+        # Triton's SageMaker container
+        ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "ensemble"}, {"model_name": "ensemble"}),
         # LMI's own handlers
         (
             {"OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service", "OPTION_ASYNC_MODE": "true",
@@ -326,6 +328,10 @@ def value(config: Config, name: str) -> Any:
         (
             {"HF_API_TOKEN": "hf_a", "HF_TOKEN": "hf_b"},
             "environment variables HF_API_TOKEN and HF_TOKEN contradict each",
+        ),
+        (
+            {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "ensemble", "OPTION_MODEL_NAME": "other"},
+            "environment variables SAGEMAKER_TRITON_DEFAULT_MODEL_NAME and OPTION_MODEL_NAME contradict each",
         ),
         ({"QUANTIZE": "awq"}, "environment variable QUANTIZE: option.quantize=awq: must be one of int8, int4"),
         (

@@ -1,4 +1,4 @@
-"""docs/migrating/: an answer to every name of LMI, TGI and AWS's vLLM image.
+"""docs/migrating/: an answer to every name of LMI, TGI, Triton and AWS's vLLM image.
 
 `python -m tests.unit.config.test_migrating_document` rewrites the tables.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.data import table
 from handler.config.options import FOREIGN, OPTIONS, VARIABLES_OF
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.names import VARIABLES, find_option
@@ -99,6 +100,7 @@ def render() -> dict[Path, str]:
         "lmi": {"options": _lmi()},
         "tgi": {"variables": _tgi()},
         "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
+        "triton": {"variables": _variables(VARIABLES_OF["triton"]), "parameters": _parameters()},
     }
     pages = {}
     for page, named in parts.items():
@@ -157,13 +159,27 @@ def _list(title: str, reasons: dict[str, list[str]]) -> str:
 
 
 def _tgi() -> str:
-    return _variables(VARIABLES.keys() - VARIABLES_OF["aws-vllm"].keys())
+    return _variables(VARIABLES.keys() - VARIABLES_OF["aws-vllm"].keys() - VARIABLES_OF["triton"].keys())
 
 
 def _variables(names: Iterable[str]) -> str:
     return _by_answer(
         (_except(name, VARIABLES[name].unless), VARIABLES[name]._replace(unless=()).answer) for name in sorted(names)
     )
+
+
+def _parameters() -> str:
+    """Return lists of the parameters of config.pbtxt, which `lmi deploy adopt` reads from the same table."""
+    parameters = table("triton")
+    templates = parameters["templates"]
+    lists = []
+    for kind, title in (("same", "Supported"), ("idle", "Without effect"), ("missing", "Missing")):
+        reasons: dict[str, list[str]] = {}
+        for name, reason in sorted(parameters[kind].items()):
+            template = f" (template: `{templates[name]}`)" if name in templates else ""
+            reasons.setdefault(f"`{reason}`" if kind == "same" else reason, []).append(f"`{name}`{template}")
+        lists.append(_list(title, reasons))
+    return "\n".join(lists)
 
 
 def _vllm() -> str:
@@ -204,7 +220,7 @@ def answer(name: str, engine: str) -> str:
     return "supported" if option.key == name else f"same as `{option.key}`"
 
 
-@pytest.mark.parametrize("page", ["lmi", "tgi", "aws-vllm"])
+@pytest.mark.parametrize("page", ["lmi", "tgi", "aws-vllm", "triton"])
 def test_the_documents_are_up_to_date(page: str) -> None:
     path = DOCUMENTS / f"{page}.md"
     assert path.read_text() == render()[path], "`python -m tests.unit.config.test_migrating_document` writes it"
@@ -215,6 +231,13 @@ def test_every_refusal_is_in_the_documents() -> None:
     text = "".join(render().values())
     assert keys
     assert [key for key in keys if f"`{key.removeprefix('option.')}`" not in text and f"`{key}`" not in text] == []
+
+
+def test_every_parameter_of_triton_is_one_of_our_options() -> None:
+    parameters = table("triton")
+    kinds = [parameters[kind].keys() for kind in ("same", "idle", "missing")]
+    assert sum(map(len, kinds)) == len(set().union(*kinds))
+    assert [name for name in parameters["same"].values() if answer(name, "trtllm").startswith(("refused", "no"))] == []
 
 
 if __name__ == "__main__":

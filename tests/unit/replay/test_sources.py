@@ -18,6 +18,7 @@ from handler.core.secrets import path_without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources import files, har, open_requests
 from proof.replay.sources.files import Malformed, members, without_credentials
+from proof.tensors import HEADER
 from tests.unit.replay.captured import asked, line, part, write
 
 # -- sources -----------------------------------------------------------------------------------------------------------
@@ -49,6 +50,23 @@ def test_lines_of_requests(tmp_path: Path) -> None:
         Request("b", "/invocations?x=1", {"accept": "a/b"}, b"text", "POST", 12.5, Recorded(200, "t/p", b"\xff")),
         Request("r.jsonl:3", "/v1/models", JSON, b"", "GET"),
     ]
+
+
+def test_a_call_over_grpc_is_sent_by_http(tmp_path: Path) -> None:
+    """Its recorded messages are no answer over HTTP."""
+    service = "/inference.GRPCInferenceService"
+    answer = '"answer": {"status": 200, "content_type": "application/grpc+proto", "body_base64": "AA=="}'
+    lines = [
+        f'{{"path": "{service}/ModelInfer/m/versions/1", "headers": {{"{HEADER}": "9"}}, {answer}}}',
+        f'{{"path": "{service}/ModelStreamInfer/m", {answer}}}',
+    ]
+    requests, unreadable = found(write(tmp_path / "r.jsonl", lines))
+    assert not unreadable
+    assert [(request.path, request.answer) for request in requests] == [
+        ("/v2/models/m/versions/1/infer", None),
+        ("/v2/models/m/infer", None),
+    ]
+    assert requests[0].headers == {HEADER: "9"}
 
 
 @pytest.mark.parametrize(

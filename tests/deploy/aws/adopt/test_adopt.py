@@ -490,6 +490,63 @@ def test_a_folder_s_name_is_written_for_lmi_only_which_looks_into_it(
     assert "environment" not in content(path)
 
 
+TRITON = OF_LMI.but(image="sagemaker-tritonserver:25.09-py3")
+ENGINE = b'backend: "tensorrtllm"\nparameters { key: "gpt_model_path" value { string_value: "/opt/ml/model/x/1" } }\n'
+WINDOW = b'parameters { key: "max_attention_window_size" value { string_value: "4096" } }\n'
+
+
+def test_a_repository_of_vllm_s_backend_is_adopted(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+    arguments = {"model": "Qwen/Qwen3-8B", "gpu_memory_utilization": 0.5, "max_model_len": 4096, "max_num_seqs": 16}
+    files = {"chat/config.pbtxt": b'backend: "vllm"\n', "chat/1/model.json": json.dumps(arguments).encode()}
+    environment = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "chat", "SAGEMAKER_TRITON_LOG_VERBOSE": "true"}
+    with_data(cloud, "m/model.tar.gz", packed(files), environment, TRITON)
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"] == {"id": "Qwen/Qwen3-8B", "context": 4096}
+    assert content(path)["options"] == {
+        "model_name": "chat",
+        "gpu_memory_utilization": 0.5,
+        "max_rolling_batch_size": 16,
+        "llm_engine": "vllm",
+    }
+    assert "#   SAGEMAKER_TRITON_LOG_VERBOSE=true: LMI_LOG_LEVEL sets the log level" in path.read_text()
+    assert "Cannot be mapped" not in path.read_text()
+    read_spec(path)
+
+
+def test_a_repository_with_a_tensorrt_engine_needs_another_model(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"x/config.pbtxt": ENGINE + WINDOW, "x/1/rank0.engine": b"engine"}
+    with_data(cloud, "m/model.tar.gz", packed(files), {}, TRITON)
+    assert "a Triton repository for TensorRT-LLM, whose" in refused(cloud, adopt, path, capsys)
+    assert adopt("--output", str(path), "--model", "Qwen/Qwen3-8B") == 0
+    assert content(path)["model"] == {"id": "Qwen/Qwen3-8B"}
+    options = {"model_name": "x", "max_attention_window": 4096, "llm_engine": "trtllm"}
+    assert content(path)["options"] == options
+    assert "#   gpt_model_path=/opt/ml/model/x/1: TensorRT engines are no longer built" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "backend", "why"),
+    [
+        ("m/model.tar.gz", b'backend: "onnxruntime"', "archive holds a Triton repository for the backend onnxruntime"),
+        ("m/serving.properties", b"", "Triton repository was not read: no archive has a config.pbtxt"),
+    ],
+)
+def test_another_repository_is_refused_by_name(
+    cloud: Cloud,
+    adopt: Callable[..., int],
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    backend: bytes,
+    why: str,
+) -> None:
+    data = packed({"resnet/config.pbtxt": backend}) if key.endswith(".tar.gz") else b"option.seed=1"
+    with_data(cloud, key, data, {}, TRITON)
+    assert why in refused(cloud, adopt, path, capsys)
+
+
 class Endless(io.RawIOBase):
     """A tar.gz of a file of 20 GB, which says how much of it was read."""
 

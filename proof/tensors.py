@@ -1,0 +1,78 @@
+"""Tensors of Triton's inference protocol in requests and answers, as JSON or binary data."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+HEADER = "inference-header-content-length"
+"""Header with the size of the JSON document in front of binary data."""
+
+_NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BF16"
+_FORMATS = dict(zip(_NAMES.split(), "?BHIQbhiqefdH", strict=True))
+"""Maps a datatype of fixed size to its code in `struct`."""
+
+DATATYPES = {"BYTES", *_FORMATS}
+_DECODER = json.JSONDecoder()
+
+
+def binary(text: str) -> bytes:
+    """Return the binary data of a tensor with one text."""
+    return struct.pack("<I", len(text.encode())) + text.encode()
+
+
+def read(body: bytes) -> tuple[Any, bytes]:
+    """Return a body's JSON document, and the bytes behind its tensors.
+
+    A tensor that is sent as binary data gets the member `data`, with its elements.
+
+    Raises:
+        ValueError: the body is not JSON, or a tensor is invalid.
+    """
+    if b'"datatype"' not in body:
+        return orjson.loads(body), b""
+    try:
+        text = body.decode("utf-8", "surrogateescape")
+        document, end = _DECODER.raw_decode(text)
+        start = len(text[:end].encode("utf-8", "surrogateescape"))
+        tensors = [one for name in ("inputs", "outputs") for one in document.get(name, ()) if isinstance(one, dict)]
+        for tensor in tensors:
+            size = tensor.get("parameters", {}).get("binary_data_size")
+            if size is not None and size >= 0:
+                tensor["data"] = [*_elements(tensor["datatype"], body[start : start + size])]
+                start += size
+    except (AttributeError, KeyError, TypeError, RecursionError, struct.error) as error:
+        raise ValueError(f"not a body of tensors: {error}") from None
+    return document, body[start:]
+
+
+def _elements(datatype: str, data: bytes) -> Iterator[Any]:
+    if datatype != "BYTES":
+        yield from (value for (value,) in struct.iter_unpack(f"<{_FORMATS[datatype]}", data))
+    start = 0
+    while datatype == "BYTES" and start < len(data):
+        (size,) = struct.unpack_from("<I", data, start)
+        start += 4 + size
+        yield data[start - size : start].decode("utf-8", "replace")
+
+
+def inputs(document: Any) -> dict[str, Any]:
+    """Return the first element of each input tensor by name, or {} if the inputs are no tensors."""
+    tensors = document.get("inputs")
+    own = [one for one in tensors if isinstance(one, dict)] if isinstance(tensors, list) else ()
+    return {str(one.get("name")): one["data"][0] for one in own if isinstance(one.get("data"), list) and one["data"]}
+
+
+def named(body: bytes) -> bytes:
+    """Return an answer's tensors as JSON, each with its elements under its own name. Other bodies are unchanged."""
+    try:
+        document, rest = read(body)
+        for tensor in document["outputs"]:
+            tensor[str(tensor["name"])] = tensor.pop("data")
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return body
+    return json.dumps(document).encode() + rest
