@@ -79,6 +79,12 @@ INPUT_TYPES: Mapping[str, TensorType] = {
 _INDICES = ("batch_index", "sequence_index")
 """Outputs of the backend that are always 0, as a response contains all sequences."""
 
+_UNBATCHED = ("text_output", "finish_reason", "cumulative_logprob")
+"""Outputs whose shape is the number of texts, whatever the model's configuration says.
+
+TensorRT-LLM's models send them so, and its clients read `as_numpy("text_output")[0]` as bytes.
+"""
+
 OUTPUT_TYPES: Mapping[str, TensorType] = {
     "text_output": TensorType("BYTES", (-1,)),
     "finish_reason": TensorType("BYTES", (-1,)),
@@ -132,7 +138,7 @@ class _Reader:
             expected = INPUT_TYPES[name].datatype
             if datatype not in FORMATS and datatype != "BYTES":
                 raise InvalidPayload(f"invalid datatype for input {name}")
-            if datatype != expected:
+            if datatype.removeprefix("U") != expected.removeprefix("U"):  # older backends declare UINT32
                 raise self._refused(
                     f"inference input '{name}' data-type is '{datatype}', but model '{self._model}' expects "
                     f"'{expected}'"
@@ -276,7 +282,7 @@ class Selection(NamedTuple):
     Attributes:
         names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
         is_binary: whether tensors are binary if the request names none.
-        has_batch: whether shapes begin with the batch dimension.
+        has_batch: whether shapes begin with the batch dimension, except those of `_UNBATCHED`.
         sagemaker: whether binary data has SageMaker's content type.
     """
 
@@ -292,7 +298,7 @@ class Selection(NamedTuple):
             if name in (self.names or present):
                 if name not in TENSOR_OUTPUTS:  # the others have the batch dimension
                     value = [value if isinstance(value, list) else [value]]
-                shape, items = shape_of(value if self.has_batch else value[0])
+                shape, items = shape_of(value if self.has_batch and name not in _UNBATCHED else value[0])
                 yield name, OUTPUT_TYPES[name].datatype, shape, items
 
 
