@@ -216,6 +216,7 @@ _DURATIONS = (
     "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
 )  # fmt: skip
 _SHARED_MEMORY = [f"/v2/{kind}sharedmemory" for kind in ("system", "cuda")]
+_UNREGISTER = [f"{path}{region}/unregister" for path in _SHARED_MEMORY for region in ("", "/region/{region}")]
 
 
 class _Statistics:
@@ -270,6 +271,7 @@ class TritonRoutes:
             _route("/v2/models/stats", "GET", self._all_statistics),
             *[_route(f"{path}/status", "GET", self._regions) for path in _SHARED_MEMORY],
             *[_route(f"{path}/region/{{region}}/register", "POST", self._register) for path in _SHARED_MEMORY],
+            *[_route(path, "POST", self._live) for path in _UNREGISTER],  # nothing is registered: 200, as in Triton
             *[_route(path + end, "GET", handle) for path in TRITON_MODEL for end, handle in of_model.items()],
         ]
 
