@@ -209,6 +209,7 @@ class TgiRoutes:
 _EXTENSIONS = ["model_repository", "statistics"]
 _OF_GENERATION = ["generate", "model_configuration", "binary_tensor_data", "parameters"]
 _SHARED_MEMORY = [f"/v2/{kind}sharedmemory" for kind in ("system", "cuda")]
+_UNREGISTER = [f"{path}{region}/unregister" for path in _SHARED_MEMORY for region in ("", "/region/{region}")]
 
 
 class TritonRoutes:
@@ -228,6 +229,7 @@ class TritonRoutes:
             _route("/v2/models/stats", "GET", self._all_statistics),
             *[_route(f"{path}/status", "GET", self._regions) for path in _SHARED_MEMORY],
             *[_route(f"{path}/region/{{region}}/register", "POST", self._register) for path in _SHARED_MEMORY],
+            *[_route(path, "POST", self._live) for path in _UNREGISTER],  # nothing is registered: 200, as in Triton
             *[_route(path + end, "GET", handle) for path in TRITON_MODEL for end, handle in of_model.items()],
         ]
 

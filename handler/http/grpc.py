@@ -23,8 +23,9 @@ from handler.core.errors import ConfigError, InvalidPayload
 from handler.http.inference import again
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
-from handler.protocols.triton.grpc import FRAMES, body_of, empty_final, failure, messages, stops
+from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, empty_final, failure, messages, stops
 from handler.protocols.triton.infer import HEADER
+from handler.protocols.triton.request import VERSION
 
 log = logging.getLogger("handler.server")
 
@@ -35,6 +36,13 @@ _MAX_REQUESTS = 128  # running requests of one stream; further ones are read whe
 _MAX_UNSENT = 1 << 16  # bytes in front of a stream's writer
 _OVERHEAD = 1 << 16  # bytes of a message besides its tensors
 _OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", HEADER)
+
+_SHARED_MEMORY = {
+    f"{kind}SharedMemory{call}": f"/v2/{kind.lower()}sharedmemory/{path}"
+    for kind in ("System", "Cuda")
+    for call, path in {"Status": "status", "Register": "region/-/register", "Unregister": "unregister"}.items()
+}
+"""Maps calls about shared memory to their routes."""
 
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -210,8 +218,7 @@ class GrpcServer:
             "ModelMetadata": self._reader(_path),
             "ModelConfig": self._reader(lambda request: f"{_path(request)}/config", "config"),
             "ModelStatistics": self._reader(_statistics_path),
-            "SystemSharedMemoryStatus": self._reader(lambda request: "/v2/systemsharedmemory/status"),
-            "CudaSharedMemoryStatus": self._reader(lambda request: "/v2/cudasharedmemory/status"),
+            **{name: self._reader(lambda request, path=path: path) for name, path in _SHARED_MEMORY.items()},
             "RepositoryIndex": self._reader(lambda request: "/v2/repository/index", "models"),
             "ModelInfer": self._infer,
         }
@@ -234,12 +241,12 @@ class GrpcServer:
 
         async def read(request: Any, context: Any) -> Mapping[str, Any]:
             route = path(request)
-            status, body = await self._call(context, "POST" if route.endswith("/index") else "GET", route)
+            status, body = await self._call(context, "POST" if route.endswith(("/index", "register")) else "GET", route)
             if field in ("live", "ready") and status not in (401, 403):
                 return {field: status == 200}
             if status >= 400:
                 await context.abort(_code(status), _error(status, body))
-            value = json.loads(body)
+            value = json.loads(body or b"{}")
             return {field: value} if field is not None else value or {}
 
         return read
@@ -297,11 +304,11 @@ class GrpcServer:
         try:
             body = body_of(request)
         except InvalidPayload as error:
-            outbox.put(failure(request.id, f"[request id: {request.id or '<id_unknown>'}] {error.message}"))
+            outbox.put(failure(request.id, error.message))
             return 400
         headers = [(HEADER, str(body.length)), ("content-length", str(len(body.data)))]
         exchange = _Exchange(request.id, outbox, drop, self._patience)
-        path = f"{path}/{name}" + (f"/versions/{version}" if version else "")
+        path = f"{path}/{_escaped(name)}" + (f"/versions/{_escaped(version)}" if version else "")
         scope = _scope(context, exchange, "POST", path, headers)
         try:
             await self._app(scope, again(body.data, _never), exchange.send)
@@ -338,7 +345,11 @@ class GrpcServer:
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
     """Return the message in a call's bytes. If they are not valid, end the call as Triton does."""
     try:
+        if kind is service_pb2.ModelInferRequest:
+            check_fields(data)
         return kind.FromString(data)
+    except InvalidPayload as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
     except DecodeError:
         await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
 
@@ -348,7 +359,13 @@ def _statistics_path(request: Any) -> str:
 
 
 def _path(request: Any) -> str:
-    return f"/v2/models/{request.name}" + (f"/versions/{request.version}" if request.version else "")
+    """Return the path of a model. The version keeps it apart from routes such as /v2/models/stats."""
+    return f"/v2/models/{_escaped(request.name)}/versions/{_escaped(request.version or VERSION)}"
+
+
+def _escaped(name: str) -> str:
+    """Return a name without slashes, which would name another route. No name becomes a space."""
+    return name.replace("/", "%2F") or " "
 
 
 def _code(status: int) -> Any:

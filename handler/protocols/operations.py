@@ -552,6 +552,13 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         )
         for kind in ("system", "cuda")
     },
+    **{
+        ("POST", f"/v2/{kind}sharedmemory{region}/unregister"): Operation(
+            "Triton", f"Forget {what} of {kind} shared memory, of which there is none", {200: (_TEXT, str, "")}
+        )
+        for kind in ("system", "cuda")
+        for region, what in (("", "all regions"), ("/region/{region}", "a region"))
+    },
     ("POST", "/v2/repository/index"): Operation(
         "Triton",
         "List the model and its state",

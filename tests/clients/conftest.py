@@ -40,9 +40,6 @@ langchain = drivers("langchain", "drive_langchain")
 triton = drivers("triton", "drive_triton")
 
 
-tritonclient = drivers("triton", "drive_tritonclient")
-
-
 litellm = drivers("litellm", "drive_litellm")
 
 

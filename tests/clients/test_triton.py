@@ -5,13 +5,14 @@ What Triton's own tests of the extension check is here or in tests/app/dialects/
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.clients.checks import CHAT, EMOJI, PARIS, UNICODE
-from tests.clients.driver import Driver
-from tests.servers import http
+from tests.clients.driver import Driver, python_client
+from tests.servers import free_port, http, serve, wait_for
 
 pytestmark = pytest.mark.clients
 
@@ -206,49 +207,253 @@ def test_echoed_words_come_one_by_one_for_triton(triton: Driver, triton_echo_url
 # -- tritonclient --------------------------------------------------------------------------------------------------
 
 
-def test_tritonclient_finds_the_server_and_its_model(tritonclient: Driver, triton_url: str) -> None:
-    address = triton_url.removeprefix("http://").partition("/")[0]
-    found = tritonclient.generate(address, "model", model_version="1")
-    assert [found[name] for name in ("is_server_live", "is_server_ready", "is_model_ready")] == [True] * 3
-    assert found["get_server_metadata"]["name"] == "lmi-handler"
-    assert found["get_model_repository_index"] == [{"name": "model", "version": "1", "state": "READY"}]
-    metadata, config = found["get_model_metadata"], found["get_model_config"]
-    assert (metadata["name"], metadata["versions"], metadata["platform"]) == ("model", ["1"], "openvino")
+class Client(NamedTuple):
+    """A client of tritonclient's: its version, its door and whether it is asynchronous, and what it talks to."""
+
+    driver: Driver
+    door: str
+    address: str
+
+    def call(self, method: str, model: str = "model", **options: Any) -> Any:
+        return self.driver.generate(self.address, model, door=self.door, method=method, **options)
+
+    def refused(self, method: str, model: str = "model", **options: Any) -> str:
+        outcome = self.driver.call("generate", self.address, model, door=self.door, method=method, **options)
+        assert outcome.error == "tritonclient.utils.InferenceServerException", outcome
+        return outcome.message
+
+    def infer(self, method: str = "infer", **inputs: Any) -> Any:
+        options = {name: inputs.pop(name) for name in ("outputs", "more", "binary", "cancel_after") if name in inputs}
+        return self.call(method, inputs={**ASK, **inputs}, **options)
+
+    def stream(self, **options: Any) -> list[Any]:
+        inputs = {**ASK, "stream": ("BOOL", True), **options.pop("inputs", {})}
+        return self.driver.stream(self.address, options.pop("model", "model"), door=self.door, inputs=inputs, **options)
+
+
+WORDS = "a b c d e"
+ASK = {"text_input": ("BYTES", WORDS), "max_tokens": ("INT32", 5), "exclude_input_in_output": ("BOOL", True)}
+
+CLIENTS = [
+    pytest.param((environment, door, mode), id=f"{version}-{door}-{mode}", marks=marks)
+    for environment, version, marks in (("triton", "2.73", ()), ("triton-2024", "2.50", pytest.mark.nightly))
+    for door in ("http", "grpc")
+    for mode in ("sync", "async")
+]
+"""The environment, the door and the mode of each client."""
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[dict[str, str]]:
+    """The echo engine at both doors, as host:port. It writes slowly, so that requests can be cancelled."""
+    port = free_port()
+    own = ("-o", "option.echo_cues=true", "-o", "option.echo_tokens_per_second=200")
+    with serve("--engine", "echo", "--grpc-port", str(port), *own) as server:
+        server.wait_ready()
+        yield {"http": server.url.removeprefix("http://"), "grpc": f"127.0.0.1:{port}", "url": server.url}
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest, doors: dict[str, str]) -> Client:
+    environment, door, mode = request.param
+    return Client(python_client(environment, "drive_tritonclient", mode), door, doors[door])
+
+
+@pytest.mark.parametrize("model", ["model", "nope"])
+def test_tritonclient_asks_for_the_state(client: Client, model: str) -> None:
+    assert client.call("is_server_live") is True
+    assert client.call("is_server_ready") is True
+    assert client.call("is_model_ready", model) is (model == "model")
+
+
+def test_tritonclient_describes_the_server_and_its_model(client: Client) -> None:
+    server = client.call("get_server_metadata")
+    assert server["name"] == "lmi-handler"
+    assert "binary_tensor_data" in server["extensions"]
+    metadata, config = client.call("get_model_metadata"), client.call("get_model_config")
+    assert (metadata["name"], metadata["versions"], metadata["platform"]) == ("model", ["1"], "echo")
+    config = config.get("config", config)
     assert [one["name"] for one in metadata["inputs"]] == [one["name"] for one in config["input"]]
-    assert metadata["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]}
+    assert metadata["outputs"][0]["name"] == "text_output"
+    assert [int(size) for size in metadata["outputs"][0]["shape"]] == [-1, -1]
+    (state,) = index if isinstance(index := client.call("get_model_repository_index"), list) else index["models"]
+    assert state == {"name": "model", "version": "1", "state": "READY"}
 
 
-def test_tritonclient_is_told_of_an_unknown_model(tritonclient: Driver, triton_url: str) -> None:
-    address = triton_url.removeprefix("http://").partition("/")[0]
-    outcome = tritonclient.call("generate", address, "x")
-    assert outcome.error == "tritonclient.utils.InferenceServerException"
-    assert "Request for unknown model: 'x' is not found" in outcome.message
+@pytest.mark.parametrize("method", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
+def test_tritonclient_is_told_of_an_unknown_model(client: Client, method: str) -> None:
+    assert "Request for unknown model: 'nope' is not found" in client.refused(method, "nope")
+
+
+def test_tritonclient_reads_statistics(client: Client) -> None:
+    def count() -> int:
+        (model,) = client.call("get_inference_statistics")["model_stats"]
+        assert model["inference_stats"]["success"]["count"] == model["inference_count"]
+        return int(model["inference_count"])
+
+    before = count()
+    client.infer()
+    assert count() == before + 1
+
+
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+def test_tritonclient_finds_no_shared_memory(client: Client, kind: str) -> None:
+    """Examples forget all regions first."""
+    client.call(f"unregister_{kind}_shared_memory")
+    client.call(f"unregister_{kind}_shared_memory", arguments={"name": "a"})
+    assert not client.call(f"get_{kind}_shared_memory_status")
+    places = {"system": {"key": "/a"}, "cuda": {"raw_handle": "", "device_id": 0}}
+    arguments = {"name": "a", "byte_size": 8, **places[kind]}
+    assert "shared memory is not supported" in client.refused(f"register_{kind}_shared_memory", arguments=arguments)
+
+
+def test_tritonclient_can_load_no_model(client: Client) -> None:
+    assert client.refused("load_model")
+
+
+@pytest.mark.parametrize("method", ["infer", "async_infer"])
+def test_tritonclient_infers(client: Client, doors: dict[str, str], method: str) -> None:
+    same = {"text_input": WORDS, "max_tokens": 5, "exclude_input_in_output": True}
+    text = http.post(f"{doors['url']}/v2/models/model/generate", json=same).json()["text_output"]
+    found = client.infer(method, outputs=["text_output", "num_output_tokens"])
+    assert found == {"id": "7", "text_output": ["object", [1], [text]], "num_output_tokens": ["int32", [1, 1], [5]]}
+    assert client.infer(method, text_input=("BYTES", UNICODE), max_tokens=("INT32", 50))["text_output"][2][0]
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_tritonclient_infers(tritonclient: Driver, triton_url: str, binary: bool) -> None:
-    address = triton_url.removeprefix("http://").partition("/")[0]
-    inputs = {
-        "text_input": ("BYTES", PARIS),
-        "max_tokens": ("INT32", 8),
-        "stop_words": ("BYTES", "\x07", "☃"),
-        "exclude_input_in_output": ("BOOL", True),
-    }
-    outputs = ["text_output", "output_log_probs", "num_output_tokens"]
-    found = tritonclient.generate(address, "model", inputs=inputs, outputs=outputs, binary=binary)
-    same = {"text_input": PARIS, "max_tokens": 8, "exclude_input_in_output": True}
-    text = http.post(triton_url, json=same).json()["text_output"]
-    assert found["text_output"] == ["object", [1, 1], [text]]
-    assert found["output_log_probs"][:2] == ["float32", [1, 1, 8]]
-    assert max(found["output_log_probs"][2]) < 0
-    assert found["num_output_tokens"] == ["int32", [1, 1], [8]]
-    assert found["id"] == "7"
-    for algorithm in ("gzip", "deflate"):
-        packed = {f"{which}_compression_algorithm": algorithm for which in ("request", "response")}
-        more = {**packed, "priority": 1, "timeout": 60_000_000}
-        options = {"inputs": inputs, "outputs": outputs, "binary": binary, "more": more}
-        assert tritonclient.generate(address, "model", **options) == found
-    bad = {**inputs, "max_tokens": ("UINT64", 8)}
-    outcome = tritonclient.call("generate", address, "model", inputs=bad, outputs=[], binary=binary)
-    assert outcome.error == "tritonclient.utils.InferenceServerException"
-    assert "data-type is 'UINT64', but model 'model' expects 'INT32'" in outcome.message
+def test_tritonclient_infers_in_json(client: Client, binary: bool) -> None:
+    if client.door == "grpc":
+        pytest.skip("gRPC has no JSON")
+    assert client.infer(binary=binary)["text_output"] == ["object", [1], [f" {WORDS}"]]
+
+
+def test_tritonclient_stops_at_words(client: Client) -> None:
+    assert client.infer(stop_words=("BYTES", "\x07", "c"))["text_output"][2] == [" a b "]
+
+
+def test_tritonclient_reads_log_probabilities(client: Client) -> None:
+    found = client.infer(return_log_probs=("BOOL", True), outputs=["output_log_probs", "cum_log_probs"])
+    assert found["output_log_probs"][:2] == ["float32", [1, 1, 5]]
+    assert found["cum_log_probs"][2] == pytest.approx([sum(found["output_log_probs"][2])])
+
+
+COMPRESSIONS = ["gzip", "deflate"]
+
+
+@pytest.mark.parametrize("algorithm", COMPRESSIONS)
+def test_tritonclient_compresses(client: Client, algorithm: str) -> None:
+    both = [f"{which}_compression_algorithm" for which in ("request", "response")]
+    names = both if client.door == "http" else ["compression_algorithm"]
+    assert client.infer(more=dict.fromkeys(names, algorithm)) == client.infer()
+
+
+def test_tritonclient_sends_a_priority_and_a_timeout(client: Client) -> None:
+    assert client.infer(more={"priority": 1, "timeout": 60_000_000}) == client.infer()
+    inputs = {**ASK, "max_tokens": ("INT32", 5000)}
+    assert "Request timeout expired" in client.refused("infer", inputs=inputs, more={"timeout": 100_000})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "says"),
+    [
+        ({"max_tokens": ("UINT64", 5)}, {}, "data-type is 'UINT64', but model 'model' expects 'INT32'"),
+        ({"max_tokens": ("INT32", -1)}, {}, "max_tokens=-1: "),
+        ({"temperature": ("INT32", 5)}, {}, "data-type is 'INT32', but model 'model' expects 'FP32'"),
+        ({"nope": ("INT32", 5)}, {}, "unexpected inference input 'nope' for model 'model'"),
+        ({}, {"outputs": ["nope"]}, "unexpected inference output 'nope' for model 'model'"),
+        ({}, {"model": "nope"}, "Request for unknown model: 'nope' is not found"),
+        ({}, {"more": {"model_version": "2"}}, "Request for unknown model: 'model' version 2 is not found"),
+        ({}, {"more": {"sequence_id": 3}}, "sequence_id=3: the model keeps no state between requests"),
+        ({"text_input": ("BYTES", "<refuse>")}, {}, "refused on cue"),
+    ],
+)
+def test_tritonclient_is_told_what_is_wrong(
+    client: Client, inputs: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    message = client.refused("infer", inputs={**ASK, **inputs}, **options)
+    assert says in message
+    http_status, code = ("[400]", "INVALID_ARGUMENT")
+    if "unknown" in says:
+        http_status, code = ("[404]", "NOT_FOUND")
+    elif "refused" in says:  # by the engine
+        http_status, code = ("[500]", "INTERNAL")
+    assert (code if client.door == "grpc" else http_status) in message
+
+
+# -- streams of tritonclient.grpc --------------------------------------------------------------------------------------
+
+streams = pytest.mark.parametrize("client", [one for one in CLIENTS if one.values[0][1] == "grpc"], indirect=True)
+
+
+@streams
+def test_tritonclient_streams(client: Client) -> None:
+    events = client.stream()
+    assert [event["text_output"] for event in events] == [["object", [1], [f" {word}"]] for word in WORDS.split()]
+    assert [event["final"] for event in events] == [False] * 4 + [True]
+    assert client.stream(more={"enable_empty_final_response": True}) == events
+
+
+@streams
+def test_tritonclient_streams_whole_answers(client: Client) -> None:
+    (event,) = client.stream(inputs={"stream": ("BOOL", False)})
+    assert (event["text_output"][2], event["final"]) == ([f" {WORDS}"], True)
+
+
+@streams
+def test_tritonclient_sends_many_requests_on_a_stream(client: Client) -> None:
+    events = client.stream(requests=20)
+    texts = {str(number): "" for number in range(20)}
+    for event in events:
+        texts[event["id"]] += event["text_output"][2][0]
+    assert {*texts.values()} == {f" {WORDS}"}
+
+
+@streams
+def test_tritonclient_streams_up_to_stop_words(client: Client) -> None:
+    events = client.stream(inputs={"stop_words": ("BYTES", "c")})
+    assert "".join(event["text_output"][2][0] for event in events) == " a b "
+
+
+@streams
+def test_tritonclient_streams_log_probabilities(client: Client) -> None:
+    events = client.stream(inputs={"return_log_probs": ("BOOL", True)})
+    assert [event["output_log_probs"][1] for event in events] == [[1, 1, 1]] * 5
+
+
+@streams
+def test_tritonclient_is_told_of_errors_on_a_stream(client: Client) -> None:
+    (event,) = client.stream(inputs={"nope": ("INT32", 1)})
+    assert "unexpected inference input 'nope'" in event["error"]
+
+
+@streams
+def test_tritonclient_cancels(client: Client, doors: dict[str, str]) -> None:
+    long = {"max_tokens": ("INT32", 100_000)}
+    first, *_ = client.stream(inputs=long, cancel_after=1)
+    assert first["text_output"][2] == [" a"]
+    wait_for(lambda: running(doors) == 0, 20, "the engine goes on")
+    outcome = client.driver.call(
+        "generate", client.address, "model", door="grpc", method="async_infer", inputs={**ASK, **long}, cancel_after=0.5
+    )
+    assert "ancelled" in outcome.message
+    wait_for(lambda: running(doors) == 0, 20, "the engine goes on")
+
+
+def running(doors: dict[str, str]) -> float:
+    text = http.get(f"{doors['url']}/metrics").text
+    return float(text.partition('\nvllm:num_requests_running{engine="0",model_name="model"} ')[2].split()[0])
+
+
+@streams
+def test_tritonclient_has_a_deadline(client: Client) -> None:
+    inputs = {**ASK, "max_tokens": ("INT32", 100_000)}
+    assert "DEADLINE_EXCEEDED" in client.refused("infer", inputs=inputs, more={"client_timeout": 0.3})
+
+
+@streams
+def test_tritonclient_is_told_of_a_failure_after_tokens(client: Client, doors: dict[str, str]) -> None:
+    """The last test: the engine starts again after a failure, each time after a longer pause."""
+    wait_for(lambda: http.get(f"{doors['url']}/ping").status_code == 200, 60, "the engine is not back")
+    *events, last = client.stream(inputs={"text_input": ("BYTES", "a b <raise> c")})
+    assert [event["text_output"][2] for event in events] == [[" a"], [" b"]]
+    assert "raised on cue" in last["error"]

@@ -96,8 +96,9 @@ def _run(*command: str) -> str:
 
 _HERE = Path(__file__).parent
 
-_BARE = frozenset({"lm-eval"})
-"""Installed without what they declare: lm-eval brings half a gigabyte that its model of an API never imports."""
+_BARE = frozenset({"lm-eval", "pytriton"})
+"""Installed without what they declare: lm-eval brings half a gigabyte that its model of an API never imports, and of
+pytriton only tritonserver is used."""
 
 
 def python(name: str, folder: Path = _HERE) -> Path:

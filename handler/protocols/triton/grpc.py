@@ -8,6 +8,8 @@ Sources: triton-inference-server/common, protobuf/grpc_service.proto; server, do
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +39,13 @@ _CONTENTS = {
 }
 """Maps a datatype to the field of InferTensorContents for its elements."""
 
+_MAX_TYPED = 1 << 20  # bytes of a message besides raw contents
+_MAX_FIELDS = 1 << 12  # fields of a message, inputs, outputs or parameters
+_FIELD = re.compile(rb"([\x0a\x12\x1a\x22\x2a\x32\x3a])([\x80-\xff]{0,4}[\x00-\x7f])")
+"""A field of a ModelInferRequest in its wire format: one byte with its number and its type, and its length."""
+
+_RAW = b"\x3a"  # raw_input_contents
+
 
 # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -48,12 +57,39 @@ class InferBody(NamedTuple):
     length: int
 
 
+def check_fields(message: bytes) -> None:
+    """Refuse a ModelInferRequest that may need much more memory than its bytes.
+
+    A tensor or an element without content has two bytes, but some thirty in memory. So the size of all but raw contents
+    has a maximum.
+
+    Raises:
+        InvalidPayload: the message has too much data besides raw contents, or too many fields.
+    """
+    if len(message) <= _MAX_TYPED:
+        return
+    raw = sum(itertools.islice(_raw_lengths(message), _MAX_FIELDS))
+    if len(message) - raw > _MAX_TYPED:
+        raise InvalidPayload(f"the message has more than {_MAX_TYPED} bytes besides raw_input_contents")
+
+
+def _raw_lengths(message: bytes) -> Iterator[int]:
+    """Yield the length of the raw contents in each field, 0 for other fields. Stop at an unknown field."""
+    position = 0
+    while found := _FIELD.match(message, position):
+        length = sum((byte & 127) << 7 * place for place, byte in enumerate(found[2]))
+        position = found.end() + length
+        yield length if found[1] == _RAW else 0
+
+
 def body_of(request: Any) -> InferBody:
     """Return the body of `infer` that is equivalent to a ModelInferRequest. All its tensors are binary data.
 
     Raises:
         InvalidPayload: the contents or a parameter are invalid.
     """
+    if max(len(request.inputs), len(request.outputs), len(request.parameters)) > _MAX_FIELDS:
+        raise InvalidPayload(f"a request may have at most {_MAX_FIELDS} inputs, outputs and parameters")
     contents = list(_contents(request))
     inputs = [
         {
@@ -114,7 +150,8 @@ def _packed(name: str, datatype: str, items: Sequence[Any]) -> bytes:
 
 def _parameter(name: str, value: Any) -> Any:
     kind = value.WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "bool_param", "string_param", "double_param"):
+    of_client = (name, kind) == ("priority", "uint64_param")  # as tritonclient sends it
+    if kind not in ("int64_param", "bool_param", "string_param", "double_param") and not of_client:
         expected = "int64_param, bool_param, or string_param."
         raise InvalidPayload(f"invalid value type for '{name[:_SHOWN]}' parameter, expected {expected}")
     return getattr(value, kind)

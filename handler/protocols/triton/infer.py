@@ -22,7 +22,7 @@ from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.models import FLAGS, INDICES, TensorModel, model_of
+from handler.protocols.triton.models import FLAGS, INDICES, UNBATCHED, TensorModel, model_of
 from handler.protocols.triton.request import check_single_sequence, read_id, read_inputs, wrong_type
 from handler.protocols.triton.response import ResponseOptions, TritonDocument, shape_of
 
@@ -86,7 +86,7 @@ class _Reader:
             expected, dims = inputs[name]
             if datatype not in FORMATS and datatype != "BYTES":
                 raise InvalidPayload(f"invalid datatype for input {name}")
-            if datatype != expected:
+            if datatype.removeprefix("U") != expected.removeprefix("U"):  # older backends declare UINT32
                 raise self._refused(
                     f"inference input '{name}' data-type is '{datatype}', but model '{self._name}' expects '{expected}'"
                 )
@@ -244,7 +244,7 @@ class Selection(NamedTuple):
         model: the model whose tensors the request has.
         names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
         is_binary: whether tensors are binary if the request names none.
-        has_batch: whether shapes begin with the batch dimension.
+        has_batch: whether shapes begin with the batch dimension, except those of `UNBATCHED`.
         sagemaker: whether binary data has SageMaker's content type.
     """
 
@@ -263,7 +263,7 @@ class Selection(NamedTuple):
             if name in outputs and name in (self.names or present):
                 if name not in _WITH_BATCH:
                     value = [value if isinstance(value, list) else [value]]
-                shape, items = shape_of(value if self.has_batch else value[0])
+                shape, items = shape_of(value if self.has_batch and name not in UNBATCHED else value[0])
                 yield name, outputs[name].datatype, shape, items
 
 

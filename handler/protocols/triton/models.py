@@ -39,6 +39,12 @@ class TensorModel(NamedTuple):
 INDICES = ("batch_index", "sequence_index")
 """Outputs of the backend that are always 0, as a response contains all sequences."""
 
+UNBATCHED = ("text_output", "OUTPUT_0", "finish_reason", "cumulative_logprob")
+"""Outputs whose shape is the number of texts, whatever the model's configuration says.
+
+TensorRT-LLM's models send them so, and its clients read `as_numpy("text_output")[0]` as bytes.
+"""
+
 FLAGS = {
     **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
     **{name: f"return_{name}" for name in EXTRAS},

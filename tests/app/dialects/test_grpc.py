@@ -19,6 +19,7 @@ from tests.servers import LiveServer, free_port, http, wait_for
 
 Messages = list[Any]
 ASK = {"text_input": "a b c d e", "max_tokens": 5, "exclude_input_in_output": True}
+NO_SHARED_MEMORY = "shared memory is not supported: send tensors as JSON or as binary data"
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="model"}'
 
 
@@ -145,7 +146,14 @@ def test_state_and_metadata_are_those_of_http(open_triton: Triton) -> None:
     assert (state.name, state.version, state.state) == ("model", "1", "READY")
     (statistics,) = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name="model")).model_stats
     assert statistics.inference_stats.success.count == statistics.inference_count
-    assert not stub.SystemSharedMemoryStatus(service_pb2.SystemSharedMemoryStatusRequest()).regions
+    for kind in ("System", "Cuda"):
+        status, unregister, register = (
+            (getattr(stub, f"{kind}SharedMemory{call}"), getattr(service_pb2, f"{kind}SharedMemory{call}Request")())
+            for call in ("Status", "Unregister", "Register")
+        )
+        assert not status[0](status[1]).regions
+        unregister[0](unregister[1])
+        assert refusal(*register) == ("INVALID_ARGUMENT", NO_SHARED_MEMORY)
     check = open_triton.channel.unary_unary("/grpc.health.v1.Health/Check")
     assert check(b"") == b"\x08\x01"
 
@@ -157,7 +165,8 @@ def test_state_and_metadata_are_those_of_http(open_triton: Triton) -> None:
     ("request_", "code", "words"),
     [
         (ask(name="other"), "NOT_FOUND", "Request for unknown model: 'other' is not found"),
-        (ask(name=""), "NOT_FOUND", ""),
+        (ask(name=""), "NOT_FOUND", "Request for unknown model: ' ' is not found"),
+        (ask(name="model/versions/1"), "NOT_FOUND", "Request for unknown model: 'model%2Fversions%2F1' is not found"),
         (ask(version="2"), "NOT_FOUND", "Request for unknown model: 'model' version 2 is not found"),
         (ask(max_tokens="5"), "INVALID_ARGUMENT", "data-type is 'BYTES', but model 'model' expects 'INT32'"),
         (ask(max_tokens=-1), "INVALID_ARGUMENT", "max_tokens"),
@@ -174,6 +183,13 @@ def test_a_fault_has_tritons_code(open_triton: Triton, request_: Any, code: str,
     assert words in error.error_message
     assert error.infer_response.id == request_.id
     assert joined(neighbours, "1") == joined(neighbours, "2") == " a b c d e"
+
+
+@pytest.mark.parametrize("name", ["stats", "model/config", "model/versions/1", ""])
+def test_a_name_leads_to_no_other_route(open_triton: Triton, name: str) -> None:
+    model = service_pb2.ModelMetadataRequest(name=name)
+    assert refusal(open_triton.stub.ModelMetadata, model)[0] == "NOT_FOUND"
+    assert open_triton.stub.ModelReady(service_pb2.ModelReadyRequest(name=name)).ready is False
 
 
 def test_a_shape_beyond_any_memory(open_triton: Triton) -> None:

@@ -50,7 +50,7 @@ def test_json(echo_server: LiveServer, path: str) -> None:
         "id": "9",
         "model_name": "model",
         "model_version": "1",
-        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [" a b"]}],
+        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [" a b"]}],
     }
 
 
@@ -231,6 +231,9 @@ def test_shared_memory_has_no_regions_and_takes_none(echo_server: LiveServer, ki
     found = http.post(f"{echo_server.url}/v2/{kind}sharedmemory/region/a/register", json={"key": "/a", "byte_size": 8})
     assert (found.status_code, found.json().keys()) == (400, {"error"})
     assert "shared memory is not supported" in found.json()["error"]
+    for region in ("", "/region/a"):  # examples and perf tools begin so
+        found = http.post(f"{echo_server.url}/v2/{kind}sharedmemory{region}/unregister")
+        assert (found.status_code, found.content) == (200, b"")
 
 
 # -- the names of TensorRT-LLM's repository, and its token ids ---------------------------------------------------------

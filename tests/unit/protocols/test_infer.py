@@ -155,6 +155,13 @@ def test_priority_and_timeout_reach_the_queue() -> None:
             )
 
 
+def test_unsigned_integers_of_older_backends() -> None:
+    call = parsed(TEXT, {**LENGTH, "datatype": "UINT32"}, {**tensor("random_seed", 7), "datatype": "INT64"})
+    assert call.requests[0].sampling.max_new_tokens == parsed(TEXT, LENGTH).requests[0].sampling.max_new_tokens
+    data = struct.pack("<I", 1 << 31)
+    assert "max_tokens=2147483648" in refused(TEXT, {**binary("max_tokens", data), "datatype": "UINT32"}, tail=data)
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 _FIELDS = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters'"
@@ -190,6 +197,7 @@ def test_bad_documents(body: Any, says: str) -> None:
         ({"name": "text_input"}, "[request id: <id_unknown>] input 'text_input' already exists in request"),
         ({"datatype": "STRING"}, "invalid datatype for input max_tokens"),
         ({"datatype": "INT64"}, "inference input 'max_tokens' data-type is 'INT64', but model 'model' expects 'INT32'"),
+        ({"datatype": "UINT64"}, "inference input 'max_tokens' data-type is 'UINT64', but model 'model' expects"),
         (
             {"shape": [1, 2], "data": [1, 2]},
             "shape for input 'max_tokens' for model 'model'. Expected [-1,1], got [1,2]",
@@ -275,7 +283,7 @@ SAID = 'Deep "Learning" 😀\n'
 def test_a_response_of_json() -> None:
     document, data = response(tensor("exclude_input_in_output", True), id="7")
     assert list(document) == ["id", "model_name", "model_version", "outputs"]
-    assert document["outputs"] == [{"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [SAID]}]
+    assert document["outputs"] == [{"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [SAID]}]
     assert not data
     assert "id" not in response()[0]
 
@@ -312,6 +320,7 @@ def test_shapes_have_a_batch_dimension_if_the_prompt_has_one() -> None:
     logits = [tensor(f"return_{kind}_logits", True) for kind in ("context", "generation")]
     document, _ = response(*logits, tensor("return_log_probs", True), scripted=with_logits())
     shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
+    assert shapes.pop("text_output") == [1], "TensorRT-LLM's models send it without"
     for name, shape in shapes.items():
         assert len(shape) == 1 + len(TEXTS.outputs[name].dims), name
         assert shape[0] == 1
@@ -326,7 +335,7 @@ def test_sequences_are_elements_of_each_output() -> None:
     document, _ = response(tensor("beam_width", 2), scripted=[*deltas(0), *shorter(1)], outputs=names)
     shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
     assert shapes == {
-        "text_output": [1, 2],
+        "text_output": [2],
         "cum_log_probs": [1, 2],
         "num_input_tokens": [1, 1],
         "num_output_tokens": [1, 2],
@@ -467,4 +476,4 @@ def test_the_ensemble_of_2023() -> None:
     (request,) = parsed(*inputs).requests
     assert (request.prompt, request.sampling.max_new_tokens, request.sampling.stop) == ("a b", 7, ("x",))
     assert request.sampling.do_sample is False
-    assert outputs_of(*inputs, outputs=[{"name": "OUTPUT_0"}]) == {"OUTPUT_0": ("BYTES", [1, 1], [f"a b{SAID}"])}
+    assert outputs_of(*inputs, outputs=[{"name": "OUTPUT_0"}]) == {"OUTPUT_0": ("BYTES", [1], [f"a b{SAID}"])}

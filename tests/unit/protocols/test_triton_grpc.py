@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.kernel.dialect import BinaryBody, Reply, ServerContext
-from handler.protocols.triton.grpc import PREFIX, InferMessages, body_of, messages
+from handler.protocols.triton.grpc import PREFIX, InferMessages, body_of, check_fields, messages
 
 
 def request(**more: Any) -> Any:
@@ -85,6 +85,7 @@ def test_a_value_outside_its_datatype_is_refused() -> None:
         ("custom", {"int64_param": 3}, False),
         ("custom", {"double_param": 0.5}, False),
         ("custom", {"uint64_param": 3}, True),
+        ("priority", {"uint64_param": 3}, False),
         ("custom", {}, True),
         ("triton_enable_empty_final_response", {"bool_param": True}, False),
         ("triton_enable_empty_final_response", {"int64_param": 1}, True),
@@ -98,7 +99,49 @@ def test_parameters_have_the_types_that_triton_takes(name: str, value: dict[str,
             body_of(message)
     else:
         parameters = json.loads(body_of(message).data[: body_of(message).length])["parameters"]
-        assert (name in parameters) is (name == "custom")
+        assert (name in parameters) is (name != "triton_enable_empty_final_response")
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A field of at least 128 bytes, or of none, in its wire format."""
+    size, length = len(data), b""
+    while size > 127:
+        size, length = size >> 7, length + bytes([size & 127 | 128])
+    return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+
+LARGE = 2 << 20
+TOO_MUCH = {
+    "empty inputs": field(5, b"") * LARGE,
+    "empty contents": field(7, b"") * LARGE,
+    "typed contents": field(5, field(5, field(8, b"") * LARGE)),
+    "sizes": field(5, field(3, b"\1" * LARGE)),
+    "raw contents before": field(7, bytes(LARGE)) + field(5, b"") * LARGE,
+    "an unknown field before": field(9, b"") + field(5, b"") * LARGE,
+    "a number before": b"\x28\0" + field(5, b"") * LARGE,
+    "a tag of two bytes": b"\xaa\0\0" * LARGE,
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_a_message_that_needs_more_memory_than_its_bytes_is_refused(name: str) -> None:
+    with pytest.raises(InvalidPayload, match="bytes besides raw_input_contents"):
+        check_fields(TOO_MUCH[name])
+
+
+def test_raw_contents_may_be_large() -> None:
+    message = with_raw(struct.pack("<I", LARGE) + bytes(LARGE), LENGTH, TRUE)
+    check_fields(message.SerializeToString())
+    check_fields(b"\xff" * 1000)  # too small to matter
+
+
+@pytest.mark.parametrize("name", ["inputs", "outputs"])
+def test_a_message_of_many_tensors_is_refused(name: str) -> None:
+    message = with_raw(TEXT, LENGTH, TRUE)
+    for _ in range(5000):
+        getattr(message, name).add()
+    with pytest.raises(InvalidPayload, match="at most 4096 inputs, outputs and parameters"):
+        body_of(message)
 
 
 # -- responses -----------------------------------------------------------------------------------------------------
@@ -143,7 +186,7 @@ def test_the_encoder_writes_what_feed_writes(text: str) -> None:
     response = quick.infer_response
     assert (response.id, response.model_name, response.model_version) == ("7", "model", "1")
     assert [(output.name, output.datatype, [*output.shape]) for output in response.outputs] == [
-        ("text_output", "BYTES", [1, 1])
+        ("text_output", "BYTES", [1])
     ]
     data = text.encode()
     assert [*response.raw_output_contents] == [struct.pack("<I", len(data)) + data]
