@@ -26,11 +26,11 @@ from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (
     TritonConfig,
     TritonMetadata,
-    TritonModelStatistics,
     TritonServer,
     TritonState,
     TritonTensor,
     TritonTensorConfig,
+    statistics,
 )
 from handler.protocols.triton.models import TensorType, model_named
 from handler.protocols.triton.request import VERSION
@@ -254,20 +254,8 @@ class TritonRoutes:
         await send_json(scope, send, 200, [{**state, "name": name} for name in model.config.model_name])
 
     async def _all_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ended = self._model.metrics.ended
-        count = ended.durations["success"]["count"]
-        statistics: TritonModelStatistics = {
-            "name": scope["path_params"].get("model", self._model.config.name),
-            "version": VERSION,
-            "last_inference": ended.last,
-            "inference_count": count,
-            "execution_count": count,
-            "inference_stats": ended.durations,
-            "response_stats": {},
-            "batch_stats": [],
-            "memory_usage": [],
-        }
-        await send_json(scope, send, 200, {"model_stats": [statistics]})
+        name, ended = scope["path_params"].get("model", self._model.config.name), self._model.metrics.ended
+        await send_json(scope, send, 200, statistics(name, ended.durations, ended.last))
 
     async def _regions(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(scope, send, 200, [])

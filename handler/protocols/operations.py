@@ -76,6 +76,7 @@ from handler.protocols.triton.api import (
     TritonStatistics,
     TritonTensor,
     TritonTensorConfig,
+    statistics,
 )
 from handler.protocols.vllm.api import ERRORS as VLLM_ERRORS
 from handler.protocols.vllm.api import VllmError, VllmLoad, VllmText, VllmTokens, VllmVersion
@@ -490,21 +491,7 @@ _CONFIG: TritonConfig = {
     "model_transaction_policy": {"decoupled": True},
 }
 
-_STATISTICS: TritonStatistics = {
-    "model_stats": [
-        {
-            "name": "model",
-            "version": "1",
-            "last_inference": 0,
-            "inference_count": 0,
-            "execution_count": 0,
-            "inference_stats": {"success": {"count": 0, "ns": 0}},
-            "response_stats": {},
-            "batch_stats": [],
-            "memory_usage": [],
-        }
-    ]
-}
+_STATISTICS = statistics("model", {"success": {"count": 0, "ns": 0}}, 0)
 
 _OF_TRITONS_MODEL = {
     "": Operation(

@@ -20,6 +20,9 @@ from handler.core.numbers import is_digits
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.kernel.schema import Count, NotRequired
 
+VERSION = "1"
+"""The version of the served model."""
+
 Numbers = float | list[float | None]
 """A tensor with one element is written as a number, other tensors as flat lists."""
 
@@ -141,6 +144,28 @@ class TritonModelStatistics(TypedDict):
 
 class TritonStatistics(TypedDict):
     model_stats: list[TritonModelStatistics]
+
+
+def statistics(name: str, durations: dict[str, dict[str, int]], last: int) -> TritonStatistics:
+    """Build the statistics of the model.
+
+    Args:
+        durations: the number of requests and their nanoseconds, by outcome and phase.
+        last: when the last request ended, in milliseconds since 1970.
+    """
+    count = durations["success"]["count"]
+    model: TritonModelStatistics = {
+        "name": name,
+        "version": VERSION,
+        "last_inference": last,
+        "inference_count": count,
+        "execution_count": count,
+        "inference_stats": durations,
+        "response_stats": {},
+        "batch_stats": [],
+        "memory_usage": [],
+    }
+    return {"model_stats": [model]}
 
 
 # -- Triton's errors, `{"error"}`, with its statuses -------------------------------------------------------------------

@@ -43,6 +43,7 @@ from handler.protocols.openai.request import structured_outputs
 from handler.protocols.triton.api import (
     ERRORS,
     EVENTS,
+    VERSION,
     OneResponse,
     TritonError,
     TritonErrors,
@@ -372,10 +373,6 @@ def _unpack(value: Any) -> Any:
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value
-
-
-VERSION = "1"
-"""The version of the served model."""
 
 
 class Route(Enum):

@@ -295,7 +295,7 @@ def reading(environ: dict[str, str], *overrides: str) -> Reading:
         ({"SM_VLLM_PORT": "8080", "SM_VLLM_HOST": "0.0.0.0"}, {"engine": "vllm"}),
         ({"SM_VLLM_DTYPE": "half", "OPTION_LLM_ENGINE": "echo"}, {"engine": "echo", "dtype": "fp16"}),
         # Triton's SageMaker container
-        ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "ensemble"}, {"model_name": "ensemble"}),
+        ({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "ensemble"}, {"model_name": ("ensemble",)}),
         # LMI's own handlers
         (
             {"OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service", "OPTION_ASYNC_MODE": "true",
