@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,36 @@ def python(function: str, argument: str) -> list[str]:
     module, _, name = function.partition(":")
     boot = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {name}; {name}(sys.argv[1])"
     return [sys.executable, "-c", boot, argument, *sys.path]
+
+
+def start(function: str, channel: socket.socket, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a Python process in a session of its own, so that it gets no signals to the terminal's group.
+
+    Args:
+        function: the function as `MODULE:FUNCTION`. It calls `serving_host` with its only argument.
+        channel: the process's end of a channel to this process.
+        environ: the environment of the process, by default this one's.
+    """
+    fd = channel.fileno()
+    return subprocess.Popen(
+        python(function, str(fd)), pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
+    )
+
+
+@contextlib.contextmanager
+def serving_host(fd: str) -> Iterator[socket.socket]:
+    """Open the channel of a process that `start` has started, and end the process after the block.
+
+    The process also ends with its host, to which it leaves the signals that end it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    yield socket.socket(fileno=int(fd))
+    # Native threads may outlive the block; nothing is left to save.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

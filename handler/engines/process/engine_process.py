@@ -7,17 +7,14 @@ time can run on a thread instead. The host's counterpart is `supervisor.py`.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from handler.core import log, loop
-from handler.core.child_processes import die_with_parent
+from handler.core.child_processes import serving_host
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish
 from handler.engines import load
@@ -168,21 +165,14 @@ def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | N
 
 
 def main(fd: str) -> None:
-    """Read the Spec from the host's socket, then run the loop. Leave signals to the process group to the host."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent()
-    log.set_up_child()
-    channel = socket.socket(fileno=int(fd))
-    spec: Spec = Messages(channel).next()
+    """Read the Spec from the host's socket, then run the loop."""
+    with serving_host(fd) as channel:
+        log.set_up_child()
+        spec: Spec = Messages(channel).next()
 
-    def load_engine() -> Engine:
-        engine = load(spec.engine, spec.config)
-        loop.keep_collecting()
-        return engine
+        def load_engine() -> Engine:
+            engine = load(spec.engine, spec.config)
+            loop.keep_collecting()
+            return engine
 
-    run(load_engine, channel)
-    # Native threads of an engine may outlive its close(); nothing is left to save.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        run(load_engine, channel)

@@ -15,14 +15,13 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from handler.core.child_processes import die_with_parent, python
+from handler.core.child_processes import die_with_parent, serving_host, start
 from handler.core.log import log_trace
 from handler.engines.process.ipc import ChannelClosed, Messages, send
 
@@ -273,12 +272,7 @@ class Sandbox:
         with contextlib.closing(theirs):
             if self._closed:  # `close` has not seen this socket
                 raise NotRun(_STOPPING)
-            process = self._process = subprocess.Popen(
-                python(_MAIN, str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # the host handles signals to the terminal's group
-            )
+            process = self._process = start(_MAIN, theirs)
         control.settimeout(_LOAD_SECONDS)
         try:
             send(control, self._make)
@@ -351,17 +345,10 @@ def main(fd: str) -> None:
 
     Each further message is a single byte, sent together with the job's socket.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_parent()
-    control = socket.socket(fileno=int(fd))
-    with contextlib.suppress(ChannelClosed):
+    with serving_host(fd) as control, contextlib.suppress(ChannelClosed):
         work = _load(control)
         if work is not None:
             _serve(control, work)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _load(control: socket.socket) -> Work | Prepared | None:

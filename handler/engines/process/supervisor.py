@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from handler.core.child_processes import python
+from handler.core.child_processes import start
 from handler.core.log import log_trace
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
@@ -103,13 +103,8 @@ class EngineInstance:
         if isolated:
             with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
                 on_failure.callback(self.channel.close)
-                self._process = subprocess.Popen(
-                    python(_MAIN, str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **place.environ},
-                    start_new_session=True,  # the session is ended with the engine: see `end_with_this_process`
-                )
+                # The session is ended with the engine: see `end_with_this_process`.
+                self._process = start(_MAIN, theirs, {**os.environ, **place.environ})
                 on_failure.pop_all()
             if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first one
                 with contextlib.suppress(ProcessLookupError):
