@@ -13,7 +13,7 @@ from handler import __version__
 from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, ModelNotFound, NotFound, ServingError
 from handler.core.values import Task
-from handler.http.inference import Endpoint, Inference, read_body, send_answer, send_json
+from handler.http.inference import Endpoint, Handle, Inference, read_body, send_answer, send_json
 from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
@@ -24,6 +24,7 @@ from handler.protocols.tgi.api import UNHEALTHY, TgiInfo
 from handler.protocols.tgi.native import CHAT_TOKENIZE, MAX_BEST_OF, MAX_STOPS, TOKENIZE
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (
+    VERSION,
     TritonConfig,
     TritonMetadata,
     TritonServer,
@@ -33,7 +34,6 @@ from handler.protocols.triton.api import (
     statistics,
 )
 from handler.protocols.triton.models import TensorType, model_named
-from handler.protocols.triton.request import VERSION
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
@@ -81,9 +81,7 @@ class VllmRoutes:
 
     # -- LoRA adapters -------------------------------------------------------------------------------------------
 
-    def _handler(
-        self, change: Callable[[str, Mapping[str, Any]], Awaitable[str]]
-    ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    def _handler(self, change: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             with self._model.adapters.calls:
                 try:
@@ -170,7 +168,7 @@ class TgiRoutes:
             Route("/chat_tokenize", self._endpoint("POST", Inference(self._model, CHAT_TOKENIZE))),
         ]
 
-    def _endpoint(self, method: str, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Endpoint:
+    def _endpoint(self, method: str, handle: Handle) -> Endpoint:
         return Endpoint({method: handle}, errors=TOKENIZE.errors)
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,7 +216,7 @@ class TritonRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._generates = model.context.task is Task.GENERATION
-        of_model = {"/ready": self._model_ready, "/stats": self._model_statistics}
+        of_model = {"/ready": self._ready, "/stats": self._statistics}
         if self._generates:  # other tasks have no tensors to describe
             of_model |= {"": self._metadata, "/config": self._config}
         self.routes = [
@@ -226,11 +224,11 @@ class TritonRoutes:
             _route("/v2/health/live", "GET", self._live),
             _route("/v2/health/ready", "GET", self._ready),
             _route("/v2/repository/index", "POST", self._index),
-            _route("/v2/models/stats", "GET", self._all_statistics),
+            _route("/v2/models/stats", "GET", self._statistics),
             *[_route(f"{path}/status", "GET", self._regions) for path in _SHARED_MEMORY],
             *[_route(f"{path}/region/{{region}}/register", "POST", self._register) for path in _SHARED_MEMORY],
             *[_route(path, "POST", self._live) for path in _UNREGISTER],  # nothing is registered: 200, as in Triton
-            *[_route(path + end, "GET", handle) for path in TRITON_MODEL for end, handle in of_model.items()],
+            *[_route(p + end, "GET", self._of_model(do)) for p in TRITON_MODEL for end, do in of_model.items()],
         ]
 
     # -- the server ----------------------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ class TritonRoutes:
             state["state"], state["reason"] = "UNAVAILABLE", model.availability.reason or model.availability.state
         await send_json(scope, send, 200, [{**state, "name": name} for name in model.config.model_name])
 
-    async def _all_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, ended = scope["path_params"].get("model", self._model.config.name), self._model.metrics.ended
         await send_json(scope, send, 200, statistics(name, ended.durations, ended.last))
 
@@ -266,57 +264,50 @@ class TritonRoutes:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    async def _model_statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._is_here(scope, send):
-            await self._all_statistics(scope, receive, send)
-
     async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._is_here(scope, send):
-            name: str = scope["path_params"]["model"]
-            model = model_named(name)
-            value: TritonMetadata = {
-                "name": name,
-                "versions": [VERSION],
-                "platform": self._platform,
-                "inputs": _described(model.inputs),
-                "outputs": _described(model.outputs),
-            }
-            await send_json(scope, send, 200, value)
-
-    async def _model_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._is_here(scope, send):
-            await _send_state(scope, send, fine=self._model.availability.healthy)
+        name: str = scope["path_params"]["model"]
+        model = model_named(name)
+        value: TritonMetadata = {
+            "name": name,
+            "versions": [VERSION],
+            "platform": self._platform,
+            "inputs": _described(model.inputs),
+            "outputs": _described(model.outputs),
+        }
+        await send_json(scope, send, 200, value)
 
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._is_here(scope, send):
-            name: str = scope["path_params"]["model"]
-            model = model_named(name)
-            value: TritonConfig = {
-                "name": name,
-                "platform": self._platform,
-                "backend": self._platform,
-                "max_batch_size": 1,
-                "input": [
-                    {**tensor, "optional": tensor["name"] != model.prompt} for tensor in _configured(model.inputs)
-                ],
-                "output": _configured(model.outputs),
-                "model_transaction_policy": {"decoupled": True},
-            }
-            await send_json(scope, send, 200, value)
+        name: str = scope["path_params"]["model"]
+        model = model_named(name)
+        inputs = _configured(model.inputs)
+        value: TritonConfig = {
+            "name": name,
+            "platform": self._platform,
+            "backend": self._platform,
+            "max_batch_size": 1,
+            "input": [{**tensor, "optional": tensor["name"] != model.prompt} for tensor in inputs],
+            "output": _configured(model.outputs),
+            "model_transaction_policy": {"decoupled": True},
+        }
+        await send_json(scope, send, 200, value)
 
     @property
     def _platform(self) -> str:
         model = self._model
         return model.info.name if model.info else str(model.config.llm_engine)
 
-    async def _is_here(self, scope: Scope, send: Send) -> bool:
-        """Return whether the path names the served model. If it does not, send an error response."""
-        name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
-        own = self._model.config.model_name
-        if name in own and version == VERSION:
-            return True
-        await send_answer(scope, send, TRITON_ERRORS.whole(ModelNotFound(name, version, served=own)))
-        return False
+    def _of_model(self, handle: Handle) -> Handle:
+        """Return a handler that refuses paths with the name or the version of another model."""
+
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
+            own = self._model.config.model_name
+            if name in own and version == VERSION:
+                await handle(scope, receive, send)
+            else:
+                await send_answer(scope, send, TRITON_ERRORS.whole(ModelNotFound(name, version, served=own)))
+
+        return checked
 
 
 def _route(path: str, method: str, handle: Any) -> Route:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
@@ -23,9 +22,9 @@ from handler.core.errors import ConfigError, InvalidPayload
 from handler.http.inference import again
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
+from handler.protocols.triton.api import VERSION
 from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, empty_final, failure, messages, stops
 from handler.protocols.triton.infer import HEADER
-from handler.protocols.triton.request import VERSION
 
 log = logging.getLogger("handler.server")
 
@@ -70,18 +69,17 @@ class _Outbox:
     """The messages of a stream that the client has not taken yet."""
 
     def __init__(self) -> None:
-        self._messages: deque[bytes] = deque()
-        self._changed = asyncio.Event()
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self.size = 0
 
     def put(self, *parts: bytes) -> None:
-        self._messages.extend(parts)
-        self.size += sum(map(len, parts))
-        self._changed.set()
+        for part in parts:
+            self._messages.put_nowait(part)
+            self.size += len(part)
 
-    def wake(self) -> None:
-        self._changed.set()
+    def end(self) -> None:
+        self._messages.put_nowait(None)
 
     async def room(self) -> None:
         """Wait until little is left to send."""
@@ -89,15 +87,10 @@ class _Outbox:
             self._room.clear()
             await self._room.wait()
 
-    async def take(self, is_over: Callable[[], bool]) -> bytes | None:
-        """Return the next message, or None if there is none and `is_over` returns true."""
-        while not self._messages:
-            if is_over():
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        data = self._messages.popleft()
-        self.size -= len(data)
+    async def take(self) -> bytes | None:
+        """Return the next message, or None at the end."""
+        data = await self._messages.get()
+        self.size -= len(data or b"")
         if self.size <= _MAX_UNSENT:
             self._room.set()
         return data
@@ -259,7 +252,8 @@ class GrpcServer:
     async def _infer(self, request: Any, context: Any) -> Any:
         outbox = _Outbox()
         status = await self._request(INFER, request, context, outbox, bool)
-        response = service_pb2.ModelStreamInferResponse.FromString(await outbox.take(lambda: True) or b"")
+        outbox.end()
+        response = service_pb2.ModelStreamInferResponse.FromString(await outbox.take() or b"")
         if response.error_message:
             await context.abort(_code(status), response.error_message)
         response.infer_response.parameters.clear()
@@ -267,12 +261,13 @@ class GrpcServer:
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Respond to the requests of a stream concurrently. An error of one request does not end the stream."""
-        outbox, running, call = _Outbox(), dict[asyncio.Task[int], str](), asyncio.current_task()
+        outbox, running, call = _Outbox(), dict[asyncio.Future[Any], str](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
 
-        def ended(task: asyncio.Task[int]) -> None:
-            del running[task]
-            outbox.wake()
+        def ended(task: asyncio.Future[Any]) -> None:
+            running.pop(task, "")
+            if reader.done() and not running:
+                outbox.end()
 
         async def read() -> None:
             async for data in requests:
@@ -289,9 +284,9 @@ class GrpcServer:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
         reader = asyncio.ensure_future(read())
-        reader.add_done_callback(lambda _: outbox.wake())
+        reader.add_done_callback(ended)
         try:
-            while (message := await outbox.take(lambda: reader.done() and not running)) is not None:
+            while (message := await outbox.take()) is not None:
                 yield message
             reader.result()
         finally:

@@ -512,6 +512,7 @@ _OF_TRITONS_MODEL = {
     ),
 }  # fmt: skip
 
+_NO_SHARED_MEMORY = _failure(TRITON_ERRORS, TritonError, InvalidPayload("shared memory is not supported"))
 _OF_TRITON: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
         "Triton",
@@ -526,25 +527,14 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         "Triton", "Show the counts and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
     ),
     **{
-        ("GET", f"/v2/{kind}sharedmemory/status"): Operation(
-            "Triton", f"List the regions of {kind} shared memory; there are none", {200: (_JSON, list[str], [])}
-        )
+        (method, f"/v2/{kind}sharedmemory{path}"): Operation("Triton", f"{summary} of {kind} shared memory", answers)
         for kind in ("system", "cuda")
-    },
-    **{
-        ("POST", f"/v2/{kind}sharedmemory/region/{{region}}/register"): Operation(
-            "Triton",
-            f"Refuse a region of {kind} shared memory",
-            {400: _failure(TRITON_ERRORS, TritonError, InvalidPayload("shared memory is not supported"))},
+        for method, path, summary, answers in (
+            ("GET", "/status", "List the regions, none,", {200: (_JSON, list[str], [])}),
+            ("POST", "/region/{region}/register", "Refuse a region", {400: _NO_SHARED_MEMORY}),
+            ("POST", "/unregister", "Forget all regions, none,", {200: (_TEXT, str, "")}),
+            ("POST", "/region/{region}/unregister", "Forget a region", {200: (_TEXT, str, "")}),
         )
-        for kind in ("system", "cuda")
-    },
-    **{
-        ("POST", f"/v2/{kind}sharedmemory{region}/unregister"): Operation(
-            "Triton", f"Forget {what} of {kind} shared memory, of which there is none", {200: (_TEXT, str, "")}
-        )
-        for kind in ("system", "cuda")
-        for region, what in (("", "all regions"), ("/region/{region}", "a region"))
     },
     ("POST", "/v2/repository/index"): Operation(
         "Triton",

@@ -21,9 +21,8 @@ from handler.core.framing import JSON
 from handler.core.values import Finish, Token
 from handler.protocols.kernel.dialect import ParsedRequest, TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
-from handler.protocols.triton.api import TritonExtras
+from handler.protocols.triton.api import VERSION, TritonExtras
 from handler.protocols.triton.infer import FORMATS, Infer, InferDocument, OutputTensor, Selection, packed
-from handler.protocols.triton.request import VERSION
 from handler.protocols.triton.response import ResponseOptions, TritonStream
 
 FRAMES = "application/grpc+proto"

@@ -80,57 +80,31 @@ TEXT = TensorModel(
 )
 """The models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and those of vLLM's backend."""
 
-_SHAPED = {
-    IDS: TensorType("INT32", (-1,)),
-    "draft_input_ids": TensorType("INT32", (-1,)),
-    "embedding_bias": TensorType("FP32", (-1,)),
-    **dict.fromkeys(("stop_words_list", "bad_words_list"), TensorType("INT32", (2, -1))),
-    **dict.fromkeys(("draft_logits", "prompt_embedding_table", "lora_weights"), TensorType("FP16", (-1, -1))),
-    "lora_config": TensorType("INT32", (-1, 3)),
+_DIMS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys((IDS, "draft_input_ids", "embedding_bias", "INPUT_2", "INPUT_3"), (-1,)),
+    **dict.fromkeys(("stop_words_list", "bad_words_list"), (2, -1)),
+    "draft_logits": (-1, -1),
 }
-_SCALARS = (
-    *("input_lengths", "request_output_len", "runtime_top_k", "runtime_top_p", "len_penalty"),
-    "beam_search_diversity_rate",
-)
-_OF_TOKENS = (
-    *("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
-    *("min_length", "min_tokens", "random_seed", "seed", "end_id", "pad_id", "beam_width", "num_return_sequences"),
-    *("exclude_input_in_output", "streaming", "return_log_probs", "return_context_logits", "return_generation_logits"),
-    *("return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics", "return_kv_cache_reuse_stats"),
-    *("lora_task_id", "guided_decoding_guide_type", "guided_decoding_guide", "prompt_vocab_size"),
-)
-"""Inputs of `tensorrt_llm` that are also inputs of `generate`."""
+_OTHERS = {
+    **{name: tensor for name, tensor in TEXT.inputs.items() if name != PROMPT},
+    **{name: TensorType(row.datatype, _DIMS.get(name, (1,))) for name, row in OF_OTHER_MODELS.items()},
+    **dict.fromkeys(("early_stopping", "stop"), TensorType("BOOL")),
+}
 
 TOKENS = TensorModel(
     IDS,
-    {
-        **_SHAPED,
-        **{name: TensorType(OF_OTHER_MODELS[name].datatype) for name in _SCALARS},
-        **{name: TensorType(INPUTS[name].datatype) for name in _OF_TOKENS},
-        **dict.fromkeys(("early_stopping", "stop"), TensorType("BOOL")),
-    },
+    {IDS: _OTHERS.pop(IDS), **_OTHERS},
     {"output_ids": TensorType("INT32", (-1, -1)), "sequence_length": TensorType("INT32", (-1,)), **_NUMBERS},
 )
-"""The model `tensorrt_llm`, whose prompt and responses are token ids."""
+"""The model `tensorrt_llm`, whose prompt and responses are token ids. It also takes the other inputs of texts."""
 
 _ENSEMBLE_2023 = TensorModel(
     PROMPT_2023,
-    {
-        PROMPT_2023: TensorType("BYTES"),
-        "INPUT_1": TensorType("UINT32"),
-        **dict.fromkeys(("INPUT_2", "INPUT_3"), TensorType("BYTES", (-1,))),
-        **dict.fromkeys(("runtime_top_k", "beam_width"), TensorType("UINT32")),
-        "random_seed": TensorType("UINT64"),
-        **dict.fromkeys(
-            ("runtime_top_p", "temperature", "len_penalty", "repetition_penalty", "beam_search_diversity_rate"),
-            TensorType("FP32"),
-        ),
-    },
+    {PROMPT_2023: TensorType("BYTES"), **_OTHERS},
     {"OUTPUT_0": TensorType("BYTES", (-1,))},
     "OUTPUT_0",
 )
 """The `ensemble` of 2023, before its inputs had names of their own."""
-
 
 _BY_PROMPT = {model.prompt: model for model in (TOKENS, _ENSEMBLE_2023)}
 
