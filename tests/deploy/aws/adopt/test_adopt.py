@@ -505,7 +505,7 @@ def test_a_repository_of_vllm_s_backend_is_adopted(cloud: Cloud, adopt: Callable
     assert content(path)["options"] == {
         "model_name": "chat",
         "gpu_memory_utilization": 0.5,
-        "max_rolling_batch_size": 16,
+        "max_num_seqs": 16,
         "llm_engine": "vllm",
     }
     assert "#   SAGEMAKER_TRITON_LOG_VERBOSE=true: LMI_LOG_LEVEL sets the log level" in path.read_text()
