@@ -34,6 +34,7 @@ INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 _MAX_REQUESTS = 128  # running requests of one stream; further ones are read when others end
 _MAX_UNSENT = 1 << 16  # bytes in front of a stream's writer
 _OVERHEAD = 1 << 16  # bytes of a message besides its tensors
+_MAX_MESSAGE = 1 << 24  # bytes; those of a message that arrives take memory before the server can count them
 _OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", HEADER)
 
 _SHARED_MEMORY = {
@@ -164,17 +165,18 @@ class GrpcServer:
         app: the application that responds.
         patience: maximum seconds that a client may leave its stream unread.
         max_bytes: maximum size of a request's body.
-        max_calls: maximum number of concurrent calls.
+        max_calls: maximum number of concurrent calls of a connection. The queue bounds the requests of all.
     """
 
     def __init__(self, app: ASGIApp, *, patience: float, max_bytes: int, max_calls: int) -> None:
         self._app, self._patience = app, patience
         options = [
-            ("grpc.max_receive_message_length", max_bytes + _OVERHEAD),
+            ("grpc.max_receive_message_length", min(max_bytes, _MAX_MESSAGE) + _OVERHEAD),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", max_calls),
         ]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
+        self._server = grpc.aio.server(options=options)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
         self._server.add_registered_method_handlers(SERVICE, self._handlers())
         self._server.add_registered_method_handlers("grpc.health.v1.Health", health)
@@ -251,7 +253,9 @@ class GrpcServer:
 
     async def _infer(self, request: Any, context: Any) -> Any:
         outbox = _Outbox()
-        status = await self._request(INFER, request, context, outbox, bool)
+        responding = self._request(INFER, request, context, outbox, bool)
+        del request
+        status = await responding
         outbox.end()
         response = service_pb2.ModelStreamInferResponse.FromString(await outbox.take() or b"")
         if response.error_message:
@@ -259,7 +263,7 @@ class GrpcServer:
         response.infer_response.parameters.clear()
         return response.infer_response
 
-    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Respond to the requests of a stream concurrently. An error of one request does not end the stream."""
         outbox, running, call = _Outbox(), dict[asyncio.Future[Any], str](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
@@ -270,15 +274,16 @@ class GrpcServer:
                 outbox.end()
 
         async def read() -> None:
-            async for data in requests:
+            while (data := await context.read()) is not grpc.aio.EOF:  # the iterator would keep the last message
                 request = await _parsed(service_pb2.ModelInferRequest, data, context)
                 if request.id and stops(request):
                     for task in [task for task, id in running.items() if id == request.id]:
                         task.cancel()
-                    outbox.put(empty_final(request))
+                    outbox.put(empty_final(request.id, request.model_name))
                     continue
                 task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
                 running[task] = request.id
+                del data, request  # the next one may be long in coming
                 task.add_done_callback(ended)
                 if len(running) >= _MAX_REQUESTS:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -295,28 +300,29 @@ class GrpcServer:
 
     async def _request(self, path: str, request: Any, context: Any, outbox: _Outbox, drop: Callable[[], object]) -> int:
         """Put the messages of a request's response into the outbox, and return its status."""
-        name, version = request.model_name, request.model_version
+        id, name, version = request.id, request.model_name, request.model_version
         try:
             body = body_of(request)
         except InvalidPayload as error:
-            outbox.put(failure(request.id, error.message))
+            outbox.put(failure(id, error.message))
             return 400
         headers = [(HEADER, str(body.length)), ("content-length", str(len(body.data)))]
-        exchange = _Exchange(request.id, outbox, drop, self._patience)
+        receive, exchange = again(body.data, _never), _Exchange(id, outbox, drop, self._patience)
+        del request, body  # the application frees the body once it is decoded
         path = f"{path}/{_escaped(name)}" + (f"/versions/{_escaped(version)}" if version else "")
         scope = _scope(context, exchange, "POST", path, headers)
         try:
-            await self._app(scope, again(body.data, _never), exchange.send)
+            await self._app(scope, receive, exchange.send)
         except asyncio.CancelledError:
             if not exchange.is_over:  # a request of the stream has stopped this one
-                outbox.put(empty_final(request))
+                outbox.put(empty_final(id, name))
             raise
         except Exception:  # one request must not end the others of its stream
-            log.exception("request %s failed", request.id)
+            log.exception("request %s failed", id)
         finally:
             exchange.close()
         if not exchange.is_over:
-            outbox.put(failure(request.id, "internal error"))
+            outbox.put(failure(id, "internal error"))
             return 500
         return exchange.status
 

@@ -174,9 +174,9 @@ def messages(frames: bytes) -> Iterator[bytes]:
         start += length
 
 
-def empty_final(request: Any) -> bytes:
+def empty_final(id: str, name: str) -> bytes:
     """Return a ModelStreamInferResponse without outputs, which ends a request."""
-    response = service_pb2.ModelInferResponse(id=request.id, model_name=request.model_name, model_version=VERSION)
+    response = service_pb2.ModelInferResponse(id=id, model_name=name, model_version=VERSION)
     response.parameters[_FINAL].bool_param = True
     return _streamed(response)
 

@@ -32,6 +32,8 @@ SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
 _OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _SHOWN_DIMS = 8  # dimensions of a shape in a message
+_MAX_TEXT = 1 << 23  # bytes of a text in binary data. These are the limits of large bodies of JSON.
+_MAX_TEXTS, _MAX_NUMBERS = 1 << 17, 1 << 21  # elements of a tensor in binary data
 _REGION = "shared_memory_region"
 _QUEUEING = ("priority", "timeout")
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
@@ -137,6 +139,8 @@ class _Reader:
     def _binary(self, name: str, datatype: str, number: int, size: Any) -> list[Any]:
         if type(size) is not int or size < 0:
             raise wrong_type("binary_data_size", "unsigned-integer")
+        if number > (most := _MAX_TEXTS if datatype == "BYTES" else _MAX_NUMBERS):
+            raise self._refused(f"input '{name}' has {show(number)} elements; at most {most} are read")
         data = self._tail[self._position : self._position + size]
         if len(data) < size:
             raise InvalidPayload(
@@ -164,7 +168,9 @@ class _Reader:
                 what = f"incomplete string length indicator {of_input}, expecting 4 bytes but only {len(length)} bytes"
                 raise self._refused(f"{what} available")
             (number,) = struct.unpack("<I", length)
-            text = data[position + 4 : position + 4 + number]
+            text = data[position + 4 : position + 4 + min(number, _MAX_TEXT)]
+            if number > len(text) == _MAX_TEXT:
+                raise InvalidPayload(f"input '{name}' has a text of {number} bytes; at most {_MAX_TEXT} are read")
             if len(text) < number:
                 what = f"incomplete string data for inference input '{name}', expecting string of length {number} but"
                 raise InvalidPayload(f"{what} only {len(text)} bytes available")

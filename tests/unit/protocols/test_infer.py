@@ -40,6 +40,7 @@ LENGTH = tensor("max_tokens", 7)
 
 
 LONG = struct.pack("<I", 99) + b"ab"
+TOO_LONG = struct.pack("<I", (1 << 23) + 1) + bytes((1 << 23) + 1)
 
 
 def packed(*texts: str) -> bytes:
@@ -254,11 +255,15 @@ def test_values_of_the_wrong_kind() -> None:
         (binary("stop_words", LONG, 1, 1), LONG, "of length 99 but only 2 bytes available"),
         (binary("stop_words", packed("a", "b"), 1, 1), packed("a", "b"), "expected 1 string elements"),
         (binary("stop_words", packed("a"), 1, 2), packed("a"), "for model 'model', got 1"),
+        (binary("stop_words", bytes(1 << 20), 1, 1 << 18), bytes(1 << 20), "262144 elements; at most 131072 are read"),
+        (binary("stop_token_ids", b"", 1, 1 << 22), b"", "has 4194304 elements; at most 2097152 are read"),
+        (binary("text_input", TOO_LONG), TOO_LONG, "has a text of 8388609 bytes; at most 8388608 are read"),
         (binary("stop_words", b"\x01\0\0\0\xff", 1, 1), b"\x01\0\0\0\xff", "input 'stop_words' must be UTF-8"),
     ],
 )  # fmt: skip
 def test_bad_binary_data(bad: dict[str, Any], tail: bytes, says: str) -> None:
-    assert says in refused(TEXT, bad, tail=tail)
+    others = [] if bad["name"] == "text_input" else [TEXT]
+    assert says in refused(*others, bad, tail=tail)
 
 
 @in_one_test(
