@@ -17,7 +17,6 @@ _FORMATS = dict(zip(_NAMES.split(), "?BHIQbhiqefdH", strict=True))
 """Maps a datatype of fixed size to its code in `struct`."""
 
 DATATYPES = {"BYTES", *_FORMATS}
-_DECODER = json.JSONDecoder()
 
 
 def binary(text: str) -> bytes:
@@ -37,7 +36,7 @@ def read(body: bytes) -> tuple[Any, bytes]:
         return orjson.loads(body), b""
     try:
         text = body.decode("utf-8", "surrogateescape")
-        document, end = _DECODER.raw_decode(text)
+        document, end = json.JSONDecoder().raw_decode(text)
         start = len(text[:end].encode("utf-8", "surrogateescape"))
         tensors = [one for name in ("inputs", "outputs") for one in document.get(name, ()) if isinstance(one, dict)]
         for tensor in tensors:

@@ -56,7 +56,8 @@ def role_of(config: Config, path: Path | None) -> Role:
             return Role.NONE
         if origin and not origin.startswith("environment variable"):  # an image may set the variable
             return Role.FIRST
-        return Role.ENTRY if _names_engine(tree) else Role.ALONE
+        names_engine = any(_is_engines(f"{module}.{name}") for _, module, name in imports(ast.walk(tree)))
+        return Role.ENTRY if names_engine else Role.ALONE
     return Role.FIRST if entry.startswith(_TRIED_FIRST) and config.lmi_version >= _TRIED_SINCE else Role.NONE
 
 
@@ -162,11 +163,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With):
             yield from _statements([child for child in ast.walk(node) if isinstance(child, ast.stmt) and child != node])
-
-
-def _names_engine(tree: ast.Module) -> bool:
-    """Return whether a file imports one of LMI's handlers, at the top or inside a function."""
-    return any(_is_engines(f"{module}.{name}") for _, module, name in imports(ast.walk(tree)))
 
 
 def _is_engines(module: str) -> bool:

@@ -200,13 +200,9 @@ class _Relay:
     def _write(self, line: str) -> None:
         prefix = _OF_WORKER.match(line)
         bare = line[prefix.end() :] if prefix else line
-        if _is_object(bare):
+        if bare.startswith("{") and bare.rstrip().endswith("}") and is_json(bare):
             self._handler.handle(logging.makeLogRecord({"msg": bare, "is_object": True}))
         elif line.strip():
             match = _LEVEL.match(line)
             level = _STANDARD.get(match[1], match[1]) if match else "INFO"
             self._handler.handle(logging.makeLogRecord({"name": "output", "levelname": level, "msg": line}))
-
-
-def _is_object(line: str) -> bool:
-    return line.startswith("{") and line.rstrip().endswith("}") and is_json(line)

@@ -91,9 +91,10 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
             problems.
     """
     options, problems = config.options.engine_options, Problems()
-    for name in _unsupported(options, release):
-        message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
-        problems.append(Problem("", f"option.{name}", message))
+    for name in _present(options, _RELEASES):
+        if not _RELEASES[name][0] <= release <= _RELEASES[name][1]:
+            message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
+            problems.append(Problem("", f"option.{name}", message))
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.options.dtype],
@@ -121,10 +122,6 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         arguments = {**_sampler(arguments, sampler, release), **arguments}
     problems.check()
     return arguments
-
-
-def _unsupported(options: Mapping[str, Any], release: Release) -> list[str]:
-    return [name for name in _present(options, _RELEASES) if not _RELEASES[name][0] <= release <= _RELEASES[name][1]]
 
 
 def _present(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -227,7 +227,8 @@ class InputReader(TurnsReader):
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         for index, item in enumerate(self._context.request.recalled.history):
-            if not _is_half_a_call(item):
+            is_call = item["type"] in ("function_call", "custom_tool_call")
+            if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
                 self._item(item, f"previous_response_id: item {index}")
         for index, item in enumerate(input):
             self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
@@ -336,11 +337,6 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
         part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
         stored["content"] = [{**part, "text": text}]
     return stored if item.get("status") else {**stored, "status": "completed"}
-
-
-def _is_half_a_call(item: Any) -> bool:
-    """Return whether an item is an incomplete tool call, at which its response was cut off."""
-    return item["type"] in ("function_call", "custom_tool_call") and item.get("status") == "incomplete"
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:

@@ -88,8 +88,7 @@ def _expect_error(answer: Answer, status: Sequence[int] = (400,)) -> None:
 
 @_rule("triton.error", 'An error is {"error": "…"} with a status of 400 or more.', sources.TRITON)
 async def error(server: Server) -> None:
-    answer = await server.post(await server.path(), {})
-    _expect_error(answer, range(400, 600))
+    _expect_error(await server.post(await server.path(), {}), range(400, 600))
 
 
 @_rule("triton.unknown-model", "An unknown model gets status 400 or 404, and an error.", sources.TRITON)
