@@ -1,4 +1,4 @@
-"""Tensors of Triton's inference protocol in requests and answers, as JSON or binary data."""
+"""Tensors of Triton's inference protocol, as JSON or binary data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATATYPES = {"BYTES", *_FORMATS}
 
 
 def binary(text: str) -> bytes:
-    """Return the binary data of a tensor with one text."""
+    """Return the binary data of a tensor with row text."""
     return struct.pack("<I", len(text.encode())) + text.encode()
 
 
@@ -38,7 +38,7 @@ def read(body: bytes) -> tuple[Any, bytes]:
         text = body.decode("utf-8", "surrogateescape")
         document, end = json.JSONDecoder().raw_decode(text)
         start = len(text[:end].encode("utf-8", "surrogateescape"))
-        tensors = [one for name in ("inputs", "outputs") for one in document.get(name, ()) if isinstance(one, dict)]
+        tensors = [row for name in ("inputs", "outputs") for row in document.get(name, ()) if isinstance(row, dict)]
         for tensor in tensors:
             size = tensor.get("parameters", {}).get("binary_data_size")
             if size is not None and size >= 0:
@@ -62,12 +62,12 @@ def _elements(datatype: str, data: bytes) -> Iterator[Any]:
 def inputs(document: Any) -> dict[str, Any]:
     """Return the first element of each input tensor by name, or {} if the inputs are no tensors."""
     tensors = document.get("inputs")
-    own = [one for one in tensors if isinstance(one, dict)] if isinstance(tensors, list) else ()
-    return {str(one.get("name")): one["data"][0] for one in own if isinstance(one.get("data"), list) and one["data"]}
+    own = [row for row in tensors if isinstance(row, dict)] if isinstance(tensors, list) else ()
+    return {str(row.get("name")): row["data"][0] for row in own if isinstance(row.get("data"), list) and row["data"]}
 
 
-def named(body: bytes) -> bytes:
-    """Return an answer's tensors as JSON, each with its elements under its own name. Other bodies are unchanged."""
+def by_name(body: bytes) -> bytes:
+    """Return a response's tensors as JSON, each with its elements under its own name. Other bodies are unchanged."""
     try:
         document, rest = read(body)
         for tensor in document["outputs"]:

@@ -155,7 +155,7 @@ _SAGEMAKER = {"ServiceNamespace": "sagemaker"}
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     """Find the existing resources. Resources with only the same name prefix, but without the tag, are omitted."""
     search = _Search(aws, deployment, desired)
-    search.find_named()
+    search.find_by_name()
     search.find_served()
     search.find_alarms()
     search.find_scaling()
@@ -188,11 +188,11 @@ class _Search:
             foreign_targets=tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET),
         )
 
-    def find_named(self) -> None:
+    def find_by_name(self) -> None:
         """Look up the resources with the desired names, except for scaling, and those that may be the deployment's."""
-        wanted = (key for key in self._desired if key[0] not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY))
+        desired = (key for key in self._desired if key[0] not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY))
         candidates = ((kind, (name,)) for kind, name in _candidates(self._aws, self._own_name, self._endpoint))
-        for kind, which in chain(wanted, candidates):
+        for kind, which in chain(desired, candidates):
             if (kind, which) not in self._existing:
                 self._keep(kind, show(self._aws, kind, which))
 

@@ -215,7 +215,7 @@ class _Documents:
     """
 
     def __init__(self, body: bytes) -> None:
-        self.values, self.glue = read_documents(tensors.named(body))
+        self.values, self.glue = read_documents(tensors.by_name(body))
 
     @cached_property
     def scalars(self) -> dict[str, list[Any]]:

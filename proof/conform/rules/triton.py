@@ -118,47 +118,47 @@ async def _inputs(server: Server, text: Mapping[str, Any] = _TEXT) -> list[dict[
     metadata = expect_answer(await server.get(await server.filled("/v2/models/{model}"))).object
     values = {"text_input": text, "max_tokens": {"data": [8]}}
     return [
-        {"name": one["name"], "datatype": one["datatype"], "shape": [1] * len(one["shape"]), **values[one["name"]]}
-        for one in metadata["inputs"]
-        if one["name"] in values
+        {"name": row["name"], "datatype": row["datatype"], "shape": [1] * len(row["shape"]), **values[row["name"]]}
+        for row in metadata["inputs"]
+        if row["name"] in values
     ]
 
 
 async def _infer(server: Server, body: dict[str, Any] | bytes, headers: Mapping[str, str] | None = None) -> Answer:
-    answer = await server.post(await server.filled("/v2/models/{model}/infer"), body, headers=headers)
-    if b"decoupled transaction policy" in answer.body:
-        skip("infer does not answer for decoupled models")
-    return answer
+    response = await server.post(await server.filled("/v2/models/{model}/infer"), body, headers=headers)
+    if b"decoupled transaction policy" in response.body:
+        skip("infer does not work for decoupled models")
+    return response
 
 
 @_rule("triton.datatypes", "Tensors of the metadata have a datatype of the protocol, and a shape.", sources.KSERVE)
 async def datatypes(server: Server) -> None:
-    answer = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
-    for tensor in (*answer.object["inputs"], *answer.object["outputs"]):
+    response = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
+    for tensor in (*response.object["inputs"], *response.object["outputs"]):
         fits = tensor["datatype"] in tensors.DATATYPES and all(type(size) is int for size in tensor["shape"])
-        expect(fits, "tensors with a datatype and a shape of integers", answer)
+        expect(fits, "tensors with a datatype and a shape of integers", response)
 
 
 @_rule("triton.infer", "infer returns model_name and outputs, which have as many data as their shape.", sources.KSERVE)
 async def infer(server: Server) -> None:
-    answer = expect_answer(await _infer(server, {"inputs": await _inputs(server)}))
-    expect_fields(answer, answer.object, "model_name", "outputs")
-    for tensor in answer.object["outputs"]:
-        expect_fields(answer, tensor, "name", "datatype", "shape", "data")
-        expect(math.prod(tensor["shape"]) == len(tensor["data"]), "as many data as the shape", answer)
+    response = expect_answer(await _infer(server, {"inputs": await _inputs(server)}))
+    expect_fields(response, response.object, "model_name", "outputs")
+    for tensor in response.object["outputs"]:
+        expect_fields(response, tensor, "name", "datatype", "shape", "data")
+        expect(math.prod(tensor["shape"]) == len(tensor["data"]), "as many data as the shape", response)
 
 
-@_rule("triton.infer-id", "An answer to infer has the id of its request.", sources.KSERVE)
+@_rule("triton.infer-id", "A response of infer has the id of its request.", sources.KSERVE)
 async def infer_id(server: Server) -> None:
-    answer = expect_answer(await _infer(server, {"id": "42", "inputs": await _inputs(server)}))
-    expect(answer.object.get("id") == "42", 'id "42"', answer)
+    response = expect_answer(await _infer(server, {"id": "42", "inputs": await _inputs(server)}))
+    expect(response.object.get("id") == "42", 'id "42"', response)
 
 
-@_rule("triton.infer-outputs", "An answer to infer has only the outputs that its request names.", sources.KSERVE)
+@_rule("triton.infer-outputs", "A response of infer has only the outputs that its request names.", sources.KSERVE)
 async def infer_outputs(server: Server) -> None:
-    answer = await _infer(server, {"inputs": await _inputs(server), "outputs": [{"name": "text_output"}]})
-    names = [tensor["name"] for tensor in expect_answer(answer).object["outputs"]]
-    expect(names == ["text_output"], "the output text_output", answer)
+    response = await _infer(server, {"inputs": await _inputs(server), "outputs": [{"name": "text_output"}]})
+    names = [tensor["name"] for tensor in expect_answer(response).object["outputs"]]
+    expect(names == ["text_output"], "the output text_output", response)
 
 
 @_rule("triton.binary", "Binary data stand behind the JSON document, whose size is in a header.", sources.BINARY)
@@ -167,11 +167,11 @@ async def binary(server: Server) -> None:
     inputs = await _inputs(server, {"parameters": {"binary_data_size": len(data)}})
     outputs = [{"name": "text_output", "parameters": {"binary_data": True}}]
     head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    answer = expect_answer(await _infer(server, head + data, {tensors.HEADER: str(len(head))}))
-    document, rest = tensors.read(answer.body)
+    response = expect_answer(await _infer(server, head + data, {tensors.HEADER: str(len(head))}))
+    document, rest = tensors.read(response.body)
     size = len(tensors.binary(document["outputs"][0]["data"][0]))
-    expect(not rest and document["outputs"][0]["parameters"] == {"binary_data_size": size}, "a whole tensor", answer)
-    expect(answer.headers.get(tensors.HEADER) == str(len(answer.body) - size), "the size of the document", answer)
+    expect(not rest and document["outputs"][0]["parameters"] == {"binary_data_size": size}, "a whole tensor", response)
+    expect(response.headers.get(tensors.HEADER) == str(len(response.body) - size), "the size of the document", response)
 
 
 @_rule("triton.binary-header", "A document's size beyond the body gets status 400, and an error.", sources.BINARY)

@@ -267,7 +267,7 @@ def infer(request: Request) -> Reply:
         if tensor["datatype"] != INPUTS.get(tensor["name"]):
             return Reply({"error": f"unexpected inference input {tensor['name']}"}, 400)
     (text, *_) = value["inputs"][0].get("data", [request.body[size + 4 :].decode()])
-    output: dict[str, Any] = {"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
+    output: Value = {"name": "text_output", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
     reason = {"name": "finish_reason", "datatype": "BYTES", "shape": [1, 1], "data": ["length"]}
     outputs = [output] if "outputs" in value else [output, reason]
     id = {"id": value["id"]} if "id" in value else {}

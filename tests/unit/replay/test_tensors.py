@@ -10,7 +10,7 @@ import pytest
 
 from proof.replay.comparison import Class, Seen, Traits, class_of, findings, traits
 from proof.replay.exchange import Answer, Request
-from proof.tensors import binary, named, read
+from proof.tensors import binary, by_name, read
 
 OCTETS = "application/octet-stream"
 
@@ -73,7 +73,7 @@ def test_the_elements_of_all_datatypes_are_read() -> None:
     ],
 )
 def test_other_bodies_stay_as_they_are(body: bytes) -> None:
-    assert named(body) == body
+    assert by_name(body) == body
 
 
 def asked(**inputs: float) -> list[bytes]:
