@@ -232,7 +232,7 @@ class _Statistics:
         self._last = round(time.time() * 1000)
         end = "success" if request.outcome == "ok" else "fail"
         times = {end: request.total, "queue": request.queue, "compute_infer": request.total - request.started}
-        for name, seconds in times.items():
+        for name, seconds in {**times, "compute_input": 0.0, "compute_output": 0.0}.items():  # perf_analyzer counts all
             self._durations[name]["count"] += 1
             self._durations[name]["ns"] += round(max(seconds, 0.0) * 1e9)
 

@@ -23,7 +23,6 @@ from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
 from handler.protocols.triton.request import (
-    EXTRAS,
     INPUTS,
     PROMPT,
     check_single_sequence,
@@ -101,11 +100,8 @@ OUTPUT_TYPES: Mapping[str, TensorType] = {
 }
 """All outputs by name."""
 
-_FLAGS = {
-    **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
-    **{name: f"return_{name}" for name in EXTRAS},
-}
-"""Maps an output to the input that requests it."""
+_FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
+"""Outputs that a request gets by naming them. Others need their flag, as in Triton, where perf_analyzer names all."""
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -421,7 +417,7 @@ class Infer(Dialect):
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
         names = _read_outputs(document.get("outputs", []), model)
-        values = {**reader.values, **{_FLAGS[name]: True for name in names if name in _FLAGS}}
+        values = {**reader.values, **{f"return_{name}": True for name in names if name in _FREE}}
         streams = bool(values.pop("stream", False) or values.pop("streaming", False))
         if streams and not self.may_stream:
             unknown.append("stream")
