@@ -213,15 +213,15 @@ class GrpcServer:
 
     def _handlers(self) -> Mapping[str, Any]:
         methods: dict[str, Callable[[Any, Any], Any]] = {
-            "ServerLive": self._reader(lambda request: "/v2/health/live", "live"),
-            "ServerReady": self._reader(lambda request: "/v2/health/ready", "ready"),
+            "ServerLive": self._reader("/v2/health/live", "live"),
+            "ServerReady": self._reader("/v2/health/ready", "ready"),
             "ModelReady": self._reader(lambda request: f"{_path(request)}/ready", "ready"),
-            "ServerMetadata": self._reader(lambda request: "/v2"),
+            "ServerMetadata": self._reader("/v2"),
             "ModelMetadata": self._reader(_path),
             "ModelConfig": self._reader(lambda request: f"{_path(request)}/config", "config"),
             "ModelStatistics": self._reader(_statistics_path),
-            **{name: self._reader(lambda request, path=path: path) for name, path in _SHARED_MEMORY.items()},
-            "RepositoryIndex": self._reader(lambda request: "/v2/repository/index", "models"),
+            **{name: self._reader(path) for name, path in _SHARED_MEMORY.items()},
+            "RepositoryIndex": self._reader("/v2/repository/index", "models"),
             "ModelInfer": self._infer,
         }
         handlers = {name: self._handler(name, method) for name, method in methods.items()}
@@ -238,11 +238,11 @@ class GrpcServer:
 
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
-    def _reader(self, path: Callable[[Any], str], field: str | None = None) -> Callable[[Any, Any], Any]:
+    def _reader(self, path: Callable[[Any], str] | str, field: str | None = None) -> Callable[[Any, Any], Any]:
         """Return a call that responds as a route does, whose status alone tells whether something is ready."""
 
         async def read(request: Any, context: Any) -> Mapping[str, Any]:
-            route = path(request)
+            route = path if isinstance(path, str) else path(request)
             status, body = await self._call(context, "POST" if route.endswith(("/index", "register")) else "GET", route)
             if field in ("live", "ready") and status not in (401, 403):
                 return {field: status == 200}

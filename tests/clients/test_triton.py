@@ -308,7 +308,7 @@ def test_tritonclient_finds_no_shared_memory(client: Client, kind: str) -> None:
     client.call(f"unregister_{kind}_shared_memory")
     client.call(f"unregister_{kind}_shared_memory", arguments={"name": "a"})
     assert not client.call(f"get_{kind}_shared_memory_status")
-    places = {"system": {"key": "/a"}, "cuda": {"raw_handle": "", "device_id": 0}}
+    places: dict[str, dict[str, Any]] = {"system": {"key": "/a"}, "cuda": {"raw_handle": "", "device_id": 0}}
     arguments = {"name": "a", "byte_size": 8, **places[kind]}
     assert "shared memory is not supported" in client.refused(f"register_{kind}_shared_memory", arguments=arguments)
 
@@ -388,7 +388,7 @@ def test_tritonclient_is_told_what_is_wrong(
 
 # -- streams of tritonclient.grpc --------------------------------------------------------------------------------------
 
-streams = pytest.mark.parametrize("client", [one for one in CLIENTS if one.values[0][1] == "grpc"], indirect=True)
+streams = pytest.mark.parametrize("client", [one for one in CLIENTS if "grpc" in str(one.id)], indirect=True)
 
 
 @streams
@@ -481,11 +481,11 @@ def test_perf_analyzer_counts_what_the_server_counts(doors: dict[str, str], tmp_
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [inputs]}))
     load = ("--request-count", "40", "--concurrency-range", "4")
-    command = [program, "-m", "model", "-i", "grpc", "-u", doors["grpc"], "--async", "--streaming", *load]
+    command = [str(program), "-m", "model", "-i", "grpc", "-u", doors["grpc"], "--async", "--streaming", *load]
     wait_for(lambda: http.get(f"{doors['url']}/ping").status_code == 200, 60, "the engine is not back")
     before = counted(doors)
     done = subprocess.run(
-        [*command, "--input-data", data, "--shape", "text_input:1"],
+        [*command, "--input-data", str(data), "--shape", "text_input:1"],
         capture_output=True,
         text=True,
         timeout=100,
