@@ -5,11 +5,17 @@ What Triton's own tests of the extension check is here or in tests/app/dialects/
 
 from __future__ import annotations
 
+import json
+import platform
+import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.clients import toolchains
 from tests.clients.checks import CHAT, EMOJI, PARIS, UNICODE
 from tests.clients.driver import Driver, python_client
 from tests.servers import free_port, http, serve, wait_for
@@ -302,7 +308,7 @@ def test_tritonclient_finds_no_shared_memory(client: Client, kind: str) -> None:
     client.call(f"unregister_{kind}_shared_memory")
     client.call(f"unregister_{kind}_shared_memory", arguments={"name": "a"})
     assert not client.call(f"get_{kind}_shared_memory_status")
-    places = {"system": {"key": "/a"}, "cuda": {"raw_handle": "", "device_id": 0}}
+    places: dict[str, dict[str, Any]] = {"system": {"key": "/a"}, "cuda": {"raw_handle": "", "device_id": 0}}
     arguments = {"name": "a", "byte_size": 8, **places[kind]}
     assert "shared memory is not supported" in client.refused(f"register_{kind}_shared_memory", arguments=arguments)
 
@@ -382,7 +388,7 @@ def test_tritonclient_is_told_what_is_wrong(
 
 # -- streams of tritonclient.grpc --------------------------------------------------------------------------------------
 
-streams = pytest.mark.parametrize("client", [one for one in CLIENTS if one.values[0][1] == "grpc"], indirect=True)
+streams = pytest.mark.parametrize("client", [one for one in CLIENTS if "grpc" in str(one.id)], indirect=True)
 
 
 @streams
@@ -457,3 +463,45 @@ def test_tritonclient_is_told_of_a_failure_after_tokens(client: Client, doors: d
     *events, last = client.stream(inputs={"text_input": ("BYTES", "a b <raise> c")})
     assert [event["text_output"][2] for event in events] == [[" a"], [" b"]]
     assert "raised on cue" in last["error"]
+
+
+# -- perf_analyzer -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="perf_analyzer is for x86-64")
+def test_perf_analyzer_counts_what_the_server_counts(doors: dict[str, str], tmp_path: Path) -> None:
+    """It comes with tritonclient of 2024; what else it loads comes with tritonserver."""
+    program = toolchains.python("triton-2024").with_name("perf_analyzer")
+    [libraries] = toolchains.python("pytriton").parents[1].glob("lib/python*/site-packages/nvidia_pytriton.libs")
+    for name in ("libb64-*.so.0d", "libcudart-*.so.12*"):
+        [library] = libraries.glob(name)
+        base, _, version = library.name.partition(".so.")
+        (tmp_path / f"{base.partition('-')[0]}.so.{version.partition('.')[0]}").symlink_to(library)
+    inputs = {"text_input": [WORDS], "max_tokens": [5], "stream": [True], "exclude_input_in_output": [True]}
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [inputs]}))
+    load = ("--request-count", "40", "--concurrency-range", "4")
+    command = [str(program), "-m", "model", "-i", "grpc", "-u", doors["grpc"], "--async", "--streaming", *load]
+    wait_for(lambda: http.get(f"{doors['url']}/ping").status_code == 200, 60, "the engine is not back")
+    before = counted(doors)
+    done = subprocess.run(
+        [*command, "--input-data", str(data), "--shape", "text_input:1"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={"LD_LIBRARY_PATH": f"{tmp_path}:{libraries}", "PATH": ""},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    requested, tokens = (after - earlier for after, earlier in zip(counted(doors), before, strict=True))
+    assert (requested, tokens) == (40, 200)
+    assert all(f"{what} count: 40" in done.stdout for what in ("Request", "Inference", "Successful request"))
+    rates = {name: float(rate) for name, rate in re.findall("(Throughput|Response Throughput): ([0-9.]+)", done.stdout)}
+    assert rates["Response Throughput"] / rates["Throughput"] == pytest.approx(5, abs=0.1)
+
+
+def counted(doors: dict[str, str]) -> tuple[int, int]:
+    """The requests in the statistics of the model, and the tokens in the metrics."""
+    (model,) = http.get(f"{doors['url']}/v2/models/model/stats").json()["model_stats"]
+    text = http.get(f"{doors['url']}/metrics").text
+    tokens = text.partition('\nvllm:generation_tokens_total{engine="0",model_name="model"} ')[2].split()[0]
+    return model["inference_count"], int(float(tokens))

@@ -283,10 +283,10 @@ def asking(*parts: Part, name: str = PLAIN, outputs: tuple[str, ...] = (), **mem
     return request
 
 
-def with_length(*, typed: Mapping[str, Any] | None = None, **members: Any) -> Any:
+def with_length(**members: Any) -> Any:
     """The request with another `max_tokens`."""
-    parts = RAW if typed is None else TYPED
-    return asking(parts[0], parts[1]._replace(**members, **({} if typed is None else {"typed": typed})), parts[2])
+    parts = TYPED if "typed" in members else RAW
+    return asking(parts[0], parts[1]._replace(**members), parts[2])
 
 
 def with_text(data: bytes, **members: Any) -> Any:
@@ -427,7 +427,7 @@ def of_http(found: httpx.Response) -> Seen:
     head = found.content[: int(length)] if length else found.content
     document = json.loads(head) if head else None
     if found.status_code != 200:
-        return Seen(None, found.status_code, document["error"])
+        return Seen(None, found.status_code, json.loads(head)["error"])
     order = [*document] if isinstance(document, dict) else []
     media_type = found.headers["content-type"] if found.content else ""
     return Seen((media_type, document, order, found.content[len(head) :]))

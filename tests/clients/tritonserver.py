@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,9 +87,13 @@ def tritonserver(directory: Path) -> Iterator[Tritonserver]:
     environment = {
         "PATH": os.environ["PATH"],
         "LD_LIBRARY_PATH": libraries,
-        "PYTHONHOME": sysconfig.get_config_var("prefix"),
+        "PYTHONHOME": sys.base_prefix,
     }
-    command = [program, f"--backend-directory={directory / 'backends'}", f"--model-repository={directory / 'models'}"]
+    command = [
+        str(program),
+        f"--backend-directory={directory / 'backends'}",
+        f"--model-repository={directory / 'models'}",
+    ]
     more = ["--allow-metrics=false", "--pinned-memory-pool-byte-size=0"]
     with (directory / "log").open("w") as log:
         process = subprocess.Popen([*command, *flags, *more], stdout=log, stderr=log, env=environment)

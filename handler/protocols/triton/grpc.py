@@ -76,7 +76,7 @@ def _raw_lengths(message: bytes) -> Iterator[int]:
     """Yield the length of the raw contents in each field, 0 for other fields. Stop at an unknown field."""
     position = 0
     while found := _FIELD.match(message, position):
-        length = sum((byte & 127) << 7 * place for place, byte in enumerate(found[2]))
+        length = sum((byte & 127) << 7 * index for index, byte in enumerate(found[2]))
         position = found.end() + length
         yield length if found[1] == _RAW else 0
 

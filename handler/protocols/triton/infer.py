@@ -22,7 +22,7 @@ from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.models import FLAGS, INDICES, UNBATCHED, TensorModel, model_of
+from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, model_of
 from handler.protocols.triton.request import check_single_sequence, read_id, read_inputs, wrong_type
 from handler.protocols.triton.response import ResponseOptions, TritonDocument, shape_of
 
@@ -387,7 +387,7 @@ class Infer(Dialect):
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
         names = _read_outputs(document.get("outputs", []), name, model)
-        values = {**reader.values, **{FLAGS[output]: True for output in names if output in FLAGS}}
+        values = {**reader.values, **{f"return_{output}": True for output in names if output in FREE}}
         streams = bool(values.pop("stream", False) or values.pop("streaming", False))
         if streams and not self.may_stream:
             unknown.append("stream")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
-from handler.protocols.triton.request import EXTRAS, IDS, INPUTS, OF_OTHER_MODELS, PROMPT, PROMPT_2023
+from handler.protocols.triton.request import IDS, INPUTS, OF_OTHER_MODELS, PROMPT, PROMPT_2023
 
 
 class TensorType(NamedTuple):
@@ -45,11 +44,8 @@ UNBATCHED = ("text_output", "OUTPUT_0", "finish_reason", "cumulative_logprob")
 TensorRT-LLM's models send them so, and its clients read `as_numpy("text_output")[0]` as bytes.
 """
 
-FLAGS = {
-    **{name: flag for name, flag in TENSOR_OUTPUTS.items() if flag},
-    **{name: f"return_{name}" for name in EXTRAS},
-}
-"""Maps an output to the input that requests it."""
+FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
+"""Outputs that a request gets by naming them. Others need their flag, as in Triton, where perf_analyzer names all."""
 
 _LISTS = frozenset({"stop_words", "bad_words", "sampling_param_stop", "stop", "stop_token_ids"})
 """Inputs of any number of elements. The others have one."""

@@ -410,7 +410,11 @@ class Ended:
         self.last = round(time.time() * 1000)
         outcome = "success" if request.outcome == "ok" else "fail"
         phases = {outcome: request.total, "queue": request.queue, "compute_infer": request.total - request.started}
-        for name, seconds in phases.items():
+        for name, seconds in {
+            **phases,
+            "compute_input": 0.0,
+            "compute_output": 0.0,
+        }.items():  # perf_analyzer counts all
             self.durations[name]["count"] += 1
             self.durations[name]["ns"] += round(max(seconds or 0.0, 0.0) * 1e9)
 

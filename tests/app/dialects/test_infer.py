@@ -218,7 +218,7 @@ def test_statistics_count_the_requests_of_the_engine(echo_server: LiveServer) ->
     assert (after["name"], after["version"]) == ("model", "1")
     assert after["inference_count"] - before["inference_count"] == 3
     assert after["last_inference"] >= before["last_inference"]
-    for name in ("success", "queue", "compute_infer"):
+    for name in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
         assert after["inference_stats"][name]["count"] - before["inference_stats"][name]["count"] == 3, name
     assert after["inference_stats"]["success"]["ns"] > before["inference_stats"]["success"]["ns"]
     assert after["inference_stats"]["fail"] == before["inference_stats"]["fail"]

@@ -37,6 +37,7 @@ def tensor(name: str, *values: Any, **members: Any) -> dict[str, Any]:
 
 TEXT = tensor("text_input", "a b")
 LENGTH = tensor("max_tokens", 7)
+SCORED = tensor("return_log_probs", True)
 
 
 LONG = struct.pack("<I", 99) + b"ab"
@@ -302,7 +303,7 @@ def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
         {"name": "text_output"},
         {"name": "finish_reason", "parameters": {"binary_data": True}},
     ]
-    document, data = response(outputs=names, parameters={"binary_data_output": True})
+    document, data = response(SCORED, outputs=names, parameters={"binary_data_output": True})
     found = {tensor["name"]: tensor for tensor in document["outputs"]}
     assert list(found) == ["text_output", "output_log_probs", "finish_reason", "batch_index", "sequence_index"]
     assert found["batch_index"] == {"name": "batch_index", "datatype": "INT32", "shape": [1, 1], "data": [0]}
@@ -312,6 +313,14 @@ def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
     assert sizes == [20, len(packed("stop"))]
     assert struct.unpack("<5f", data[:20]) == (pytest.approx(-0.05), -1.25, -0.5, -0.25, -0.125)
     assert data[20:] == packed("stop")
+
+
+def test_an_output_whose_flag_is_missing_is_missing() -> None:
+    """perf_analyzer names all outputs of the model."""
+    document, _ = response(outputs=[{"name": name} for name in OUTPUT_TYPES])
+    assert {tensor["name"] for tensor in document["outputs"]} == {
+        *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "batch_index", "sequence_index")
+    }
 
 
 def test_all_outputs_are_binary_if_the_request_says_so() -> None:
@@ -337,7 +346,7 @@ def test_shapes_have_a_batch_dimension_if_the_prompt_has_one() -> None:
 
 def test_sequences_are_elements_of_each_output() -> None:
     names = [{"name": name} for name in ("text_output", "num_input_tokens", "num_output_tokens", "cum_log_probs")]
-    document, _ = response(tensor("beam_width", 2), scripted=[*deltas(0), *shorter(1)], outputs=names)
+    document, _ = response(tensor("beam_width", 2), SCORED, scripted=[*deltas(0), *shorter(1)], outputs=names)
     shapes = {tensor["name"]: tensor["shape"] for tensor in document["outputs"]}
     assert shapes == {
         "text_output": [2],
@@ -351,7 +360,7 @@ def test_a_log_probability_that_is_not_finite_is_nan_in_binary_data() -> None:
     script = [deltas()[0]._replace(finish=Finish.LENGTH)]
     token = script[0].tokens[0]._replace(logprob=-math.inf)
     names = [{"name": "output_log_probs", "parameters": {"binary_data": True}}]
-    _, data = response(scripted=[script[0]._replace(tokens=[token])], outputs=names)
+    _, data = response(SCORED, scripted=[script[0]._replace(tokens=[token])], outputs=names)
     assert struct.unpack("<f", data) == (-math.inf,)
 
 
@@ -430,7 +439,7 @@ def test_shorter_sequences_of_token_ids_are_padded() -> None:
 
 def test_outputs_beside_token_ids() -> None:
     names = [{"name": name} for name in ("output_ids", "cum_log_probs", "num_input_tokens", "batch_index")]
-    found = outputs_of(*of_model(TOKENS, **ASKED), outputs=names)
+    found = outputs_of(*of_model(TOKENS, **ASKED, return_log_probs=[True]), outputs=names)
     assert list(found) == ["output_ids", "cum_log_probs", "num_input_tokens", "batch_index"]
     assert found["cum_log_probs"][1] == [1, 1]
 

@@ -23,6 +23,7 @@ INFER = {
         {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [9]},
     ]
 }
+SCORED = {"name": "return_log_probs", "datatype": "BOOL", "shape": [1, 1], "data": [True]}
 NAMED = [{"name": "output_log_probs"}, {"name": "text_output"}, {"name": "finish_reason"}, {"name": "batch_index"}]
 
 _GENERATE, _STREAM, _INFER = "triton_generate", "triton_generate_stream", "triton_infer"
@@ -66,7 +67,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "triton/array": (_GENERATE, {**ASK, "arr": [1]}, None),
     "triton/twice": (_GENERATE, {**ASK, "parameters": {"max_tokens": 9}}, None),
     "triton/infer": (_INFER, INFER, None),
-    "triton/infer_outputs": (_INFER, {"id": "42", **INFER, "outputs": NAMED}, None),
+    "triton/infer_outputs": (_INFER, {"id": "42", "inputs": [*INFER["inputs"], SCORED], "outputs": NAMED}, None),
     "triton/infer_no_text": (_INFER, {"inputs": INFER["inputs"][1:]}, None),
     "triton/infer_unknown": (_INFER, {**INFER, "x": 1, "parameters": {"priority": 1}}, None),
     "triton/infer_invocations": ("lmi", INFER, None),
