@@ -13,7 +13,7 @@ from handler import __version__
 from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, ModelNotFound, NotFound, ServingError
 from handler.core.values import Task
-from handler.http.inference import Endpoint, Handle, Inference, read_body, send_answer, send_json
+from handler.http.inference import Endpoint, Handle, Inference, read_body, send_answer, send_json, shows
 from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
@@ -29,6 +29,7 @@ from handler.protocols.triton.api import (
     TritonMetadata,
     TritonServer,
     TritonState,
+    TritonStatistics,
     TritonTensor,
     TritonTensorConfig,
     statistics,
@@ -50,18 +51,17 @@ class VllmRoutes:
         self._may_update = environment.runtime_lora_updating()
         self.routes = [
             Route("/detokenize", Endpoint({"POST": Inference(self._model, DETOKENIZE)}, errors=ERRORS)),
-            Route("/version", Endpoint({"GET": self._version}, errors=ERRORS)),
+            Route("/version", Endpoint({"GET": shows(self._version)}, errors=ERRORS)),
             Route("/tokenizer_info", Endpoint({"GET": self._tokenizer_info}, errors=ERRORS)),
-            Route("/load", Endpoint({"GET": self._load}, errors=ERRORS)),
+            Route("/load", Endpoint({"GET": shows(self._load)}, errors=ERRORS)),
             Route("/v1/load_lora_adapter", Endpoint({"POST": self._handler(self._register)}, errors=ERRORS)),
             Route("/v1/unload_lora_adapter", Endpoint({"POST": self._handler(self._unregister)}, errors=ERRORS)),
         ]
 
-    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _version(self, scope: Scope) -> VllmVersion:
         info = self._model.info
         own = info.version if info is not None and self._model.config.engine == "vllm" else __version__
-        value: VllmVersion = {"version": own}
-        await send_json(scope, send, 200, value)
+        return {"version": own}
 
     async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._model.context
@@ -75,9 +75,8 @@ class VllmRoutes:
         value = {"tokenizer_class": _TOKENIZER, **context.tokenizer_config, **template}
         await send_json(scope, send, 200, value)
 
-    async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
-        value: VllmLoad = {"server_load": self._model.num_inferences}
-        await send_json(scope, send, 200, value)
+    def _load(self, scope: Scope) -> VllmLoad:
+        return {"server_load": self._model.num_inferences}
 
     # -- LoRA adapters -------------------------------------------------------------------------------------------
 
@@ -162,7 +161,7 @@ class TgiRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self.routes = [
-            Route("/info", self._endpoint("GET", self._info)),
+            Route("/info", self._endpoint("GET", shows(self._info))),
             Route("/health", self._endpoint("GET", self._health)),
             Route("/tokenize", self._endpoint("POST", Inference(self._model, TOKENIZING))),
             Route("/chat_tokenize", self._endpoint("POST", Inference(self._model, CHAT_TOKENIZE))),
@@ -177,11 +176,11 @@ class TgiRoutes:
         else:
             await send_json(scope, send, 503, UNHEALTHY)
 
-    async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _info(self, scope: Scope) -> TgiInfo:
         config, total = self._model.config, self._model.context.most_tokens()
         generates = self._model.context.task is Task.GENERATION  # otherwise all tokens belong to the input
         tokens = None if total is None else min(total - generates, config.max_input_len or total)
-        value: TgiInfo = {
+        return {
             "model_id": config.model_id or config.name,
             "model_sha": config.engine_options.get("revision"),
             "model_pipeline_tag": self._model.context.task.value,
@@ -198,7 +197,6 @@ class TgiRoutes:
             "docker_label": None,
             "default_sampling_params": self._model.context.generation.shown,
         }
-        await send_json(scope, send, 200, value)
 
 
 # -- Triton's routes for health, metadata, configuration and repository, which its clients call before inference -------
@@ -216,16 +214,16 @@ class TritonRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._generates = model.context.task is Task.GENERATION
-        of_model = {"/ready": self._ready, "/stats": self._statistics}
+        of_model = {"/ready": self._ready, "/stats": shows(self._statistics)}
         if self._generates:  # other tasks have no tensors to describe
-            of_model |= {"": self._metadata, "/config": self._config}
+            of_model |= {"": shows(self._metadata), "/config": shows(self._config)}
         self.routes = [
-            _route("/v2", "GET", self._server),
+            _route("/v2", "GET", shows(self._server)),
             _route("/v2/health/live", "GET", self._live),
             _route("/v2/health/ready", "GET", self._ready),
-            _route("/v2/repository/index", "POST", self._index),
-            _route("/v2/models/stats", "GET", self._statistics),
-            *[_route(f"{path}/status", "GET", self._regions) for path in _SHARED_MEMORY],
+            _route("/v2/repository/index", "POST", shows(self._index)),
+            _route("/v2/models/stats", "GET", shows(self._statistics)),
+            *[_route(f"{path}/status", "GET", shows(lambda scope: [])) for path in _SHARED_MEMORY],
             *[_route(f"{path}/region/{{region}}/register", "POST", self._register) for path in _SHARED_MEMORY],
             *[_route(path, "POST", self._live) for path in _UNREGISTER],  # nothing is registered: 200, as in Triton
             *[_route(p + end, "GET", self._of_model(do)) for p in TRITON_MODEL for end, do in of_model.items()],
@@ -233,10 +231,9 @@ class TritonRoutes:
 
     # -- the server ----------------------------------------------------------------------------------------------
 
-    async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _server(self, scope: Scope) -> TritonServer:
         extensions = [*_OF_GENERATION, *_EXTENSIONS] if self._generates else _EXTENSIONS
-        value: TritonServer = {"name": "lmi-handler", "version": __version__, "extensions": extensions}
-        await send_json(scope, send, 200, value)
+        return {"name": "lmi-handler", "version": __version__, "extensions": extensions}
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_state(scope, send, fine=True)
@@ -244,19 +241,16 @@ class TritonRoutes:
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_state(scope, send, fine=self._model.availability.healthy)
 
-    async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _index(self, scope: Scope) -> list[TritonState]:
         model = self._model
         state: TritonState = {"name": "", "version": VERSION, "state": "READY"}
         if not model.availability.healthy:
             state["state"], state["reason"] = "UNAVAILABLE", model.availability.reason or model.availability.state
-        await send_json(scope, send, 200, [{**state, "name": name} for name in model.config.model_name])
+        return [{**state, "name": name} for name in model.config.model_name]
 
-    async def _statistics(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _statistics(self, scope: Scope) -> TritonStatistics:
         name, ended = scope["path_params"].get("model", self._model.config.name), self._model.metrics.ended
-        await send_json(scope, send, 200, statistics(name, ended.durations, ended.last))
-
-    async def _regions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(scope, send, 200, [])
+        return statistics(name, ended.durations, ended.last)
 
     async def _register(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = InvalidPayload("shared memory is not supported: send tensors as JSON or as binary data")
@@ -264,23 +258,22 @@ class TritonRoutes:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _metadata(self, scope: Scope) -> TritonMetadata:
         name: str = scope["path_params"]["model"]
         model = model_named(name)
-        value: TritonMetadata = {
+        return {
             "name": name,
             "versions": [VERSION],
             "platform": self._platform,
             "inputs": _described(model.inputs),
             "outputs": _described(model.outputs),
         }
-        await send_json(scope, send, 200, value)
 
-    async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _config(self, scope: Scope) -> TritonConfig:
         name: str = scope["path_params"]["model"]
         model = model_named(name)
         inputs = _configured(model.inputs)
-        value: TritonConfig = {
+        return {
             "name": name,
             "platform": self._platform,
             "backend": self._platform,
@@ -289,7 +282,6 @@ class TritonRoutes:
             "output": _configured(model.outputs),
             "model_transaction_policy": {"decoupled": True},
         }
-        await send_json(scope, send, 200, value)
 
     @property
     def _platform(self) -> str:

@@ -172,6 +172,15 @@ async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: He
     await send_answer(scope, send, HttpResponse(status, "application/json", dumps(value)), extra)
 
 
+def shows(value_of: Callable[[Scope], Any]) -> Handle:
+    """Return a handler that responds with a value as JSON."""
+
+    async def show(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(scope, send, 200, value_of(scope))
+
+    return show
+
+
 async def send_error(scope: Scope, send: Send, error: ServingError) -> None:
     """Send an error in the server's own format, for requests that belong to no dialect."""
     await send_refusal(scope, send, SERVER.whole(error))

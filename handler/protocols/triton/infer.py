@@ -214,9 +214,8 @@ def _flat(datatype: str, number: int, data: Any) -> list[Any]:
 
 def nested(items: list[Any], sizes: Sequence[int]) -> list[Any]:
     """Return the elements as nested lists of a shape with one or two dimensions."""
-    if len(sizes) == 1:
-        return items
-    return [items[index * sizes[1] : (index + 1) * sizes[1]] for index in range(sizes[0])]
+    size = sizes[-1]
+    return items if len(sizes) == 1 else [items[index * size : (index + 1) * size] for index in range(sizes[0])]
 
 
 def _elements(data: list[Any]) -> Iterator[Any]:

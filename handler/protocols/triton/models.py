@@ -47,9 +47,6 @@ TensorRT-LLM's models send them so, and its clients read `as_numpy("text_output"
 FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
 """Outputs that a request gets by naming them. Others need their flag, as in Triton, where perf_analyzer names all."""
 
-_LISTS = frozenset({"stop_words", "bad_words", "sampling_param_stop", "stop", "stop_token_ids"})
-"""Inputs of any number of elements. The others have one."""
-
 _NUMBERS = {
     "cum_log_probs": TensorType("FP32", (-1,)),
     "output_log_probs": TensorType("FP32", (-1, -1)),
@@ -64,7 +61,7 @@ TEXT = TensorModel(
     PROMPT,
     {
         PROMPT: TensorType("BYTES"),
-        **{name: TensorType(row.datatype, (-1,) if name in _LISTS else (1,)) for name, row in INPUTS.items()},
+        **{name: TensorType(row.datatype, row.dims) for name, row in INPUTS.items()},
     },
     {
         "text_output": TensorType("BYTES", (-1,)),
@@ -76,14 +73,8 @@ TEXT = TensorModel(
 )
 """The models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and those of vLLM's backend."""
 
-_DIMS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys((IDS, "draft_input_ids", "embedding_bias", "INPUT_2", "INPUT_3"), (-1,)),
-    **dict.fromkeys(("stop_words_list", "bad_words_list"), (2, -1)),
-    "draft_logits": (-1, -1),
-}
 _OTHERS = {
-    **{name: tensor for name, tensor in TEXT.inputs.items() if name != PROMPT},
-    **{name: TensorType(row.datatype, _DIMS.get(name, (1,))) for name, row in OF_OTHER_MODELS.items()},
+    **{name: TensorType(row.datatype, row.dims) for name, row in (*INPUTS.items(), *OF_OTHER_MODELS.items())},
     **dict.fromkeys(("early_stopping", "stop"), TensorType("BOOL")),
 }
 

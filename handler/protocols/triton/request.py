@@ -58,10 +58,11 @@ from handler.protocols.triton.response import ResponseOptions, TritonDocument, T
 
 
 class InputTensor(NamedTuple):
-    """An input of the model, with Triton's datatype."""
+    """An input of the model, with Triton's datatype and the dimensions after the batch dimension."""
 
     datatype: str
     parameter: Parameter
+    dims: tuple[int, ...] = (1,)
 
 
 # -- values ------------------------------------------------------------------------------------------------------
@@ -158,8 +159,8 @@ INPUTS: Mapping[str, InputTensor] = {
     "max_tokens": _same("INT32", "max_new_tokens"),
     "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
     "exclude_input_in_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
-    "stop_words": InputTensor("BYTES", Parameter("stop", _words)),
-    "bad_words": InputTensor("BYTES", Parameter("bad_sequences", _words)),
+    "stop_words": InputTensor("BYTES", Parameter("stop", _words), (-1,)),
+    "bad_words": InputTensor("BYTES", Parameter("bad_sequences", _words), (-1,)),
     "end_id": InputTensor("INT32", TENSORS["end_id"]),
     "pad_id": InputTensor("INT32", TENSORS["pad_id"]),
     "temperature": _same("FP32", "temperature"),
@@ -175,7 +176,7 @@ INPUTS: Mapping[str, InputTensor] = {
     "random_seed": InputTensor("UINT64", TENSORS["random_seed"]),
     "seed": InputTensor("UINT64", TENSORS["random_seed"]),
     "ignore_eos": InputTensor("BOOL", Parameter("ignore_eos", _FLAG)),
-    "stop": InputTensor("BYTES", Parameter("stop", _stop)),
+    "stop": InputTensor("BYTES", Parameter("stop", _stop), (-1,)),
     "beam_width": InputTensor("INT32", Parameter("num_beams", single(integer(1)))),
     "length_penalty": _same("FP32", "length_penalty"),
     "early_stopping": InputTensor("INT32", TENSORS["early_stopping"]),
@@ -193,7 +194,7 @@ INPUTS: Mapping[str, InputTensor] = {
     "sampling_parameters": InputTensor("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
     "n": _same("INT32", "n"),
     "best_of": _same("INT32", "best_of"),
-    "stop_token_ids": InputTensor("INT32", PARAMETERS["stop_token_ids"]),
+    "stop_token_ids": InputTensor("INT32", PARAMETERS["stop_token_ids"], (-1,)),
     "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
     "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
     "structured_outputs": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
@@ -204,7 +205,7 @@ INPUTS: Mapping[str, InputTensor] = {
     "sampling_param_temperature": _same("FP32", "temperature"),
     "sampling_param_top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
     "sampling_param_top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
-    "sampling_param_stop": InputTensor("BYTES", Parameter("stop", _words)),
+    "sampling_param_stop": InputTensor("BYTES", Parameter("stop", _words), (-1,)),
     "sampling_param_seed": InputTensor("UINT64", TENSORS["random_seed"]),
     "sampling_param_best_of": _same("INT32", "best_of"),
     "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
@@ -235,23 +236,23 @@ INPUTS: Mapping[str, InputTensor] = {
 
 OF_OTHER_MODELS: Mapping[str, InputTensor] = {
     # tensorrt_llm, whose further inputs are also inputs of `generate`
-    IDS: InputTensor("INT32", TENSORS["input_ids"]),
+    IDS: InputTensor("INT32", TENSORS["input_ids"], (-1,)),
     "input_lengths": InputTensor("INT32", Parameter("num_prompt_ids", single(integer(0), "[1,1]"))),
     "request_output_len": InputTensor("INT32", TENSORS["request_output_len"]),
     "runtime_top_k": InputTensor("INT32", INPUTS["top_k"].parameter),
     "runtime_top_p": InputTensor("FP32", INPUTS["top_p"].parameter),
     "len_penalty": InputTensor("FP32", INPUTS["length_penalty"].parameter),
-    "stop_words_list": InputTensor("INT32", TENSORS["stop_words_list"]),
-    "bad_words_list": InputTensor("INT32", TENSORS["bad_words_list"]),
-    "embedding_bias": InputTensor("FP32", TENSORS["embedding_bias"]),
-    "draft_input_ids": InputTensor("INT32", TENSORS["draft_input_ids"]),
-    "draft_logits": InputTensor("FP16", TENSORS["draft_logits"]),
+    "stop_words_list": InputTensor("INT32", TENSORS["stop_words_list"], (2, -1)),
+    "bad_words_list": InputTensor("INT32", TENSORS["bad_words_list"], (2, -1)),
+    "embedding_bias": InputTensor("FP32", TENSORS["embedding_bias"], (-1,)),
+    "draft_input_ids": InputTensor("INT32", TENSORS["draft_input_ids"], (-1,)),
+    "draft_logits": InputTensor("FP16", TENSORS["draft_logits"], (-1, -1)),
     "beam_search_diversity_rate": _never("FP32", "the engines have no diverse beam search"),
     "prompt_table_extra_ids": _never("UINT64", _EMBEDDINGS),
     # the ensemble of 2023
     "INPUT_1": InputTensor("UINT32", INPUTS["max_tokens"].parameter),
-    "INPUT_2": InputTensor("BYTES", INPUTS["bad_words"].parameter),
-    "INPUT_3": InputTensor("BYTES", INPUTS["stop_words"].parameter),
+    "INPUT_2": InputTensor("BYTES", INPUTS["bad_words"].parameter, (-1,)),
+    "INPUT_3": InputTensor("BYTES", INPUTS["stop_words"].parameter, (-1,)),
 }
 """The inputs of other models than that of `generate`, which only `infer` reads."""
 

@@ -317,7 +317,7 @@ def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
 
 def test_an_output_whose_flag_is_missing_is_missing() -> None:
     """perf_analyzer names all outputs of the model."""
-    document, _ = response(outputs=[{"name": name} for name in OUTPUT_TYPES])
+    document, _ = response(outputs=[{"name": name} for name in TEXTS.outputs])
     assert {tensor["name"] for tensor in document["outputs"]} == {
         *("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "batch_index", "sequence_index")
     }
