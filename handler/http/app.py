@@ -29,6 +29,7 @@ from handler.http.inference import (
     send_error,
     send_json,
     send_refusal,
+    shows,
 )
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
@@ -91,10 +92,10 @@ class App:
             *(grpc_routes(model) if model.config.grpc_port else ()),
             *page.routes,
             Route("/ping", Endpoint({"GET": self._ping})),
-            Route("/models", Endpoint({"GET": self._models})),
+            Route("/models", Endpoint({"GET": shows(self._models)})),
             Route("/models/{model}", Endpoint({"GET": self._describe_model})),
             Route("/metrics", Endpoint({"GET": self._metrics})),
-            Route("/execution-parameters", Endpoint({"GET": self._execution_parameters})),
+            Route("/execution-parameters", Endpoint({"GET": shows(self._execution_parameters)})),
             *AdapterRoutes(model).routes,
             *BatchRoutes(model).routes,
             *TgiRoutes(model).routes,
@@ -158,15 +159,14 @@ class App:
             value["replicas"] = {"ready": sum(replica.ready for replica in replicas), "total": len(replicas)}
         await send_json(scope, send, 200 if healthy else 503, value)
 
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _models(self, scope: Scope) -> Models:
         config = self._model.config
         listed: ListedModel = {
             "modelName": config.name,
             "modelUrl": config.model_id,
             "status": self._status(),
         }
-        value: Models = {"models": [listed]}
-        await send_json(scope, send, 200, value)
+        return {"models": [listed]}
 
     async def _describe_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, config = self._model, self._model.config
@@ -201,18 +201,16 @@ class App:
         states = ["READY" if replica.ready else "PENDING" for replica in self._model.replicas] or [self._status()]
         return [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
 
-    async def _execution_parameters(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _execution_parameters(self, scope: Scope) -> ExecutionParameters:
         """Answer batch transform, which asks before a job how to send it: one record per request, and as many
         concurrent requests as the engine accepts.
         """
         concurrent = min(self._model.max_sequences, _TRANSFORM)
-        payload = min(6, _TRANSFORM // concurrent)  # 6 is SageMaker's default
-        value: ExecutionParameters = {
+        return {
             "MaxConcurrentTransforms": concurrent,
             "BatchStrategy": "SINGLE_RECORD",
-            "MaxPayloadInMB": payload,
+            "MaxPayloadInMB": min(6, _TRANSFORM // concurrent),  # 6 is SageMaker's default
         }
-        await send_json(scope, send, 200, value)
 
     def _status(self) -> str:
         return {"ready": "READY", "loading": "PENDING", "restarting": "PENDING"}.get(

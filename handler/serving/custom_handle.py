@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
@@ -140,10 +140,9 @@ class _Parts:
             self._runs.end(self._parts)
 
 
-class _Waiting:
-    def __init__(self, item: Call) -> None:
-        self.item = item
-        self.future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+class _Waiting(NamedTuple):
+    item: Call
+    future: asyncio.Future[Result]
 
 
 class _OneByOne:
@@ -163,7 +162,7 @@ class _OneByOne:
 
     async def answer(self, item: Call) -> Result:
         turn = self._gate.join()
-        self._calls[turn] = waiting = _Waiting(item)
+        self._calls[turn] = waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         turn.add_done_callback(self._begin)
         try:
             return await waiting.future

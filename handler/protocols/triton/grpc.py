@@ -110,9 +110,9 @@ def body_of(request: Any) -> InferBody:
 
 def stops(request: Any) -> bool:
     """Return whether a ModelInferRequest ends the request of its id, by TensorRT-LLM's input `stop`."""
-    contents = request.raw_input_contents
-    flags = [index for index, tensor in enumerate(request.inputs) if (tensor.name, tensor.datatype) == ("stop", "BOOL")]
-    return any([*request.inputs[i].contents.bool_contents] == [True] or contents[i : i + 1] == [b"\x01"] for i in flags)
+    contents = itertools.zip_longest(request.inputs, request.raw_input_contents[: len(request.inputs)])
+    flags = [(raw, tensor.contents.bool_contents) for tensor, raw in contents if tensor.name == "stop"]
+    return any(raw == b"\x01" or typed == [True] for raw, typed in flags)
 
 
 def _contents(request: Any) -> Iterator[bytes]:

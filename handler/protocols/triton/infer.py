@@ -394,10 +394,9 @@ class Infer(Dialect):
         options, read, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: streams)
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
         own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
-        sagemaker = self._sagemaker and media_type != _OCTETS
         if streams:
             check_single_sequence(own.sampling, read)
-        selection = Selection(model, names, is_binary, reader.has_batch, sagemaker)
+        selection = Selection(model, names, is_binary, reader.has_batch, self._sagemaker and media_type != _OCTETS)
         return self._respond(options._replace(request=own), selection, ignored, streams=streams)
 
     def _respond(

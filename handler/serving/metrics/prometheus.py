@@ -408,13 +408,13 @@ class Ended:
 
     def count(self, request: RequestRecord) -> None:
         self.last = round(time.time() * 1000)
-        outcome = "success" if request.outcome == "ok" else "fail"
-        phases = {outcome: request.total, "queue": request.queue, "compute_infer": request.total - request.started}
-        for name, seconds in {
-            **phases,
-            "compute_input": 0.0,
-            "compute_output": 0.0,
-        }.items():  # perf_analyzer counts all
+        phases = {
+            "success" if request.outcome == "ok" else "fail": request.total,
+            "queue": request.queue,
+            "compute_infer": request.total - request.started,
+            **dict.fromkeys(("compute_input", "compute_output"), 0.0),  # perf_analyzer counts all
+        }
+        for name, seconds in phases.items():
             self.durations[name]["count"] += 1
             self.durations[name]["ns"] += round(max(seconds or 0.0, 0.0) * 1e9)
 

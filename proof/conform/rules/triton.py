@@ -93,8 +93,7 @@ async def error(server: Server) -> None:
 
 @_rule("triton.unknown-model", "An unknown model gets status 400 or 404, and an error.", sources.TRITON)
 async def unknown_model(server: Server) -> None:
-    answer = await server.post("/v2/models/conform-has-no-such-model/generate", await server.body())
-    _expect_error(answer, (404, 400))
+    _expect_error(await server.post("/v2/models/conform-has-no-such-model/generate", await server.body()), (404, 400))
 
 
 @_rule("triton.method", "GET of a generate route gets status 405.", sources.TRITON)
