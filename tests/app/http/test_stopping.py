@@ -35,9 +35,13 @@ from tests.user_files import write_adapter
 
 READS = {
     ("POST", "/v2/repository/index"),
-    *(("POST", f"/v2/{kind}sharedmemory/region/{{region}}/register") for kind in ("system", "cuda")),
+    *(
+        ("POST", f"/v2/{kind}sharedmemory{path}")
+        for kind in ("system", "cuda")
+        for path in ("/region/{region}/register", "/region/{region}/unregister", "/unregister")
+    ),
 }
-"""They tell of the server's state, as routes under GET do, or always refuse."""
+"""They tell of the server's state, as routes under GET do, or of shared memory, of which there is none."""
 
 TASKS = ("text-generation", "text-embedding", "rerank", "text-classification")
 
