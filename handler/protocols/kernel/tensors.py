@@ -246,13 +246,6 @@ def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     return {"ignore_eos": True, "end_id": id}
 
 
-@accepts(anyOf=one_of(_ID))
-def pad_id(value: Any, context: ServerContext) -> int:
-    id: int = single(integer(-1))(value)
-    _known((id,), context)
-    return id
-
-
 @accepts(**_TENSOR, items={"type": ["number", "array"]})
 def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float], ...]:
     read = number(-math.inf)
@@ -402,7 +395,9 @@ TENSORS: Mapping[str, Parameter] = {
     "no_repeat_ngram_size": Parameter("no_repeat_ngram_size", _ngram),
     "random_seed": Parameter("seed", single(integer(0, _UINT64))),
     "end_id": Parameter(SEVERAL, end_id, informed=True),
-    "pad_id": Parameter("pad_id", pad_id, informed=True),
+    "pad_id": Parameter(
+        "pad_id", single(integer(-1))
+    ),  # outside the vocabulary too: a client of TensorRT-LLM sends 50256
     "embedding_bias": Parameter("logit_bias", embedding_bias, informed=True),
     "bad_words_list": Parameter(SEVERAL, words("bad_sequences", "bad_token_ids"), informed=True),
     "stop_words_list": Parameter(SEVERAL, words("stop", "stop_token_ids"), informed=True),

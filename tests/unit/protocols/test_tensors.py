@@ -214,7 +214,7 @@ def test_an_end_token_and_none_contradict_each_other() -> None:
     assert "contradicts parameters.end_id" in refusal(end_id=[-1], ignore_eos_token=False)
     assert "with num_beams > 1" in refusal(end_id=[4], beam_width=2)
     assert "not in the vocabulary" in refusal(end_id=6)
-    assert "not in the vocabulary" in refusal(pad_id=[6])
+    assert "must be" in refusal(pad_id=[1 << 31])
 
 
 @pytest.mark.parametrize("shape", [EXAMPLE, EXAMPLE[0]])
