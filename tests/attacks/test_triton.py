@@ -37,13 +37,26 @@ class Doors(NamedTuple):
         return grpc.insecure_channel(f"127.0.0.1:{self.port}", own)
 
 
-@pytest.fixture(scope="module")
-def doors() -> Iterator[Doors]:
+@contextlib.contextmanager
+def serving() -> Iterator[Doors]:
     port = free_port()
     own = ("option.max_rolling_batch_size=64", "job_queue_size=200")
     with serve("--engine", "echo", "--grpc-port", str(port), *options(*own)) as server:
         server.wait_ready()
         yield Doors(server, port)
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[Doors]:
+    with serving() as doors:
+        yield doors
+
+
+@pytest.fixture(scope="module")
+def calm_doors() -> Iterator[Doors]:
+    """A server that has no memory of large messages to give back."""
+    with serving() as doors:
+        yield doors
 
 
 # -- HTTP --------------------------------------------------------------------------------------------------------------
@@ -188,8 +201,8 @@ def test_no_message_stops_the_event_loop(doors: Doors, name: str) -> None:
     wait_for(lambda: memory(doors.server) - before < LEFT, PATIENCE, "the memory is not given back")
 
 
-def test_a_stream_of_10_000_requests(doors: Doors) -> None:
-    many, before = 10_000, memory(doors.server)
+def test_a_stream_of_10_000_requests(calm_doors: Doors) -> None:
+    many, before = 10_000, memory(calm_doors.server)
 
     def requests() -> Iterator[Any]:
         for number in range(many):
@@ -199,11 +212,11 @@ def test_a_stream_of_10_000_requests(doors: Doors) -> None:
                 request.model_name = "nope"
             yield request
 
-    with doors.channel() as channel, answering(doors.server):
+    with calm_doors.channel() as channel, answering(calm_doors.server):
         found = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests(), timeout=5 * PATIENCE)
         ids = [(int(one.infer_response.id), bool(one.error_message)) for one in found]
     assert sorted(ids) == [(number, number % 10 == 9) for number in range(many)]
-    assert memory(doors.server) - before < MOST
+    assert memory(calm_doors.server) - before < MOST
 
 
 class HalfOpen:
@@ -251,9 +264,9 @@ class HalfOpen:
         self._socket.sendall(self._connection.data_to_send())
 
 
-def ask(doors: Doors) -> str:
+def ask(calm_doors: Doors) -> str:
     """The code of a neighbour's call."""
-    with doors.channel() as channel:
+    with calm_doors.channel() as channel:
         try:
             service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message(), timeout=PATIENCE)
         except grpc.RpcError as error:
@@ -261,42 +274,42 @@ def ask(doors: Doors) -> str:
     return "OK"
 
 
-def test_streams_that_stay_empty(doors: Doors) -> None:
-    before = memory(doors.server)
-    with contextlib.ExitStack() as stack, answering(doors.server):
+def test_streams_that_stay_empty(calm_doors: Doors) -> None:
+    before = memory(calm_doors.server)
+    with contextlib.ExitStack() as stack, answering(calm_doors.server):
         for _ in range(20):
-            connection = stack.enter_context(contextlib.closing(HalfOpen(doors.port)))
+            connection = stack.enter_context(contextlib.closing(HalfOpen(calm_doors.port)))
             for _ in range(100):
                 connection.call()
-        assert ask(doors) == "OK"
-        held = memory(doors.server) - before
+        assert ask(calm_doors) == "OK"
+        held = memory(calm_doors.server) - before
     assert held < MOST
 
 
-def test_messages_that_never_end(doors: Doors) -> None:
-    before = memory(doors.server)
+def test_messages_that_never_end(calm_doors: Doors) -> None:
+    before = memory(calm_doors.server)
     half = struct.pack(">BI", 0, SIZE) + bytes(SIZE - 1)
-    with contextlib.ExitStack() as stack, answering(doors.server):
-        connections = [stack.enter_context(contextlib.closing(HalfOpen(doors.port))) for _ in range(15)]
+    with contextlib.ExitStack() as stack, answering(calm_doors.server):
+        connections = [stack.enter_context(contextlib.closing(HalfOpen(calm_doors.port))) for _ in range(15)]
         with ThreadPoolExecutor(8) as threads:
             [*threads.map(lambda one: one.send(one.call("ModelInfer"), half), connections)]
-        assert ask(doors) == "OK"
-        held = memory(doors.server) - before
+        assert ask(calm_doors) == "OK"
+        held = memory(calm_doors.server) - before
     assert held < MOST
-    wait_for(lambda: memory(doors.server) - before < LEFT, PATIENCE, "the memory is not given back")
+    wait_for(lambda: memory(calm_doors.server) - before < LEFT, PATIENCE, "the memory is not given back")
 
 
-def test_clients_that_read_nothing(doors: Doors) -> None:
+def test_clients_that_read_nothing(calm_doors: Doors) -> None:
     """Each has its prompt come back; the memory of all is that of `option.requests_total_bytes`."""
-    before = memory(doors.server)
+    before = memory(calm_doors.server)
     long = message(text_input="a " * 3_500_000, max_tokens=1, exclude_input_in_output=False, stream=True)
     data = long.SerializeToString()
-    with contextlib.ExitStack() as stack, answering(doors.server):
+    with contextlib.ExitStack() as stack, answering(calm_doors.server):
         for _ in range(60):
-            connection = stack.enter_context(contextlib.closing(HalfOpen(doors.port)))
+            connection = stack.enter_context(contextlib.closing(HalfOpen(calm_doors.port)))
             stream = connection.call()
             connection.send(stream, struct.pack(">BI", 0, len(data)) + data)
-        assert ask(doors) == "OK"
-        held = memory(doors.server) - before
+        assert ask(calm_doors) == "OK"
+        held = memory(calm_doors.server) - before
     assert held < MOST
-    wait_for(lambda: memory(doors.server) - before < LEFT, PATIENCE, "the memory is not given back")
+    wait_for(lambda: memory(calm_doors.server) - before < LEFT, PATIENCE, "the memory is not given back")
