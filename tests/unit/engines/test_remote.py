@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from handler.config.config import Config
-from handler.core.values import Finish, Sampling
+from handler.core.values import Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.remote import engine as remote
 from handler.engines.remote.engine import RemoteEngine, Running
@@ -119,3 +120,44 @@ def test_a_server_on_trial_gets_one_request() -> None:
     assert choose([server, other], Counter(), now) is other
     server.begun()
     assert choose([server, other], Counter(), now) is server
+
+
+class Silent(Engine):
+    """An engine whose server never answers."""
+
+    async def stream(self, server: RemoteServer, running: Running[ResponseCheck]) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+def test_a_request_is_its_servers_burden_until_it_is_cancelled() -> None:
+    engine = Silent([])
+    (server,) = engine._servers
+    engine.add(EngineRequest(1, [65, 66], Sampling(max_new_tokens=3, logprobs=False)))
+    engine.step()
+    assert server.outstanding == 5
+    engine.cancel(1)
+    assert server.outstanding == 0
+    engine.cancel(1)
+    engine.close()
+
+
+class Asked(Engine):
+    """An engine that counts what it asks its server."""
+
+    num_asked = 0
+
+    async def stream(self, server: RemoteServer, running: Running[ResponseCheck]) -> None:
+        self.num_asked += 1
+        await super().stream(server, running)
+
+
+def test_what_a_server_did_not_enforce_on_a_prompt_is_asked_again() -> None:
+    engine = Asked([])
+    rule = StructuredOutput("regex", "[0-9]")
+    for key, num_asked in ((1, 6), (2, 9)):  # three probes of any prompt, and three of this one for each request
+        engine.add(EngineRequest(key, [66], Sampling(max_new_tokens=1, logprobs=False, structured_output=rule)))
+        while not (ends := engine.step().others):
+            pass
+        assert "does not enforce structured output on this prompt" in str(ends[0].error)
+        assert engine.num_asked == num_asked
+    engine.close()

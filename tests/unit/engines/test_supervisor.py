@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 import pickle
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,8 +35,9 @@ from handler.engines.base import (
 )
 from handler.engines.process.engine_process import Cancel, EngineFailed, Spec, run
 from handler.engines.process.ipc import MessageReader, Messages, encode, send, wait
-from handler.engines.process.supervisor import EngineSupervisor, Placement, State
+from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, Placement, State, end_with_process
 from tests.one_test import in_one_test
+from tests.servers import PATIENCE
 
 # -- the supervisor, with a scripted engine instance and a clock that jumps: failures, restarts and pauses -------------
 
@@ -473,3 +476,49 @@ def test_a_request_arrives_as_it_was_sent(parameters: Sampling | Pooling) -> Non
     arrived = unpack(pickle.loads(pickle.dumps(pack(request))))
     assert arrived == request
     assert (type(arrived), type(arrived.parameters)) == (EngineRequest, type(parameters))
+
+
+# -- the ends of processes and threads ---------------------------------------------------------------------------------
+
+
+def thread(name: str) -> threading.Thread:
+    *_, found = [one for one in threading.enumerate() if one.name == name]
+    return found
+
+
+@pytest.mark.parametrize(("stopped", "exits"), [(False, [1]), (True, [])])
+def test_an_engine_ends_with_a_process_that_it_watches(
+    stopped: bool, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(os, "_exit", found.append)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        stop = end_with_process(child.pid, "child")
+        watch = thread("engine-processes")
+        if stopped:
+            stop()
+        child.kill()
+    watch.join(PATIENCE)
+    assert (found, watch.is_alive()) == (exits, False)
+
+
+def test_a_stop_ends_the_wait_for_an_engine_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    channels: list[socket.socket] = []
+    monkeypatch.setattr("handler.engines.process.supervisor.run", lambda load, channel: channels.append(channel))
+    waits = threading.Event()
+
+    def waiting(channel: socket.socket, **more: Any) -> bool:
+        waits.set()
+        return wait(channel, **more)
+
+    monkeypatch.setattr("handler.engines.process.ipc.wait", waiting)
+    instance = EngineInstance(Spec("echo", EngineConfig()), isolated=False)
+    sender = thread("engine-commands")
+    instance.put(bytes(1 << 23))
+    instance.flush()
+    assert waits.wait(PATIENCE)
+    time.sleep(0.05)  # until it does
+    instance.stop()
+    sender.join(PATIENCE)
+    assert not sender.is_alive()
+    channels[0].close()

@@ -45,3 +45,19 @@ def test_a_handlers_result_is_sent_as_json() -> None:
     request: Any = None
     response = asyncio.run(custom._answer(lambda: {"a": 1}, request))
     assert (response.status_code, bytes(response.body)) == (200, b'{"a":1}')
+
+
+def test_the_answer_to_head_has_the_length_that_custom_code_declares() -> None:
+    sent: list[Any] = []
+
+    async def run() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        framed = custom._Framed({"method": "HEAD"}, send)
+        await framed.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await framed.send({"type": "http.response.body", "body": b"hello"})
+
+    asyncio.run(run())
+    start, body = sent
+    assert (start["headers"], body["body"]) == ([(b"content-length", b"5")], b"")

@@ -192,6 +192,13 @@ def test_without_tokens_the_prompt_is_read_and_the_answer_is_empty(more: dict[st
     assert [message["usage"][name] for name in counts] == [1, 0, 1, 0]
 
 
+@in_one_test("stream", [False, True])
+def test_an_answer_without_tokens_ends_with_the_engines(stream: bool) -> None:
+    reply = parse(body(max_tokens=0, stream=stream)).reply
+    assert (reply.feed(0, Delta(1, 0, (Token(1, "No", -1.0, False),))), reply.finished) == (b"", False)
+    assert (reply.feed(0, Delta(1, 0, (), Finish.STOP)) > b"", reply.finished) == (True, True)
+
+
 @in_one_test("limit", [0, -1, "many", None])
 def test_a_count_does_not_read_the_limit_of_an_answer(limit: Any) -> None:
     assert value("anthropic_count", {"messages": ASK["messages"], "max_tokens": limit}, deltas()[:1]) == {

@@ -132,3 +132,10 @@ def test_structured_outputs_may_have_neutral_fields_beside() -> None:
     (request,) = parse("openai_chat", structured_outputs=given).requests
     assert request.sampling.structured_output is not None
     assert request.sampling.structured_output.value == "a"
+
+
+def test_the_number_of_allowed_tokens_is_bounded() -> None:
+    most = [1] * (1 << 14)
+    assert len(parse("openai_chat", allowed_token_ids=most).requests[0].sampling.allowed_token_ids or ()) == 1 << 14
+    with pytest.raises(ServingError, match="must be a list of 1 to 16384 token ids"):
+        parse("openai_chat", allowed_token_ids=[*most, 1])

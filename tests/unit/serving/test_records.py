@@ -150,6 +150,20 @@ def test_a_slow_disk_holds_nobody_up(
     assert caplog.text.count("requests were not captured, 1 so far: the disk is too slow") == 1
 
 
+def test_the_bytes_of_a_response_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "_MOST_WAITING", 10_000)
+    log = make(tmp_path)
+    for number in range(1, 9):
+        request = log.capture(str(number), "/invocations")
+        assert request is not None
+        request.start(b"{}")
+        request.add(b"x" * 3_000)
+        request.end({}, (200, "application/json"))
+        wait_for(lambda count=number: log.num_written + log.num_dropped == count, 20, "it is not written")
+    log.close()
+    assert (log.num_written, log.num_dropped) == (8, 0)
+
+
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, calls = os.write, iter(range(1000))
 

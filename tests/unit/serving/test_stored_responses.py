@@ -18,6 +18,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
+from handler.core.framing import dumps
 from handler.djl.batches import Item
 from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
@@ -291,6 +292,18 @@ def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
     assert keep(store, answer("c", text=text)) == [True], "it has an older one that makes room"
     assert (recall(store, "a").state, recall(store, "b1", owner=BOB).state) == ("missing", "found")
     store.close()
+
+
+def test_room_is_reserved_for_each_item(store: ResponseStore) -> None:
+    keep(store, answer("a", text="x" * 1000))
+    sizes: list[int] = []
+    store.recall(ANN, Wanted("response", True, "", ("out_a", "in_a")), sizes.append).result(10)
+    assert sizes == [len(dumps(item("out_a"))), len(dumps(item("in_a", "x" * 1000)))]
+
+
+def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> None:
+    with pytest.raises(Unavailable, match=r"has 1048577 bytes, .* an API key's .* \(option\.responses_max_bytes\)"):
+        store.check_room(ANN, (1 << 20) + 1).result(10)
 
 
 def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Overloaded
+from handler.core.framing import dumps
+from handler.serving import large_bodies
 from handler.serving.large_bodies import LargeBodies
 from handler.serving.quota import Quota, Share
 from handler.serving.turns import Flow, Turns, TurnThreads
@@ -55,6 +57,16 @@ def test_a_request_of_any_amount_leaves_the_small_ones_their_room() -> None:
         one.give_back()
     huge.take(10)
     assert quota.taken == 10
+
+
+def test_a_part_of_a_share_can_be_given_back() -> None:
+    quota = Quota(10, spare=0, small=0, words="full")
+    share = Share(quota)
+    share.take(8)
+    share.give_back(3)
+    assert (share.size, quota.taken) == (5, 5)
+    share.give_back()
+    assert (share.size, quota.taken) == (0, 0)
 
 
 def test_one_request_may_take_any_amount_beside_small_ones() -> None:
@@ -240,6 +252,15 @@ def test_large_bodies_that_take_long_leave_a_thread_to_quick_ones() -> None:
     free.set()
     assert all(one.result(PATIENCE) for one in slow)
     bodies.close()
+
+
+def test_a_large_bodys_texts_and_numbers_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their unpickling would hold up all other requests."""
+    monkeypatch.setattr(gc, "disable", int)
+    body = dumps({"text": "a" * 100_000, "numbers": [1.5] * 100_000})
+    *parts, rest = large_bodies._read(large_bodies._Form(plain=False, unique_keys=False), memoryview(body))
+    assert [sum(len(piece) for _, piece in part) for part in parts] == [100_000, 1 << 16, 100_000 - (1 << 16)]
+    assert len(rest) < 1_000
 
 
 def test_threads_hand_over_results_and_errors_and_keep_nothing() -> None:
