@@ -6,6 +6,7 @@ import itertools
 import random
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,14 @@ def test_requests_wait_in_order_while_there_is_no_room() -> None:
     assert (batcher.num_active, batcher.num_queued) == (2, 2)
     order = [delta.id for _ in range(4) for delta in batcher.step()]
     assert order == [1, 2, 1, 2, 3, 4, 3, 4]
+
+
+def test_a_step_waits_only_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted()
+    batcher, step = Batcher(engine), mock.Mock(return_value=[])
+    monkeypatch.setattr(engine, "step", step)
+    assert (batcher.step(), batcher.step(2.5)) == ([], [])
+    assert step.call_args_list == [mock.call(0.0), mock.call(2.5)]
 
 
 def test_a_full_queue_refuses_at_once() -> None:
