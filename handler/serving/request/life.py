@@ -1,4 +1,4 @@
-"""The life of a request: its phases, and its holdings, which are released in one place.
+"""The life of a request: its phases, and its holdings, which are released at one point.
 
 A `RequestTask` takes these holdings:
 
