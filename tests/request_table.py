@@ -162,7 +162,7 @@ GENERATION = (
     ask("end_id", " a b", "a b c d", end_id=[5], include_stop_str_in_output=True),
     ask("stop_words_list", " a b", "a b c d", stop_words_list=[[5], [1]], include_stop_str_in_output=True),
     refuse("a list of words", "parameters.stop_words_list=[[5]]: must be a tensor", stop_words_list=[[5]]),
-    refuse("ids", "parameters.input_ids=[5]: the engine echo does not support it", None, input_ids=[5]),
+    refuse("ids", "parameters.input_ids=[5]: is not supported: the engine echo has no vocabulary", None, input_ids=[5]),
     refuse("a guide", "parameters.guided_regex=", guided_regex="a+"),
     refuse("alternatives", "parameters.logprobs=2: ", logprobs=2),
     refuse("failing: refused by the engine", "refused on cue", "a <refuse>"),

@@ -23,8 +23,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from handler.core import child_processes
 from handler.core.child_processes import die_with_parent
-from handler.engines.process import sandbox, supervisor
 from tests.environment import clean_environment
 from tests.servers import free_port, wait_for
 
@@ -111,8 +111,8 @@ def engines() -> Iterator[None]:
     environment = {**_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     forks = SimpleNamespace(**{**vars(subprocess), "Popen": partial(_Fork, environment)})
     with contextlib.ExitStack() as patched:
-        for module in (supervisor, sandbox):
-            patched.enter_context(mock.patch.multiple(module, subprocess=forks, python=lambda *command: command))
+        own = mock.patch.multiple(child_processes, subprocess=forks, python=lambda *command: command)
+        patched.enter_context(own)
         yield
 
 

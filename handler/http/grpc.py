@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ _SHARED_MEMORY = {
 }
 """Maps calls about shared memory to their routes."""
 
-_CODES = {
+_CODES = defaultdict(lambda: grpc.StatusCode.INVALID_ARGUMENT) | {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
@@ -131,16 +132,21 @@ class _Exchange(AsgiExchange):
 
     async def send(self, message: Message) -> None:
         """Send a message of the response without a task, unless the outbox is full."""
+        if self.is_over:
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._is_framed = (b"content-type", FRAMES.encode()) in message["headers"]
             return
         if self._outbox.size > _MAX_UNSENT:
             try:
+                await asyncio.sleep(0)  # `BodyWriter` steps to the first wait, and a timeout needs a task
                 await asyncio.wait_for(self._outbox.room(), self._patience)
             except asyncio.TimeoutError:
                 self.drop()
                 raise OSError("the client reads too slowly") from None
+            if self.is_over:
+                return
         data, last = message.get("body", b""), not message.get("more_body", False)
         if self._is_framed:
             self._outbox.put(*messages(data))
@@ -212,13 +218,15 @@ class GrpcServer:
             "ServerMetadata": self._reader("/v2"),
             "ModelMetadata": self._reader(_path),
             "ModelConfig": self._reader(lambda request: f"{_path(request)}/config", "config"),
-            "ModelStatistics": self._reader(_statistics_path),
+            "ModelStatistics": self._reader(
+                lambda request: f"{_path(request)}/stats" if request.name else "/v2/models/stats"
+            ),
             **{name: self._reader(path) for name, path in _SHARED_MEMORY.items()},
             "RepositoryIndex": self._reader("/v2/repository/index", "models"),
             "ModelInfer": self._infer,
         }
-        handlers = {name: self._handler(name, method) for name, method in methods.items()}
-        return {**handlers, "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream)}
+        methods = {name: self._handler(name, method) for name, method in methods.items()}
+        return methods | {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream)}
 
     def _handler(self, name: str, method: Callable[[Any, Any], Any]) -> Any:
         request, response = (getattr(service_pb2, f"{name}{kind}") for kind in ("Request", "Response"))
@@ -240,7 +248,7 @@ class GrpcServer:
             if field in ("live", "ready") and status not in (401, 403):
                 return {field: status == 200}
             if status >= 400:
-                await context.abort(_code(status), _error(status, body))
+                await context.abort(_CODES[status], _error(status, body))
             value = json.loads(body or b"{}")
             return {field: value} if field is not None else value or {}
 
@@ -259,7 +267,7 @@ class GrpcServer:
         outbox.end()
         response = service_pb2.ModelStreamInferResponse.FromString(await outbox.take() or b"")
         if response.error_message:
-            await context.abort(_code(status), response.error_message)
+            await context.abort(_CODES[status], response.error_message)
         response.infer_response.parameters.clear()
         return response.infer_response
 
@@ -275,6 +283,7 @@ class GrpcServer:
 
         async def read() -> None:
             while (data := await context.read()) is not grpc.aio.EOF:  # the iterator would keep the last message
+                await outbox.room()
                 request = await _parsed(service_pb2.ModelInferRequest, data, context)
                 if request.id and stops(request):
                     for task in [task for task, id in running.items() if id == request.id]:
@@ -316,6 +325,7 @@ class GrpcServer:
         except asyncio.CancelledError:
             if not exchange.is_over:  # a request of the stream has stopped this one
                 outbox.put(empty_final(id, name))
+                AsgiExchange.drop(exchange)
             raise
         except Exception:  # one request must not end the others of its stream
             log.exception("request %s failed", id)
@@ -355,10 +365,6 @@ async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
         await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
 
 
-def _statistics_path(request: Any) -> str:
-    return f"{_path(request)}/stats" if request.name else "/v2/models/stats"
-
-
 def _path(request: Any) -> str:
     """Return the path of a model. The version keeps it apart from routes such as /v2/models/stats."""
     return f"/v2/models/{_escaped(request.name)}/versions/{_escaped(request.version or VERSION)}"
@@ -367,10 +373,6 @@ def _path(request: Any) -> str:
 def _escaped(name: str) -> str:
     """Return a name without slashes, which would name another route. No name becomes a space."""
     return name.replace("/", "%2F") or " "
-
-
-def _code(status: int) -> Any:
-    return _CODES.get(status, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def _scope(

@@ -182,7 +182,10 @@ def call(handle: Handle, item: Call) -> list[Result]:
         value = handle.function(item)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return _results(handle, value, item)
+        results = _results(handle, value, item)
+        if len(results) != item.get_batch_size():
+            raise ValueError(f"{len(results)} results for {item.get_batch_size()} requests")
+        return results
     except BaseException as error:  # SystemExit in user code must end only its request
         return [failure(handle, error)] * item.get_batch_size()
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
+from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable, serving_error
 from handler.core.loop import run_in_daemon_thread
 from handler.core.user_functions import Role
 from handler.engines import s3
@@ -195,6 +195,8 @@ class _OneByOne:
         self._thread.submit(TITLE, _close, parts)
 
     def close(self) -> None:
+        for waiting in self._calls.values():
+            waiting.future.cancel()
         if self._serving is not None:
             self._serving.cancel()
         self._thread.close()
@@ -212,7 +214,8 @@ class _OneByOne:
     async def _answer_all(self, batch: list[Turn]) -> None:
         calls = [waiting for turn in batch if not (waiting := self._calls[turn]).future.done()]  # others have left
         try:
-            for waiting, result in zip(calls, await self._results(calls), strict=True):
+            results = await self.call([waiting.item for waiting in calls]) if calls else []
+            for waiting, result in zip(calls, results, strict=True):
                 gone = waiting.future.done()
                 if not gone:
                     waiting.future.set_result(result)
@@ -220,16 +223,13 @@ class _OneByOne:
                     if gone:
                         result.parts.close()
                     await result.parts.ended.wait()
+        except Exception as error:  # no request must wait forever
+            for waiting in calls:
+                if not waiting.future.done():
+                    waiting.future.set_exception(serving_error(error))
         finally:
             for turn in batch:
                 self._leave(turn)
-
-    async def _results(self, calls: list[_Waiting]) -> list[Result]:
-        try:
-            return await self.call([waiting.item for waiting in calls]) if calls else []
-        except ServingError as error:
-            log.error("%s", error.message)
-            return [late(error)] * len(calls)
 
 
 def _close(parts: Any) -> None:

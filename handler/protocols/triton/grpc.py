@@ -22,7 +22,8 @@ from handler.core.values import Finish, Token
 from handler.protocols.kernel.dialect import ParsedRequest, TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.triton.api import VERSION, TritonExtras
-from handler.protocols.triton.infer import FORMATS, Infer, InferDocument, OutputTensor, Selection, packed
+from handler.protocols.triton.infer import Infer, InferDocument, OutputTensor, Selection, packed
+from handler.protocols.triton.models import INDICES
 from handler.protocols.triton.response import ResponseOptions, TritonStream
 
 FRAMES = "application/grpc+proto"
@@ -132,19 +133,13 @@ def _contents(request: Any) -> Iterator[bytes]:
             what = f"unexpected explicit tensor data for input tensor {name} {of_model}"
             raise InvalidPayload(f"{what}: {fields[0]} does not fit datatype {tensor.datatype[:_SHOWN]!r}")
         else:
-            yield _packed(name, tensor.datatype, getattr(tensor.contents, fields[0]))
+            try:
+                yield packed(tensor.datatype, getattr(tensor.contents, fields[0]))
+            except struct.error as error:
+                raise InvalidPayload(f"input {name}: {error}") from None
 
 
 _SHOWN = 64  # characters of a name in a message
-
-
-def _packed(name: str, datatype: str, items: Sequence[Any]) -> bytes:
-    if datatype == "BYTES":
-        return b"".join(_LENGTH.pack(len(item)) + item for item in items)
-    try:
-        return struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
-    except struct.error as error:
-        raise InvalidPayload(f"input {name}: {error}") from None
 
 
 def _parameter(name: str, value: Any) -> Any:
@@ -219,7 +214,8 @@ class TokenMessages(TritonStream):
         super().__init__(options, dialect.errors)
         self.content_type = FRAMES
         self._selection = selection
-        self._is_plain = options.tensors is None and options.extras <= {"finish_reason"}
+        plain = options.tensors is None and options.extras <= {"finish_reason"}
+        self._is_plain = plain and selection.names.keys().isdisjoint(INDICES)
 
     def _token(self, position: int, token: Token) -> bytes:
         return self._event(token, None)

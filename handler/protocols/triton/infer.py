@@ -31,6 +31,7 @@ SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
 """Content type on SageMaker, where `HEADER` cannot pass: its parameter `json-header-size` is the document's size."""
 _OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
+_MAX_SIZE = 1 << 60  # of a dimension; Python counts no more
 _SHOWN_DIMS = 8  # dimensions of a shape in a message
 _MAX_TEXT = 1 << 23  # bytes of a text in binary data. These are the limits of large bodies of JSON.
 _MAX_TEXTS, _MAX_NUMBERS = 1 << 17, 1 << 21  # elements of a tensor in binary data
@@ -95,7 +96,8 @@ class _Reader:
             sizes = self._sizes(name, dims, shape)
             data, parameters = tensor.get("data"), tensor.get("parameters", {})
             items = self._items(name, datatype, math.prod(sizes), data, parameters)
-            self.values[name] = items[0] if dims == (1,) else nested(items, sizes)
+            rows = [items[: sizes[-1]], items[sizes[-1] :]] if len(dims) > 1 else items  # word lists have two
+            self.values[name] = items[0] if dims == (1,) else rows
         if self._position != len(self._tail):
             raise InvalidPayload(f"unexpected additional input data for model '{self._name}'")
 
@@ -111,7 +113,7 @@ class _Reader:
             raise self._refused(f"inference request batch-size must be <= 1 for '{self._name}'")
         sizes = [*shape[has_batch:]]
         fits = len(sizes) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, sizes, strict=True))
-        if not fits or 0 in shape[:has_batch]:
+        if not fits or 0 in shape[:has_batch] or max(sizes) > _MAX_SIZE:
             expected, actual = (",".join(map(str, sizes)) for sizes in ((-1, *dims), shape[:_SHOWN_DIMS]))
             raise self._refused(
                 f"unexpected shape for input '{name}' for model '{self._name}'. Expected [{expected}], got "
@@ -212,12 +214,6 @@ def _flat(datatype: str, number: int, data: Any) -> list[Any]:
     return items
 
 
-def nested(items: list[Any], sizes: Sequence[int]) -> list[Any]:
-    """Return the elements as nested lists of a shape with one or two dimensions."""
-    size = sizes[-1]
-    return items if len(sizes) == 1 else [items[index * size : (index + 1) * size] for index in range(sizes[0])]
-
-
 def _elements(data: list[Any]) -> Iterator[Any]:
     """Yield the elements of nested lists."""
     levels = [iter(data)]
@@ -305,7 +301,7 @@ class InferDocument(TritonDocument):
 def packed(datatype: str, items: Sequence[Any]) -> bytes:
     """Return the binary data of a tensor."""
     if datatype == "BYTES":
-        texts = ((item or "").encode() for item in items)
+        texts = (item if isinstance(item, bytes) else (item or "").encode() for item in items)
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
     values = (math.nan if item is None else item for item in items)
     return struct.pack(f"<{len(items)}{FORMATS[datatype]}", *values)

@@ -245,10 +245,7 @@ OF_OTHER_MODELS: Mapping[str, InputTensor] = {
     "stop_words_list": InputTensor("INT32", TENSORS["stop_words_list"], (2, -1)),
     "bad_words_list": InputTensor("INT32", TENSORS["bad_words_list"], (2, -1)),
     "embedding_bias": InputTensor("FP32", TENSORS["embedding_bias"], (-1,)),
-    "draft_input_ids": InputTensor("INT32", TENSORS["draft_input_ids"], (-1,)),
-    "draft_logits": InputTensor("FP16", TENSORS["draft_logits"], (-1, -1)),
     "beam_search_diversity_rate": _never("FP32", "the engines have no diverse beam search"),
-    "prompt_table_extra_ids": _never("UINT64", _EMBEDDINGS),
     # the ensemble of 2023
     "INPUT_1": InputTensor("UINT32", INPUTS["max_tokens"].parameter),
     "INPUT_2": InputTensor("BYTES", INPUTS["bad_words"].parameter, (-1,)),
@@ -484,7 +481,7 @@ def read_inputs(
         select_tensors(parameters, () if request.prompt_ids is None else ("output_ids", "sequence_length")),
         frozenset(name for name in EXTRAS if parameters.others.get(name)),
         "" if is_excluded else prompt,
-        () if is_excluded or request.prompt_ids is None else request.prompt_ids,
+        () if is_excluded or streams(parameters) or request.prompt_ids is None else request.prompt_ids,
     )
     return options, parameters, ignored
 

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import signal
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,25 @@ def test_stop_ends_the_request_of_its_id_alone() -> None:
         assert [(one.id, one.parameters["triton_final_response"].bool_param) for one in ends] == [("long", True)] * 2
         assert len([one for one in found if one.infer_response.id == "long"]) < 100
         wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
+
+
+def test_nothing_of_a_stopped_request_follows_its_last_message() -> None:
+    """Its client reads nothing before it stops the request, so much waits to be sent."""
+    with triton("-o", "option.max_model_len=300000") as client:
+        asked: queue.Queue[Any] = queue.Queue()
+        answers = client.stub.ModelStreamInfer(iter(asked.get, None), timeout=60)
+        asked.put(ask("long", stream=True, text_input="word " * 500, max_tokens=50_000))
+        wait_for(lambda: client.server.metric(RUNNING) == 1, 20, "the request does not begin")
+        time.sleep(1.0)  # for more than the connection takes
+        stop = ask("long", text_input="")
+        stop.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
+        stop.raw_input_contents.append(b"\1")
+        asked.put(stop)
+        wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
+        asked.put(None)
+        found = [bool(one.infer_response.outputs) for one in answers]
+        assert found.count(False) == 2
+        assert not any(found[found.index(False) :])
 
 
 def test_a_deadline_ends_the_request() -> None:

@@ -491,3 +491,11 @@ def test_the_ensemble_of_2023() -> None:
     assert (request.prompt, request.sampling.max_new_tokens, request.sampling.stop) == ("a b", 7, ("x",))
     assert request.sampling.do_sample is False
     assert outputs_of(*inputs, outputs=[{"name": "OUTPUT_0"}]) == {"OUTPUT_0": ("BYTES", [1], [f"a b{SAID}"])}
+
+
+@in_one_test("shape", [[1, 10**12, 0], [2**63 - 1], [1, 2**63 - 1]])
+@in_one_test("name", ["stop_words_list", "embedding_bias"])
+def test_a_dimension_is_bounded_before_it_is_used(name: str, shape: list[int]) -> None:
+    datatype = TOKENS.inputs[name].datatype
+    tensor = {"name": name, "datatype": datatype, "shape": shape, "data": [1]}
+    assert f"unexpected shape for input '{name}'" in refused(*of_model(TOKENS, **ASKED), tensor)
