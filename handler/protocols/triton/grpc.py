@@ -111,9 +111,9 @@ def body_of(request: Any) -> InferBody:
 
 def stops(request: Any) -> bool:
     """Return whether a ModelInferRequest ends the request of its id, by TensorRT-LLM's input `stop`."""
-    contents = itertools.zip_longest(request.inputs, request.raw_input_contents[: len(request.inputs)])
-    flags = [(raw, tensor.contents.bool_contents) for tensor, raw in contents if tensor.name == "stop"]
-    return any(raw == b"\x01" or typed == [True] for raw, typed in flags)
+    raw, inputs = request.raw_input_contents, request.inputs
+    flags = [index for index, tensor in enumerate(inputs) if tensor.name == "stop"]
+    return any(raw[i : i + 1] == [b"\x01"] or inputs[i].contents.bool_contents == [True] for i in flags)
 
 
 def _contents(request: Any) -> Iterator[bytes]:
