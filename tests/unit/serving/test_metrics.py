@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineStatistics
@@ -18,7 +18,7 @@ from handler.protocols.kernel.dialect import ParsedRequest
 from handler.serving.metrics import cloudwatch
 from handler.serving.metrics.cloudwatch import _MEANS, document
 from handler.serving.metrics.prometheus import OUTCOMES, Gauges, Metrics, RequestStats
-from handler.serving.metrics.tracing import RequestRecord
+from handler.serving.metrics.tracing import RequestRecord, Tracer
 from tests.stepped import Clock
 
 
@@ -46,32 +46,63 @@ def record(outcome: str = "ok", **others: Any) -> RequestRecord:
 def shown(made: Metrics) -> dict[str, float]:
     """The samples by name, those of several labels with the values of all but the model's name."""
     found = {}
-    for family in text_string_to_metric_families(made.render().decode()):
-        for sample in family.samples:
-            labels = [text for name, text in sample.labels.items() if name != "model_name"]
-            found[" ".join([sample.name, *labels])] = sample.value
+    for name, labels, value in re.findall(r"^(\w[\w:]*)(?:{(.*)})? (\S+)$", made.render().decode(), re.M):
+        values = [text for label, text in re.findall(r'(\w+)="(.*?)"', labels) if label != "model_name"]
+        found[" ".join([name, *values])] = float(value)
     return found
 
 
-def bounds(made: Metrics, name: str) -> list[float]:
-    return [float(label) for label in re.findall(rf'^{name}_bucket{{.*?le="(.+?)"', made.render().decode(), re.M)]
+def bounds(made: Metrics) -> dict[str, list[float]]:
+    """The bounds of each histogram."""
+    found: dict[str, list[float]] = {}
+    for name, bound in re.findall(r'^(\S+)_bucket{.*?le="(.+?)"', made.render().decode(), re.M):
+        found.setdefault(name, []).append(float(bound))
+    return found
 
 
 # -- the metrics -------------------------------------------------------------------------------------------------
 
 
 def test_our_histograms_and_tgis_have_the_bounds_that_alarms_name() -> None:
-    made = metrics()
+    found = bounds(metrics())
     seconds = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, float("inf")]
-    assert bounds(made, "lmi_request_duration_seconds") == bounds(made, "lmi_time_to_first_token_seconds") == seconds
-    assert bounds(made, "lmi_time_per_output_token_seconds") == [
+    assert found["lmi_request_duration_seconds"] == found["lmi_time_to_first_token_seconds"] == seconds
+    assert found["lmi_time_per_output_token_seconds"] == [
         0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, float("inf"),
     ]  # fmt: skip
     for name in ("", "validation_", "queue_", "inference_", "mean_time_per_token_"):
-        found = bounds(made, f"tgi_request_{name}duration")
-        assert len(found) == 36
-        assert found[:2] == pytest.approx([0.00015, 0.000225])
-        assert found[-2] == pytest.approx(0.0001 * 1.5**35)
+        of_phase = found[f"tgi_request_{name}duration"]
+        assert len(of_phase) == 36
+        assert of_phase[:2] == pytest.approx([0.00015, 0.000225])
+        assert of_phase[-2] == pytest.approx(0.0001 * 1.5**35)
+
+
+def test_vllms_histograms_have_the_bounds_that_its_dashboards_name() -> None:
+    """Those of vLLM 0.33; those of tokens end at the model's context there."""
+    found, infinite = bounds(metrics()), [float("inf")]
+    assert found["vllm:time_to_first_token_seconds"] == [
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+        160.0, 640.0, 2560.0, *infinite,
+    ]  # fmt: skip
+    assert found["vllm:request_params_n"] == [1, 2, 5, 10, 20, *infinite]
+    for name in ("inter_token_latency", "request_time_per_output_token"):
+        assert found[f"vllm:{name}_seconds"] == [
+            0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+            *infinite,
+        ]  # fmt: skip
+    for name in (
+        "request_queue_time", "e2e_request_latency", "request_inference_time", "request_prefill_time",
+        "request_decode_time",
+    ):  # fmt: skip
+        assert found[f"vllm:{name}_seconds"] == [
+            0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+            960.0, 1920.0, 7680.0, *infinite,
+        ]  # fmt: skip
+    for name in ("request_prompt_tokens", "request_generation_tokens", "request_params_max_tokens"):
+        assert found[f"vllm:{name}"] == [
+            1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
+            *infinite,
+        ]  # fmt: skip
 
 
 def test_a_value_on_a_bound_is_in_its_bucket() -> None:
@@ -81,6 +112,7 @@ def test_a_value_on_a_bound_is_in_its_bucket() -> None:
     found = shown(made)
     assert [found[f"lmi_time_to_first_token_seconds_bucket {bound}"] for bound in ("0.5", "1.0", "2.5")] == [0, 1, 2]
     assert found["lmi_time_to_first_token_seconds_sum"] == 2.01
+    assert found["vllm:time_to_first_token_seconds_sum 0"] == 2.01
 
 
 def test_a_histogram_says_when_it_began() -> None:
@@ -96,7 +128,9 @@ def test_each_phase_of_a_request_has_its_seconds() -> None:
     found = shown(made)
     vllm = ("request_queue_time", "request_prefill_time", "request_decode_time", "request_inference_time")
     assert [found[f"vllm:{name}_seconds_sum 0"] for name in vllm] == [2, 3, 4, 7]
-    assert found["vllm:e2e_request_latency_seconds_sum 0"] == 10
+    assert found["vllm:e2e_request_latency_seconds_sum 0"] == found["lmi_request_duration_seconds_sum"] == 10
+    assert found["vllm:request_params_n_sum 0"] == 1
+    assert found["vllm:prompt_tokens_total 0"] == found["vllm:request_prompt_tokens_sum 0"] == 5
     tgi = ("validation_duration", "queue_duration", "inference_duration", "duration", "generated_tokens")
     assert [found[f"tgi_request_{name}_sum"] for name in tgi] == [1, 2, 7, 10, 11]
     assert found["tgi_request_mean_time_per_token_duration_sum"] == pytest.approx(7 / 11)
@@ -118,7 +152,8 @@ def test_a_single_token_has_no_time_between_tokens() -> None:
     assert found["vllm:request_prefill_time_seconds_count 0"] == found["vllm:request_decode_time_seconds_count 0"] == 1
     assert found["tgi_request_mean_time_per_token_duration_sum"] == 7 + 7, "of none, the whole time"
     made.count(record(num_tokens=2), [Request("")])
-    assert shown(made)["lmi_time_per_output_token_seconds_sum"] == 4
+    found = shown(made)
+    assert found["lmi_time_per_output_token_seconds_sum"] == found["vllm:inter_token_latency_seconds_sum 0"] == 4
 
 
 def test_the_tokens_after_the_first_of_all_sequences_are_counted() -> None:
@@ -152,10 +187,8 @@ def test_each_outcome_has_its_reason_and_failure(outcome: str, finish: str, reas
         one: one == reason for one in reasons
     }
     failures = ("dropped", "generation", "overloaded", "validation")
-    assert {one: found[f"tgi_request_failure_total {one}"] for one in failures} == {
-        one: one == failure for one in failures
-    }
-    assert found["tgi_request_success_total"] == (failure is None)
+    assert {one: found[f"tgi_request_failure {one}"] for one in failures} == {one: one == failure for one in failures}
+    assert found["tgi_request_success"] == (failure is None)
 
 
 def test_what_tgi_would_not_count_is_in_no_counter_of_tgis() -> None:
@@ -163,10 +196,10 @@ def test_what_tgi_would_not_count_is_in_no_counter_of_tgis() -> None:
     for outcome in ("ok", "failed"):
         made.count(record(outcome), [Request("")], opened=False)
     found = shown(made)
-    assert found["tgi_request_success_total"] == found["tgi_request_failure_total generation"] == 0
-    assert found["tgi_request_count_total"] == 0
+    assert found["tgi_request_success"] == found["tgi_request_failure generation"] == 0
+    assert found["tgi_request_count"] == 0
     made.count_opened()
-    assert shown(made)["tgi_request_count_total"] == 1
+    assert shown(made)["tgi_request_count"] == 1
 
 
 def test_what_needed_no_engine_counts_by_its_outcome_alone() -> None:
@@ -174,7 +207,7 @@ def test_what_needed_no_engine_counts_by_its_outcome_alone() -> None:
     made.count(record(queue=None), [Request("")])
     found = shown(made)
     assert found["lmi_requests_total ok"] == 1
-    assert found["lmi_request_duration_seconds_count"] == found["tgi_request_success_total"] == 0
+    assert found["lmi_request_duration_seconds_count"] == found["tgi_request_success"] == 0
     assert found["vllm:request_success_total 0 stop"] == found["vllm:prompt_tokens_total 0"] == 0
     assert made.ended.durations["success"]["count"] == 0
 
@@ -203,13 +236,15 @@ def test_gauges_are_read_when_they_are_shown() -> None:
     assert (found["tgi_queue_size"], found["tgi_batch_current_size"]) == (2, 3)
     running = ("vllm:num_requests_running 0", "vllm:num_requests_waiting 0", "vllm:generation_tokens_total 0")
     assert [found[name] for name in running] == [3, 2, 70]
-    assert "lmi_replica_ready 0" not in found
+    assert b"lmi_replica" not in metrics().render()
 
 
 def test_replicas_are_shown_one_by_one_and_the_queue_with_the_first() -> None:
     reports = (
         ReplicaReport(0, True, 4, 10, 100, 0, EngineStatistics(1, 0.5, 80, 30, 2)),
-        ReplicaReport(1, False, 2, 20, 200, 1, EngineStatistics(9, 0.25)),  # its statistics are older than its number
+        ReplicaReport(
+            1, False, 2, 20, 200, 1, EngineStatistics(9, 0.25, 70)
+        ),  # its statistics are older than its number
         ReplicaReport(2, True, 1, 30, 300, 0, None),
     )
     found = shown(metrics(replicas=lambda: reports))
@@ -307,7 +342,9 @@ def test_the_times_of_a_request_begin_when_it_is_accepted(clock: Clock) -> None:
     stats.note_started()
     clock.now += 3
     stats.num_prompt_tokens, stats.num_tokens = 4, 1
+    assert not stats.first_at
     stats.note_first()
+    assert made.firsts == [6], "at once"
     clock.now += 4
     assert stats.timing()._asdict() == {
         "validation": 1, "queue": 2, "inference": 7, "num_prompt_tokens": 4, "num_tokens": 1,
@@ -345,6 +382,11 @@ def test_a_request_that_is_refused_at_once_has_no_times(clock: Clock) -> None:
     stats.error = "no"
     stats.close("refused")
     assert made.records == [RequestRecord("id", {}, "refused", "", "no", 0, 0, queue=None, first=0, total=0)]
+    waiting = RequestStats("id", made)
+    waiting.note_accepted(parsed())
+    clock.now += 5
+    waiting.close("cancelled")
+    assert made.records[1] == RequestRecord("id", {}, "cancelled", "", "", 0, 0, queue=None, first=0, total=5)
 
 
 def test_an_opened_request_is_counted_once() -> None:
@@ -409,6 +451,23 @@ def test_a_gauge_without_a_sample_is_omitted() -> None:
     assert "KVCacheUsage" not in value
 
 
+def test_an_interval_has_what_counters_have_grown_by() -> None:
+    made = metrics()
+    before = cloudwatch.samples(made.registry)
+    made.count_first(3.0)
+    made.count(record(num_tokens=3), [Request("")])
+    value = document("m", before, cloudwatch.samples(made.registry), 1.2345)
+    assert value["_aws"]["Timestamp"] == 1234
+    counts = ("RequestsOk", "RequestsFailed", "PromptTokens", "GeneratedTokens", "EngineRestarts")
+    assert [value[name] for name in counts] == [1, 0, 5, 0, 0]
+    means = ("TimeToFirstToken", "InterTokenLatency", "RequestDuration")
+    assert [value[name] for name in means] == [3, 2, 10]
+    gauges = ("EngineReady", "QueuedRequests", "ActiveSequences", "RunningRequests", "WaitingRequests")
+    assert [value[name] for name in gauges] == [0, 2, 3, 3, 2]
+    again = document("m", cloudwatch.samples(made.registry), before, 1.0)
+    assert (again["PromptTokens"], again["RequestsOk"]) == (0, 0), "of counters that begin again"
+
+
 def test_of_replicas_numbers_are_added_and_fractions_averaged() -> None:
     reports = [
         ReplicaReport(number, True, 4, 0, 0, 1, EngineStatistics(1, usage)) for number, usage in ((0, 0.5), (1, 0.25))
@@ -430,3 +489,52 @@ def test_a_closed_stream_ends_the_reports(caplog: pytest.LogCaptureFixture) -> N
         "no more metrics are sent to CloudWatch: the output stream is closed"
     ]
     assert stream.write.call_count == 1
+    assert stream.flush.call_count == 0
+
+
+def test_each_report_is_flushed() -> None:
+    stream = mock.Mock()
+    with cloudwatch.reporting(metrics().registry, "m", 3600, stream):
+        pass
+    assert [call[0] for call in stream.method_calls] == ["write", "flush"]
+
+
+# -- traces ------------------------------------------------------------------------------------------------------
+
+
+def test_a_span_has_the_times_and_counts_of_its_request() -> None:
+    exporter = InMemorySpanExporter()
+    make = mock.Mock(return_value=exporter)
+    tracer = Tracer(make, "http://a", "m")
+    before = time.time_ns()
+    parent = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    tracer.record(record()._replace(headers=parent))
+    tracer.record(record("failed", error="it broke", num_tokens=0, finish="", queue=None))
+    tracer.record(record("cancelled"))
+    after = time.time_ns()
+    tracer.close()
+    make.assert_called_once_with(endpoint="http://a")
+    done, failed, cancelled = exporter.get_finished_spans()
+    assert done.parent is not None
+    assert (f"{done.parent.trace_id:x}", done.name) == ("4bf92f3577b34da6a3ce929d0e0e4736", "llm_request")
+    assert done.end_time is not None
+    assert done.start_time == done.end_time - 10 * 10**9
+    assert before <= done.end_time <= after
+    found = {
+        "gen_ai.request.id": "id",
+        "gen_ai.response.model": "m",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 11,
+        "gen_ai.latency.time_in_queue": 2.0,
+        "gen_ai.latency.time_to_first_token": 6.0,
+        "gen_ai.latency.e2e": 10.0,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "lmi.outcome": "ok",
+    }
+    assert dict(done.attributes or {}) == found
+    assert dict(failed.attributes or {}) == {
+        name: value for name, value in found.items() if not name.endswith(("first_token", "finish_reasons"))
+    } | {"gen_ai.usage.output_tokens": 0, "gen_ai.latency.time_in_queue": 0.0, "lmi.outcome": "failed"}
+    assert (failed.status.is_ok, failed.status.description, failed.parent) == (False, "it broke", None)
+    assert done.status.is_ok
+    assert cancelled.status.is_ok
