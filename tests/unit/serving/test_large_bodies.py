@@ -9,6 +9,7 @@ import pytest
 
 from handler.core.errors import NotJson, TooLarge
 from handler.core.framing import dumps
+from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded
 from handler.protocols.kernel.body import decode_in_python, value_size
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LargeBodies, check_amount
@@ -112,7 +113,7 @@ def test_the_process_takes_the_limits_of_the_body(monkeypatch: pytest.MonkeyPatc
 
     def run(job: Any, body: bytes) -> Any:
         jobs.append(job)
-        raise large_bodies.LimitExceeded
+        raise LimitExceeded
 
     monkeypatch.setattr(bodies._process, "run", run)
     with pytest.raises(TooLarge, match=r"^parsing the body takes more than 20 s, or crashes the parser$"):
@@ -121,7 +122,7 @@ def test_the_process_takes_the_limits_of_the_body(monkeypatch: pytest.MonkeyPatc
     assert (form, limits.memory, limits.seconds, size) == ((True, False), (256 << 20) + 1200, 20, 100)
 
     def starve(job: Any, body: bytes) -> Any:
-        raise large_bodies.MemoryLimitExceeded
+        raise MemoryLimitExceeded
 
     monkeypatch.setattr(bodies._process, "run", starve)
     with pytest.raises(TooLarge, match=r"^parsing the body needs more than 256 MiB$"):
