@@ -290,7 +290,8 @@ def test_what_is_stored_elsewhere_is_refused_if_it_names_something(where: str) -
     body = {"thread_id": "a", "extra_body": {"thread_id": "a"}}
     with pytest.raises(InvalidParameter, match=rf"^{re.escape(path)}: is not supported: nothing is stored between"):
         report_unknown([path], body, CAPABLE, generates=False)
-    for nothing in (None, "", 0, []):
+    falsy: tuple[Any, ...] = (None, "", 0, [])
+    for nothing in falsy:
         assert report_unknown(["thread_id"], {"thread_id": nothing}, CAPABLE) == ["thread_id"]
 
 
