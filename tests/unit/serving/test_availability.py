@@ -18,8 +18,9 @@ class Model:
     """A model whose engine is in any state; `told` are the states that its host hears."""
 
     def __init__(self, finish: Callable[[], Awaitable[object]] | None = None) -> None:
-        self.engine: Any = SimpleNamespace(state=State.LOADING, reason="no memory", ready=False)
-        self.availability = Availability("m", self.engine)
+        engine: Any = SimpleNamespace(state=State.LOADING, reason="no memory", ready=False)
+        self.engine = engine
+        self.availability = Availability("m", engine)
         self.told: list[State] = []
         self._changed = self.availability.follow(self.told.append, finish)
 
