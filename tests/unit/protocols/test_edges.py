@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
+from handler.protocols.kernel import messages, readers, texts
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.messages import ROLES, check_role
 from handler.protocols.kernel.parameters import PARAMETERS, unsupported
@@ -17,6 +18,7 @@ from handler.protocols.kernel.readers import INT32, INT64, metadata, response_fo
 from handler.protocols.kernel.schema import schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.kernel.texts import text_list, text_of, texts_shape
+from tests.limits import undocumented
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, with_adapters
 
@@ -249,3 +251,22 @@ def test_a_chat_template_may_know_further_roles() -> None:
         assert raised.value.message == f"messages[0].role must be one of {names}"
     with pytest.raises(InvalidPayload, match=r"^messages\[0\]\.role must be one of user, tool$"):
         check_role("critic", "messages[0]", ("user", "tool"), ServerContext(engine="able"))
+
+
+def test_the_limits_of_texts_and_messages_are_documented() -> None:
+    assert not undocumented(
+        "wire/README.md",
+        f"{messages.MAX_ARGUMENTS:,} characters in the arguments of one tool call, and "
+        f"{messages.MAX_ALL_ARGUMENTS:,} in those of all",
+    )
+    assert not undocumented(
+        "wire/embeddings.md",
+        f"may contain up to {texts.MAX_TEXTS:,} texts",
+        f"may be up to {texts.MAX_QUERIES:,} characters",
+    )
+    stops = f"a string or up to {readers.MAX_STOPS}, each up to {readers.MAX_STOP_CHARACTERS:,} characters"
+    assert not undocumented("wire/lmi.md", stops)
+    most = f"a value of at most {readers.MAX_CHARACTERS:,} characters"
+    assert not undocumented("wire/structured-output.md", most)
+    pairs = f"up to {readers._PAIRS} pairs: keys of {readers._KEY} characters, values of {readers._VALUE}"
+    assert not undocumented("wire/batches.md", pairs)

@@ -13,8 +13,9 @@ from handler.core.errors import GenerationFailed, InvalidParameter, InvalidPaylo
 from handler.core.framing import JSON, JSONLINES, SSE
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import NO_TOKEN, Delta, Extras, Finish, Pooling, Request, Sampling, Token
+from handler.protocols.kernel import errors
 from handler.protocols.kernel import reply as replies
-from handler.protocols.kernel.dialect import Reply, too_long
+from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, Reply, too_long
 from handler.protocols.kernel.errors import FRONT_END, SERVER, retry_headers
 from handler.protocols.kernel.parameters import PARAMETERS, parameter
 from handler.protocols.kernel.readers import json_schema, number, regex, show, tgi_grammar
@@ -33,6 +34,7 @@ from handler.protocols.kernel.reply import (
 from handler.protocols.kernel.schema import NotRequired, components_of, nullable, schema_of_type
 from handler.protocols.kernel.tensors import OutputTensors, TokenRows, document
 from handler.protocols.kernel.texts import cosine, embedding_requests
+from tests.limits import undocumented
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE
 
@@ -405,3 +407,10 @@ def test_embeddings_of_several_texts_are_named_by_their_place() -> None:
     assert (one.names.prompt, first.names.prompt, second.names.prompt) == ("input", "input[0]", "input[1]")
     assert (first.prompt, first.prompt_ids, second.prompt_ids) == ("a", None, (1, 2))
     assert cosine([0.6, 0.8], [1.0, 0.0]) == 0.6
+
+
+def test_the_limits_of_media_and_retries_are_documented() -> None:
+    least, most = errors._WAIT
+    assert not undocumented("wire/README.md", f"random, from {least:g} to {most:g} s")
+    assert not undocumented("images.md", f"images in a request | {DEFAULT_MAX_MEDIA} |")
+    assert not undocumented("audio.md", f"audio files in a request | {DEFAULT_MAX_MEDIA} |")

@@ -25,6 +25,7 @@ from handler.engines import downloads, s3
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import ANYWHERE, Placement
+from handler.http import server
 from handler.plugins.functions import Formatters
 from handler.scheduler.lora import AdapterHome
 from handler.serving import engine as serving_engine
@@ -40,6 +41,7 @@ from handler.serving.engine import (
 )
 from handler.serving.start import load_tokenizer, make_validator, server_context
 from handler.serving.user_code import adapter_home, model_formatters
+from tests.limits import undocumented
 from tests.user_files import write_adapter
 
 
@@ -415,3 +417,8 @@ def test_adapters_that_an_engine_does_not_take_are_not_loaded(home: Path, caplog
     assert message.startswith(f"the adapters in {home / 'adapters'} are not loaded: echo: ")
     with pytest.raises(BadRequest, match=r"^LoRA is not enabled: no engine is loaded: handle of model\.py answers all"):
         home_of("echo", directory=home, handle_role=Role.ALONE).registry.check()
+
+
+def test_the_time_for_requests_to_finish_is_documented() -> None:
+    assert not undocumented("scaling.md", f"open requests have {start._DRAIN:g} s to finish")
+    assert not undocumented("serving.md", f"Running requests have {server._DRAIN:g} s to finish")

@@ -26,7 +26,7 @@ from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded
-from handler.serving.media import fetch
+from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
 from handler.serving.media.decoder import LargerThanRead
 from handler.serving.media.fetch import is_public
@@ -38,6 +38,7 @@ from handler.serving.request.task import RequestTask
 from handler.serving.turns import TurnThreads
 from tests.app.media.files import data_url, file_server, image_file, png
 from tests.doubles.steps import steps
+from tests.limits import GIB, KIB, MIB, WORDS, undocumented
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
@@ -628,3 +629,17 @@ def test_media_that_do_not_fit_a_prompt_are_refused_by_name(
     with pytest.raises(ServingError) as raised:
         placed(ids, medium, truncation=truncation)
     assert raised.value.message.startswith(words)
+
+
+def test_the_limits_of_images_are_documented() -> None:
+    assert not undocumented(
+        "images.md",
+        f"CPU time to decode an image | {media.SECONDS:g} s",
+        f"files fetched at a time | {media.FETCHES}, at most {media._FETCHES_OF_HOST} from one host",
+        f"{media.MAX_MEDIA_LOADING:,}, then 503. Requests with at most {media._FEW_MEDIA} images may use "
+        f"{media._SPARE_MEDIA:,} more",
+        f"{media.MAX_MEMORY / GIB:g} GiB, then 503. Requests that need at most {media._LITTLE_MEMORY / MIB:g} MiB may "
+        f"use {media._SPARE_MEMORY / MIB:g} MiB more",
+        f"over {image_decoder._MAX_EXIF / KIB:g} KiB of Exif is refused",
+        f"At most {WORDS[fetch._MAX_REDIRECTS]} redirects are followed",
+    )

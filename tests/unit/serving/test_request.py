@@ -46,6 +46,7 @@ from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.request.task import RequestTask, ignored_header
+from tests.limits import undocumented
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 from tests.unit.protocols.answers import with_adapters
@@ -504,3 +505,7 @@ def test_ignored_names_are_a_header_that_sagemaker_forwards() -> None:
     cut = ignored_header(["n" * 70, *map(str, range(40))])["x-lmi-ignored-parameters"]
     assert cut == ", ".join(["n" * 64, *map(str, range(31))])
     assert len(ignored_header(["n" * 64] * 32)["x-lmi-ignored-parameters"]) == 1024
+
+
+def test_the_number_of_logits_is_documented() -> None:
+    assert not undocumented("wire/tensors.md", f"at most {MAX_LOGITS:,} logits")
