@@ -643,3 +643,40 @@ def test_the_limits_of_images_are_documented() -> None:
         f"over {image_decoder._MAX_EXIF / KIB:g} KiB of Exif is refused",
         f"At most {WORDS[fetch._MAX_REDIRECTS]} redirects are followed",
     )
+
+
+def jpeg(*segments: bytes) -> bytes:
+    return b"\xff\xd8" + b"".join(segments) + b"\xff\xc0\0\x11\x08\0\x06\0\x08" + bytes(20)
+
+
+def test_a_size_is_read_from_any_header() -> None:
+    length = b"\xff\xe0\0\x04ab"
+    for segments in (
+        (),
+        (length,),
+        (b"\xff\xff\xff" + length[1:],),
+        (b"\xff\x01", b"\xff\xd0", b"\xff\xd8"),
+        (length,) * 255,
+    ):
+        assert read_size(jpeg(*segments)) == (8, 6)
+    assert read_size(jpeg(*[length] * 256)) == (0, 0)
+    assert read_size(jpeg(b"x")) == (0, 0)
+    for marker in (0xC4, 0xC8, 0xCC):
+        table = bytes([0xFF, marker, 0, 9]) + bytes(7)
+        assert read_size(jpeg(table)) == (8, 6)
+    for marker in (0xC1, 0xC2, 0xCF):
+        assert read_size(jpeg().replace(b"\xff\xc0", bytes([0xFF, marker]))) == (8, 6)
+    whole = jpeg()
+    assert read_size(whole[:11]) == (8, 6)
+    assert read_size(whole[:10]) == read_size(whole[:3]) == read_size(b"") == (0, 0)
+    assert read_size(png(8, 6)[:24]) == (8, 6)
+    assert read_size(b"GIF89a\x08\0\x06\x01") == (8, 262)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_webps_size_is_in_its_first_bytes(lossless: bool, mode: str) -> None:
+    for size in ((1, 1), (300, 2), (2, 300)):
+        file = saved(PIL.Image.new(mode, size), "WEBP", lossless=lossless)
+        assert read_size(file[:30]) == size
+    assert read_size(saved(PIL.Image.new("RGB", (300, 2)), "WEBP", xmp=b"a" * 9)[:30]) == (300, 2)
