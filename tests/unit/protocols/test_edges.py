@@ -18,9 +18,10 @@ from handler.protocols.kernel.readers import INT32, INT64, metadata, response_fo
 from handler.protocols.kernel.schema import schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.kernel.texts import text_list, text_of, texts_shape
+from handler.protocols.registry import ROUTES
 from tests.limits import undocumented
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, with_adapters
+from tests.unit.protocols.answers import CAPABLE, USER, with_adapters
 
 INT32_MOST, INT64_MOST, UINT64_MOST = 2147483647, 9223372036854775807, 18446744073709551615
 STOPS = (
@@ -270,3 +271,21 @@ def test_the_limits_of_texts_and_messages_are_documented() -> None:
     assert not undocumented("wire/structured-output.md", most)
     pairs = f"up to {readers._PAIRS} pairs: keys of {readers._KEY} characters, values of {readers._VALUE}"
     assert not undocumented("wire/batches.md", pairs)
+
+
+def test_a_calls_arguments_have_their_most() -> None:
+    def chat(*sizes: int) -> Any:
+        calls = [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": f'{{"a": "{"x" * (size - 9)}"}}'}}
+            for size in sizes
+        ]
+        said = {"role": "assistant", "content": None, "tool_calls": calls}
+        return ROUTES["/v1/chat/completions"].parse({"messages": [USER, said, USER]}, CAPABLE)
+
+    most = 1 << 20
+    chat(most, most, most, most)
+    for sizes in ((most + 1,), (most, most, most, most, 10)):
+        with pytest.raises(
+            InvalidPayload, match=r"^messages\[\]\.tool_calls: the arguments of a call may have at most "
+        ):
+            chat(*sizes)

@@ -143,3 +143,12 @@ def test_the_limits_of_large_bodies_are_documented() -> None:
         f"At most {large_bodies.MAX_WAITING} such requests are parsed or tokenized at a time",
         f"if their bodies are at most {large_bodies._QUICK_BODY / MIB:g} MiB",
     )
+
+
+def test_a_body_that_was_read_makes_room_for_the_next() -> None:
+    bodies = LargeBodies()
+    for _ in range(2 * large_bodies.MAX_WAITING + 1):
+        assert bodies.submit(1 << 30, int).result(20) == 0
+        assert bodies.submit(1, int).result(20) == 0
+    assert bodies._waiting.taken == 0
+    bodies.close()
