@@ -425,7 +425,7 @@ def test_a_batch_that_runs_elsewhere_is_not_touched(story: Callable[..., None]) 
 # -- which batches run here --------------------------------------------------------------------------------------
 
 
-def test_as_many_batches_run_as_the_engine_takes_lines_and_old_ones_of_others(story: Callable[..., None]) -> None:
+def test_as_many_batches_run_as_lines_and_old_ones_of_others(story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
         own = [run.create(line("a")) for _ in range(3)]
         others = [run.create(line("b"), owner=owner) for owner in ("bob", "cid")]

@@ -269,7 +269,7 @@ def test_routes_are_found_by_their_template_and_model() -> None:
 # -- memory and threads of admission -----------------------------------------------------------------------------
 
 
-def test_three_quarters_of_the_memory_are_everybodys_and_one_is_left_to_small_requests() -> None:
+def test_a_quarter_of_the_memory_is_left_to_small_requests() -> None:
     quota = _memory(Config(requests_total_bytes=1000 << 20))
     assert quota.most == 750 << 20
     quota.change(0, 750 << 20)
