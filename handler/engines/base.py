@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
@@ -475,19 +474,19 @@ def passed_otherwise(*parameters: Any) -> dict[str, Any]:
     return {}
 
 
-def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
-    """Return the engine's arguments top_k and top_p. This function is a `Rule`.
+def drawn_rules(no_top_k: int = 0) -> dict[str, Rule]:
+    """Return the rules for the fields that matter only when sampling, under vLLM's and SGLang's names.
 
     Args:
         no_top_k: value of top_k that makes the engine choose among all tokens.
     """
-    if sampling.top_p == 0:  # the smallest nucleus is one token
-        return {"top_k": 1, "top_p": 1.0}
-    return {"top_k": sampling.top_k or no_top_k, "top_p": sampling.top_p}
 
+    def top(sampling: Sampling) -> dict[str, Any]:
+        if sampling.top_p == 0:  # the smallest nucleus is one token
+            return {"top_k": 1, "top_p": 1.0}
+        return {"top_k": sampling.top_k or no_top_k, "top_p": sampling.top_p}
 
-TOP_CHOICE_OR_MINUS_1: Rule = functools.partial(top_choice, no_top_k=-1)
-"""Rule for engines that choose among all tokens if top_k is -1."""
+    return {"temperature": "temperature", "top_k": top, "top_p": top, "min_p": "min_p"}
 
 
 def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
@@ -502,6 +501,23 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
         return {**greedy, **(arguments(drawn, sampling) if sampling.do_sample and sampling.temperature > 0 else {})}
 
     return rule
+
+
+def logprob_rules(count: Callable[[int], int] = int) -> dict[str, Rule]:
+    """Return the rules for log-probabilities in vLLM. A count of 0 asks only for those of the tokens themselves.
+
+    Args:
+        count: converts the number of alternatives that the client wants to the number that vLLM gets.
+    """
+
+    def logprobs(sampling: Sampling) -> dict[str, Any]:
+        return {"logprobs": count(sampling.top_logprobs)} if sampling.logprobs or sampling.top_logprobs else {}
+
+    def prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
+        return {"prompt_logprobs": count(sampling.prompt_top_logprobs)} if sampling.prompt_logprobs else {}
+
+    of_prompt = dict.fromkeys(("prompt_logprobs", "prompt_top_logprobs"), prompt_logprobs)
+    return {"logprobs": logprobs, "top_logprobs": logprobs, **of_prompt}
 
 
 def override(arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import COMMON_RULES, TOP_CHOICE_OR_MINUS_1, Rule, drawn_or, regex_of
+from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, regex_of
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
 _FORBIDDEN = -1e9  # added to the logit of a forbidden token
@@ -32,12 +32,7 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
             return {kind: rule.value}
 
 
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "top_k": TOP_CHOICE_OR_MINUS_1,
-    "top_p": TOP_CHOICE_OR_MINUS_1,
-    "min_p": "min_p",
-}
+_DRAWN = drawn_rules(no_top_k=-1)
 """Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {

@@ -15,11 +15,11 @@ from handler.core.values import Sampling
 from handler.engines.base import (
     COMMON_RULES,
     JSON_TAGS,
-    TOP_CHOICE_OR_MINUS_1,
     Capabilities,
     Rule,
     arguments,
     drawn_or,
+    drawn_rules,
     unless_neutral,
 )
 
@@ -126,13 +126,7 @@ def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
     return {f"guided_{name}": value}
 
 
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "top_k": TOP_CHOICE_OR_MINUS_1,
-    "top_p": TOP_CHOICE_OR_MINUS_1,
-    "min_p": "min_p",
-    "seed": _seed,
-}
+_DRAWN: Mapping[str, Rule] = {**drawn_rules(no_top_k=-1), "seed": _seed}
 """Fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
