@@ -199,7 +199,7 @@ class OpenVino(NoAdapters):
             for sequence, result in best_first:
                 output = self._output(key, sequences.setdefault(sequence, len(sequences)), running, result)
                 ended = ended or output.finish is not None
-                if _is_one_token(output):
+                if output.is_plain and output.finish is None and len(output.ids) == 1 and not output.sequence:
                     step.keys.append(key)
                     step.ids.append(output.ids[0])
                     step.logprobs.append(output.logprobs[0])
@@ -287,10 +287,6 @@ class Preparation:
                     begin()
         if self._unscored and (scored := self._scorer.step()) is not None:
             self._unscored.pop(scored.key)(scored)
-
-
-def _is_one_token(output: Output) -> bool:
-    return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

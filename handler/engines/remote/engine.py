@@ -440,21 +440,18 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     def _refuse_rule(self, running: Running[C], server: RemoteServer) -> None:
         words = f"the {self._kind} server does not enforce structured output on this prompt"
-        detail = log_words(f"{server.url} does not enforce it", secrets())
+        detail = f"{server.url} does not enforce it"
         self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
         """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
         server, error = next(reversed(busy.items()))
-        detail = log_words(f"{server.url} {error}", secrets())
         waits = [failure.retry_after for failure in busy.values() if failure.retry_after]
-        self._end(
-            running, f"the {self._kind} server is busy: it {error.plain}", detail, retry_after=min(waits, default=0.0)
-        )
+        words = f"the {self._kind} server is busy: it {error.plain}"
+        self._end(running, words, f"{server.url} {error}", retry_after=min(waits, default=0.0))
 
     def _fail(self, running: Running[C], server: RemoteServer, error: Failed) -> None:
-        detail = log_words(f"{server.url} {error}", secrets())
-        self._end(running, f"the {self._kind} server {error.plain}", detail)
+        self._end(running, f"the {self._kind} server {error.plain}", f"{server.url} {error}")
 
     def _end(
         self, running: Running[C], error: str, detail: str, *, refused: bool = False, retry_after: float | None = None
@@ -462,9 +459,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request with an error, unless it has already ended."""
         if not running.ended:
             running.ended = True
-            failure = Output(running.key, (), (), Finish.ERROR, error=error, detail=detail, refused=refused)
+            failure = Output(running.key, (), (), Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
             part = self._parts.setdefault(running.key, Part())
-            part.failure = failure._replace(retry_after=retry_after)
+            part.failure = failure._replace(detail=log_words(detail, secrets()))
             self._loop.stop()
 
     # -- the loop ------------------------------------------------------------------------------------------------
