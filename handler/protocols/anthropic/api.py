@@ -1,4 +1,4 @@
-"""The types of Anthropic's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of Anthropic's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of OpenAI's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of OpenAI's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TokenUsage(TypedDict):
 
 
 class OpenAiAnswer(TypedDict):
-    """The fields of every answer and chunk except `object` and `choices`."""
+    """The fields of every response and chunk except `object` and `choices`."""
 
     id: str
     created: Count
@@ -134,7 +134,7 @@ class OpenAiMessagePart(TypedDict, total=False):
 
 
 class StopReason(TypedDict):
-    """vLLM's field beside `finish_reason`: the stop string or the id of the stop token that ended the answer."""
+    """vLLM's field beside `finish_reason`: the stop string or the id of the stop token that ended the response."""
 
     stop_reason: NotRequired[str | int | None]
 
@@ -177,7 +177,7 @@ class TextLogprobs(TypedDict):
 
 
 class TokenIds(TypedDict):
-    """The ids of an answer's tokens, on request."""
+    """The ids of a response's tokens, on request."""
 
     token_ids: NotRequired[list[Count]]
 

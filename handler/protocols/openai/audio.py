@@ -86,7 +86,7 @@ def _of_piece(tokens: Sequence[Token], heard: Heard) -> Iterator[Segment]:
 
 
 class TranscriptReply(WholeReply):
-    """A transcript as a whole answer.
+    """A transcript as a non-streaming response.
 
     Args:
         form: the response_format.

@@ -185,7 +185,7 @@ def new_batch(id: str, request: NewBatch, now: float) -> OpenAiBatch:
 
 
 class LineError(NamedTuple):
-    """The reason why a line has no answer, with OpenAI's error code. `param` names the wrong field, if any."""
+    """The reason why a line has no response, with OpenAI's error code. `param` names the wrong field, if any."""
 
     code: str
     message: str
@@ -239,7 +239,7 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
 
 
 def line_id(batch: str, number: int) -> str:
-    """Return the id of the answer to a line. `line_number` finds the line's number in it."""
+    """Return the id of the response to a line. `line_number` finds the line's number in it."""
     return f"batch_req_{batch.removeprefix('batch_')}_{number}"
 
 

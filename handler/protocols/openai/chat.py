@@ -56,7 +56,7 @@ from handler.protocols.openai.request import (
 
 
 class Logprobs(NamedTuple):
-    """The log-probabilities that an answer shows.
+    """The log-probabilities that a response shows.
 
     Attributes:
         chosen: whether to show the log-probabilities of the chosen tokens.
@@ -89,7 +89,7 @@ class ChatFormat(NamedTuple):
     """The options of a chat's answers.
 
     Attributes:
-        form: how the model's answers are parsed.
+        form: how the model's responses are parsed.
         every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
         thoughts: whether to show the reasoning.
     """
@@ -108,12 +108,12 @@ class ChatFormat(NamedTuple):
         return bool(self.form.tools.name)
 
     def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
-        """Return the finish reason for the client, or None if the answer has not ended.
+        """Return the finish reason for the client, or None if the response has not ended.
 
         If the request names the tool to call, OpenAI reports `stop` instead of `tool_calls`.
 
         Args:
-            called: whether the answer has tool calls.
+            called: whether the response has tool calls.
             broken: whether a call is incomplete, so that the reason must not say that the calls can be executed.
         """
         reason = REASONS[finish]
@@ -266,7 +266,7 @@ class ChatStream(Stream[ChatChoice]):
 
 
 class ChatDocument(WholeAnswer):
-    """A whole answer. The choices are in the order of their seeds."""
+    """A non-streaming response. The choices are in the order of their seeds."""
 
     def __init__(self, chat: ParsedChat) -> None:
         super().__init__(chat.head, 1, chat.request.sampling.n, chat.framing)
@@ -280,7 +280,7 @@ class ChatDocument(WholeAnswer):
         return value
 
     def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
-        """Parse the answer of a sequence, and count its reasoning tokens."""
+        """Parse the response of a sequence, and count its reasoning tokens."""
         reader, tokens = self._format.form.reader(), sequence.tokens
         if reader is None:
             events: list[Event] = [sequence.text]
@@ -330,7 +330,7 @@ class ParsedChat(NamedTuple):
     """The parsed body of a chat, from which the reply is made.
 
     Attributes:
-        framing: the framing of the answer. If it is the dialect's `whole`, the answer is not streamed.
+        framing: the framing of the response. If it is the dialect's `whole`, the response is not streamed.
         ignored: the fields that have no effect.
     """
 
@@ -346,7 +346,7 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     """Return a request that is answered with the number of the prompt's tokens.
 
     Args:
-        document: makes the answer from the number of tokens.
+        document: makes the response from the number of tokens.
     """
 
     def render(prompt: Prompt) -> list[bytes]:
@@ -369,9 +369,9 @@ class OpenAiChat(OpenAiDialect):
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
-        whole: the framing of whole answers.
+        whole: the framing of non-streaming responses.
         stream: the framing of streams.
-        refusal: whether `logprobs` in answers has the field `refusal`, as in OpenAI's API.
+        refusal: whether `logprobs` in responses has the field `refusal`, as in OpenAI's API.
         prompt_field: the field with the prompt in the client's body.
     """
 
@@ -477,7 +477,7 @@ class OpenAiChat(OpenAiDialect):
         return None
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Read `stream` and `stream_options`. Return the framing of the answer, and when to report token counts."""
+        """Read `stream` and `stream_options`. Return the framing of the response, and when to report token counts."""
         stream, usage = read_stream(body, context)
         return self.stream if stream else self.whole, usage
 

@@ -167,7 +167,7 @@ class TextStream(Stream[TextChoice]):
 
 
 class TextDocument(WholeAnswer):
-    """A whole answer with the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
+    """A non-streaming response with the choices for each prompt. `best_of` ranks them by mean log-probability."""
 
     def __init__(self, head: OpenAiHead, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, len(format.prompts), num_sequences, framing)
@@ -227,7 +227,7 @@ class OpenAiCompletions(OpenAiDialect):
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
     Attributes:
-        whole: the framing of whole answers.
+        whole: the framing of non-streaming responses.
         stream: the framing of streams.
     """
 

@@ -1,4 +1,4 @@
-"""OpenAI's conventions, which several dialects share: the parsing of bodies, and answers made of choices."""
+"""OpenAI's conventions, which several dialects share: the parsing of bodies, and responses made of choices."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REASONS: Mapping[Finish | None, str | None] = {
 
 
 class OpenAiHead(NamedTuple):
-    """The fields that are the same in all chunks of an answer."""
+    """The fields that are the same in all chunks of a response."""
 
     id: str
     created: int
@@ -75,10 +75,10 @@ class OpenAiHead(NamedTuple):
 
 
 def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | int | None:
-    """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended an answer, or None.
+    """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended a response, or None.
 
     Args:
-        stop: the stop string, or None if a token ended the answer.
+        stop: the stop string, or None if a token ended the response.
         last_id: the id of the last token, or -1 if there is none.
     """
     if finish is not Finish.STOP:
@@ -87,7 +87,7 @@ def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | 
 
 
 def identity(prefix: str) -> tuple[str, int]:
-    """Return a new id for an answer, and the current time in seconds since 1970."""
+    """Return a new id for a response, and the current time in seconds since 1970."""
     return f"{prefix}-{new_digits()}", int(time.time())
 
 
@@ -108,7 +108,7 @@ class Usage(NamedTuple):
 def usage(
     num_prompt_tokens: int, num_tokens: int, num_reasoning: int | None = None, num_cached_tokens: int = 0
 ) -> TokenUsage:
-    """Return the token counts of an answer.
+    """Return the token counts of a response.
 
     Args:
         num_reasoning: the number of reasoning tokens, or None if reasoning is not separated from the text.
@@ -243,7 +243,7 @@ class Stream(TokenStream, Generic[C]):
 
 
 class WholeAnswer(WholeReply):
-    """A whole answer as one object, which subclasses render.
+    """A non-streaming response as one object, which subclasses render.
 
     Args:
         num_sequences: the number of sequences of each request.
@@ -358,7 +358,7 @@ FOREIGN: Mapping[str, Parameter] = {
     "adapter_id": unsupported("send the adapter's name as model", ""),
     "adapters": unsupported("send the adapter's name as model", "", []),
 }
-"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the answer."""
+"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the response."""
 
 _BOTH = {
     **dialect_parameters("openai"),
@@ -433,10 +433,10 @@ MODEL: Mapping[str, Shape] = {
 def read_model(
     body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
 ) -> tuple[str, Adapter | None]:
-    """Read `model`. Return the model's name for the answer, and the adapter if `model` names one.
+    """Read `model`. Return the model's name for the response, and the adapter if `model` names one.
 
     Args:
-        own: the model's name in answers if the body has no `model`, or "" for `context.own_name`.
+        own: the model's name in responses if the body has no `model`, or "" for `context.own_name`.
         adapter: the adapter that another field names, which overrides `model`, or None for the headers' adapter.
 
     Raises:
@@ -572,7 +572,7 @@ class OpenAiDialect(Dialect):
         """Parse a body whose numbers and flags have been converted to their types."""
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Return the model's name for the answer, and the LoRA adapter if the request names one."""
+        """Return the model's name for the response, and the LoRA adapter if the request names one."""
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:

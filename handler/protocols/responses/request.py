@@ -634,7 +634,7 @@ def _body(context: ServerContext) -> Shape:
 class OpenAiResponses(OpenAiDialect):
     """The dialect of OpenAI's responses. It samples unless `temperature` is 0.
 
-    By default, only the model's context limits the length of an answer.
+    By default, only the model's context limits the length of a response.
     """
 
     name = "openai_responses"
@@ -714,7 +714,7 @@ class OpenAiResponses(OpenAiDialect):
 
 
 class ResponsesCount(OpenAiResponses):
-    """The dialect of OpenAI's token count. Fields that affect only an answer are checked, but have no effect."""
+    """The dialect of OpenAI's token count. Fields that affect only a response are checked, but have no effect."""
 
     name = "openai_responses_count"
     computes = False

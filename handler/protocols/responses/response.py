@@ -266,7 +266,7 @@ class ResponseSettings(NamedTuple):
 
     Attributes:
         head: the fields of the response that do not change.
-        form: how the model's answer is parsed.
+        form: how the model's response is parsed.
         origins: maps a tool's name in the prompt to its declaration.
         keeping: stores the response, or None if it is not stored.
     """
@@ -292,7 +292,7 @@ class ResponseSettings(NamedTuple):
         """Return the response.
 
         Args:
-            finish: the reason why the answer ended, or None if the response is in progress.
+            finish: the reason why the response ended, or None if the response is in progress.
             broken: whether a tool call is incomplete. The response is then incomplete, too.
         """
         ended: Status = "incomplete" if broken else "completed"
@@ -374,7 +374,7 @@ class ResponseStream(BlockStream):
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
-        """Encode a token within a message, if the answer is only text."""
+        """Encode a token within a message, if the response is only text."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
         return self._text(token.text, self._items.number())

@@ -256,7 +256,7 @@ OF_OTHER_MODELS: Mapping[str, InputTensor] = {
 TABLE = Table({name: input.parameter for name, input in (*INPUTS.items(), *OF_OTHER_MODELS.items())})
 
 LLMAPI = ("sampling_param_", "streaming")
-"""The prefixes of the llmapi model's inputs. By default, its answers leave out the prompt."""
+"""The prefixes of the llmapi model's inputs. By default, its responses leave out the prompt."""
 
 
 # -- texts -------------------------------------------------------------------------------------------------------
