@@ -240,7 +240,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too
 
 
 class AnthropicErrors(ErrorFormat):
-    """Anthropic's form of errors. Status 529 means that the client may retry soon."""
+    """Anthropic's error format. Status 529 means that the client may retry soon."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 

@@ -210,7 +210,7 @@ class MessagesReader(TurnsReader):
             )
 
     def clear_thinking(self, kept: int | None) -> None:
-        """Remove the reasoning from all messages except the last `kept` messages with reasoning. None keeps all of it."""
+        """Remove the reasoning from all messages except the last `kept` messages with reasoning; None keeps all."""
         thoughts = [message for message in self.chat if "reasoning_content" in message]
         for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
             del message["reasoning_content"]

@@ -431,7 +431,7 @@ class ReasoningForm:
             raise InvalidParameter(f"{name}: the model reasons before it answers, and {self._lacks}; {off}")
         for field in _COUNTED_ANEW:
             if (value := getattr(sampling, field)) != Sampling._field_defaults[field]:
-                raise InvalidParameter(f"{field}={value}: with {name}, it would ignore reasoning tokens; {off}")
+                raise InvalidParameter(f"{field}={value}: with {name}, reasoning tokens would not count; {off}")
         family, mark = self.family, self.family.closing
         closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
         if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):

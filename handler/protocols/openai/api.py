@@ -80,7 +80,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a chat's answer. Only OpenAI's dialect has `refusal`."""
+    """The log-probabilities of a chat's response. Only OpenAI's dialect has `refusal`."""
 
     content: list[ChosenLogprob]
     refusal: NotRequired[None]
@@ -211,7 +211,7 @@ class PromptUsage(TypedDict):
 
 
 class Embedding(TypedDict):
-    """The vector of a text, as a list or as the base64 of little-endian numbers of 32 bits."""
+    """The embedding of a text, as a list or as base64 of little-endian 32-bit floats."""
 
     object: Literal["embedding"]
     index: Count
@@ -374,7 +374,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchError(TypedDict):
-    """The reason why a batch failed. `line` is the number of the wrong line in its input."""
+    """The reason why a batch failed. `line` is the number of the wrong line in the batch's input."""
 
     code: str
     message: str
@@ -454,7 +454,7 @@ def field_of(error: ServingError) -> str | None:
 
 
 class OpenAiErrors(ErrorFormat):
-    """OpenAI's form of errors. OpenAI's clients choose the exception to raise according to the status."""
+    """OpenAI's error format. OpenAI's clients choose the exception to raise by the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 

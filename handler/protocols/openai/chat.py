@@ -60,7 +60,7 @@ class Logprobs(NamedTuple):
 
     Attributes:
         chosen: whether to show the log-probabilities of the chosen tokens.
-        alternatives: whether to also show alternatives to them.
+        alternatives: whether to also show alternatives to the chosen tokens.
         refusal: whether to add OpenAI's field `refusal`.
     """
 
@@ -86,7 +86,7 @@ def _logprob(token: Token) -> TokenLogprob:
 
 
 class ChatFormat(NamedTuple):
-    """The options of a chat's answers.
+    """The options of a chat's responses.
 
     Attributes:
         form: how the model's responses are parsed.
@@ -223,9 +223,9 @@ class ChatStream(Stream[ChatChoice]):
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
-        """Add the role, and a content of null unless there is content, to a choice's first part.
+        """Add the role to a choice's first part, and null for missing content.
 
-        With `every_role`, every part gets them, and null for `tool_calls` that it does not have.
+        With `every_role`, add them to every part, and also null for missing `tool_calls`.
         """
         if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
@@ -343,7 +343,7 @@ class ParsedChat(NamedTuple):
 
 
 def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Mapping[str, Any]]) -> ParsedRequest:
-    """Return a request that is answered with the number of the prompt's tokens.
+    """Return a request whose response is the number of the prompt's tokens.
 
     Args:
         document: makes the response from the number of tokens.
@@ -364,7 +364,7 @@ _ANSWER_RULES = ("response_format", "text", "output_config")
 
 
 class OpenAiChat(OpenAiDialect):
-    """The dialect of OpenAI's chat completions. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's chat completions. Requests sample unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
@@ -408,7 +408,7 @@ class OpenAiChat(OpenAiDialect):
         tool_fields: Mapping[str, Any],
         context: ServerContext,
     ) -> ParsedChat:
-        """Build the chat of a body of another API, whose `model` is read as in a chat.
+        """Build the chat for the body of another API. `model` is read as in a chat.
 
         Args:
             fields: the other fields, under the names of `table`.
@@ -469,11 +469,11 @@ class OpenAiChat(OpenAiDialect):
         return ParsedChat(request, head, format, framing, usage, ignored)
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the defaults of parameters that the client leaves out."""
+        """Return the defaults of parameters that the client omits."""
         return context.generation
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
-        """Return the default limit of new tokens. None means the model's own default, or the rest of the context."""
+        """Return the default limit on new tokens. None means the model's own default, or the rest of the context."""
         return None
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
@@ -482,7 +482,7 @@ class OpenAiChat(OpenAiDialect):
         return self.stream if stream else self.whole, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        """Return the parsed request with a reply in this dialect's form."""
+        """Return the parsed request with a reply in this dialect's format."""
         if chat.framing is self.whole:
             return ParsedRequest((chat.request,), ChatDocument(chat), self.errors, chat.ignored)
         return streaming((chat.request,), ChatStream(chat, self.errors), self.errors, chat.ignored, chat.framing)
@@ -492,7 +492,7 @@ class OpenAiChat(OpenAiDialect):
     ) -> tuple[ParsedParameters, Tools]:
         """Read the parameters. Combine the requested structured output with the grammar for tool calls."""
         rule, table = tools.structured_output, self.table
-        if rule is not None and not rule.allows_text:  # answers are tool calls, so a format for texts has no effect
+        if rule is not None and not rule.allows_text:  # responses are tool calls, so a format for texts has no effect
             checked = {
                 name: entry._replace(field="") for name, entry in table.parameters.items() if name in _ANSWER_RULES
             }

@@ -152,7 +152,7 @@ class Stream(TokenStream, Generic[C]):
     Subclasses render a choice's part of a chunk.
 
     Args:
-        choices: the choices of the first request, then those of the second one, and so on.
+        choices: the choices of the first request, then the choices of the second request, and so on.
     """
 
     def __init__(
@@ -378,10 +378,10 @@ CHAT = Table(
         "max_completion_tokens": PARAMETERS["max_new_tokens"],
         "functions": unsupported("use tools", [], {}),
         "function_call": unsupported("use tool_choice", [], {}),
-        "modalities": unsupported("answers are always text", ["text"]),
-        "audio": unsupported("answers are always text", [], {}),
+        "modalities": unsupported("responses are always text", ["text"]),
+        "audio": unsupported("responses are always text", [], {}),
         "web_search_options": unsupported("web search is not available", [], {}),
-        "echo": unsupported("an answer does not repeat messages", False),
+        "echo": unsupported("a response does not repeat messages", False),
         "add_special_tokens": unsupported("the chat template adds all special tokens", False),
         "chat_template": unsupported("set option.chat_template", [], {}),
         **{name: Parameter(name, read) for name, read in TEMPLATE_READERS.items()},
@@ -418,7 +418,7 @@ HARMLESS = frozenset(
 
 _UNNAMED = ("tgi", "dummy")  # names of models that TGI's clients send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
-"""Matches a server's address, which @huggingface/inference sends as the model if it was given no model."""
+"""Matches a server's address, which @huggingface/inference sends as the model if its caller sets no model."""
 
 
 MODEL: Mapping[str, Shape] = {
@@ -480,7 +480,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     """Return the client's names of fields, which later checks use in their errors."""
-    ruled = parameters.sampling.structured_output is not None  # if no field asks for it, the tools do
+    ruled = parameters.sampling.structured_output is not None  # if no field requests it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":
         structured_output = "tools"
@@ -551,7 +551,7 @@ class OpenAiDialect(Dialect):
         table: the fields that set parameters.
         fields: the other fields that are read, with their schemas.
         needed: a description of a valid body for error messages.
-        harmless: the fields that are reported as ignored. If it is empty, they are the unread fields of `HARMLESS`.
+        harmless: the fields that are reported as ignored; by default, the unread fields of `HARMLESS`.
         accepted: further fields that are neither refused nor reported as ignored.
     """
 
@@ -576,7 +576,7 @@ class OpenAiDialect(Dialect):
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the fields without effect: the body's unknown fields, the names in `unknown`, and harmless fields."""
+        """List the fields that have no effect: the body's unknown and harmless fields, and the names in `unknown`."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:

@@ -1,6 +1,6 @@
 """OpenAI's responses at /v1/responses, and the count of their tokens at /v1/responses/input_tokens.
 
-Items, tools and parameters are translated to those of an OpenAI chat, of which `OpenAiChat.build` makes the request.
+Items, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` makes the request.
 A response is stored if option.responses_store is set and the body does not have `store=false`.
 Sources: OpenAI's API reference, "Responses", and the types of its Python package.
 """
@@ -78,7 +78,7 @@ _SEND_ALL = "send all items as input"
 
 @accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
 def _text(value: Any) -> StructuredOutput | None:
-    """Read `text`. Its `format` is in the form of the Responses API, and its `verbosity` has no effect."""
+    """Read `text`. Its `format` follows the Responses API, and its `verbosity` has no effect."""
     if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
         raise ValueError("must be an object with 'format', 'verbosity' or both")
     format = value.get("format")
@@ -173,7 +173,7 @@ _ITEMS = {
     "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
 }
-"""Maps an item's type to its known fields, some of which have no effect by their meaning."""
+"""Maps an item's type to its known fields, some of which never affect a response."""
 
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
@@ -199,7 +199,7 @@ def full_name(namespace: Any, name: str) -> str:
 
 
 class InputReader(TurnsReader):
-    """The reader of one request's input, which translates it to messages of a chat.
+    """Reads the input of one request, and translates it to messages of a chat.
 
     Attributes:
         items: the items of `input`, with references replaced by the stored items.
@@ -366,14 +366,14 @@ TOOLS: Mapping[str, Shape] = {
 
 
 class ToolsReader:
-    """The reader of one request's tools, which translates them to tools of a chat.
+    """Reads the tools of one request, and translates them to tools of a chat.
 
     Attributes:
-        tools: the tools in the form of a chat, or the unchanged field if it is not a list. The chat's reader checks
-            names and schemas.
+        tools: the tools in a chat's format, or the unchanged field if it is not a list. The chat's reader checks names
+            and schemas.
         origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
-        ignored: the reasons for leaving out tools, as fields for `x-lmi-ignored-parameters`.
-        left_out: maps the names of custom tools that are left out to these reasons.
+        ignored: the reasons for omitting tools, as fields for `x-lmi-ignored-parameters`.
+        left_out: maps the names of omitted custom tools to these reasons.
         formats: the names of custom tools whose text has to match a regular expression.
     """
 
@@ -388,7 +388,7 @@ class ToolsReader:
         """Read the tools. Names of tools in a namespace get the namespace as a prefix.
 
         Raises:
-            InvalidParameter: a tool is neither a function nor a custom tool, or its form is wrong.
+            InvalidParameter: a tool is neither a function nor a custom tool, or is malformed.
         """
         self.tools = value if not isinstance(value, list) else []
         if isinstance(value, list):
@@ -429,12 +429,12 @@ class ToolsReader:
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
-        """Return the request with the fields to name if the engine refuses its structured output.
+        """Return the request with the fields to blame if the engine refuses its structured output.
 
-        Custom tools are named if no schema of another tool can be the reason.
+        The formats of custom tools are blamed if no schema of another tool can be the reason.
 
         Args:
-            choice: `tool_choice` in the form of a chat.
+            choice: `tool_choice` in a chat's format.
         """
         rule, field = request.sampling.structured_output, request.names.structured_output
         with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
@@ -455,7 +455,7 @@ class ToolsReader:
         """Return the names of the tools whose schemas are part of the structured output.
 
         Args:
-            with_text: whether it also contains a schema for the text.
+            with_text: whether the structured output also contains a schema for the text.
         """
         functions, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
         if isinstance(choice, dict):
@@ -487,10 +487,10 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
 
 
 def read_choice(value: Any, reader: ToolsReader) -> Any:
-    """Return `tool_choice` in the form of a chat.
+    """Return `tool_choice` in a chat's format.
 
     Raises:
-        InvalidParameter: the form of the value is wrong, or it names an unknown tool or one that is left out.
+        InvalidParameter: the value is malformed, or names an unknown or omitted tool.
     """
     if not isinstance(value, dict):
         return value
@@ -509,7 +509,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
 
 
 def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
-    """Return the allowed tools in the form of a chat, except those that are left out. The chat's reader checks them."""
+    """Return the allowed tools in a chat's format, without omitted tools. The chat's reader checks them."""
     tools = value.get("tools")
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
@@ -632,7 +632,7 @@ def _body(context: ServerContext) -> Shape:
 
 
 class OpenAiResponses(OpenAiDialect):
-    """The dialect of OpenAI's responses. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's responses. Requests sample unless `temperature` is 0.
 
     By default, only the model's context limits the length of a response.
     """
@@ -736,7 +736,7 @@ class ResponsesCount(OpenAiResponses):
 
 
 class _Chat(OpenAiChat):
-    """The chat whose table has the parameters of responses."""
+    """The chat dialect whose table has the parameters of responses."""
 
     table = Table(
         {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
@@ -762,7 +762,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
 
 
 def _in_own_words(text: str) -> str:
-    """Replace the names of a chat's fields in an error message or a field name with those of the Responses API."""
+    """Replace a chat's field names in an error message or a field name with the names of the Responses API."""
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text

@@ -67,7 +67,7 @@ class TeiError(TypedDict):
 
 
 class TeiErrors(ErrorFormat):
-    """TEI's form of errors, with this server's own messages."""
+    """TEI's error format, with this server's own messages."""
 
     statuses = MappingProxyType(
         {

@@ -1,4 +1,4 @@
-"""The types of Triton's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of Triton's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class OneResponse(InvalidPayload):
 
 
 class TritonErrors(ErrorFormat):
-    """Triton's errors. Those without a status of their own get 400, as documented, where Triton itself may send 500.
+    """Triton's errors. Errors without their own status get 400, as documented, although Triton itself may send 500.
 
     Args:
         events: whether to send a failure of the model as an event.

@@ -81,7 +81,7 @@ class VllmLabels(VllmHead):
 
 
 class VllmPooledText(TypedDict):
-    """The result for one text. `data` is a vector or the labels' probabilities, as a list or as base64."""
+    """The result for one text. `data` is an embedding or the labels' probabilities, as a list or as base64."""
 
     index: Count
     object: Literal["pooling"]
