@@ -39,7 +39,7 @@ def run(
 
     Args:
         doing: text to show together with the percentage that the program reports with `tell`, or None to show nothing.
-            With a text, the program's standard output is discarded and its standard error is captured.
+            If it is a text, the program's standard output is discarded and its standard error is captured.
         stop: signal that ends the program early.
         options: arguments of `subprocess.Popen`.
 
@@ -81,7 +81,7 @@ def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
 
 
 def tell(done: float) -> None:
-    """Report the finished fraction of the work, 0 to 1, to the process that started this one with `run`."""
+    """Report the finished fraction of the work, 0 to 1, to the process that started this process with `run`."""
     print(f"{done * 100:.0f} % done", file=sys.stderr, flush=True)
 
 
@@ -181,7 +181,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether a directory lacks room for another megabyte. C++ libraries do not say why a write failed."""
+    """Return whether a directory lacks room for a megabyte, which C++ libraries do not say if they fail to write."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))

@@ -1,4 +1,4 @@
-"""Command-line parsing, with errors that suggest the nearest known word and show the command's usage."""
+"""Command-line parsing, with errors that suggest the most similar known word and show the command's usage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line. Exit with status 2 and the command's usage if a word is not known."""
+        """Parse a command line. Exit with status 2 and the command's usage if a word is unknown."""
         arguments: argparse.Namespace
         arguments, unknown = self.parse_known_args(words)
         if unknown:

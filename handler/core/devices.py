@@ -76,7 +76,7 @@ _AMI = {
     13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
     12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
 }
-"""InferenceAmiVersion by the major CUDA version of the image (SageMaker API reference, ProductionVariant)."""
+"""Maps an image's major CUDA version to the InferenceAmiVersion (SageMaker API reference, ProductionVariant)."""
 
 
 class DriverCheck(NamedTuple):

@@ -41,7 +41,7 @@ def set_up(environ: Mapping[str, str]) -> bool:
     """Send the log records of this process to standard error, and return whether they are written as JSON.
 
     Raises:
-        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value. Logging then uses the defaults.
+        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has an invalid value. Logging then uses the defaults.
     """
     problems, level, as_json = Problems(), environ.get("LMI_LOG_LEVEL", "INFO").upper(), False
     with problems:

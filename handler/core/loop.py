@@ -250,7 +250,7 @@ FULL_SECONDS = 20.0
 """Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Number of live objects, as about 570 streams have, above which a full collection is postponed for being too slow."""
+"""Number of live objects (about 570 streams) above which a full collection is postponed, as it would take too long."""
 
 CROWD_SECONDS = 600.0
 """Maximum seconds by which a full collection is postponed."""

@@ -69,7 +69,7 @@ class Medium(NamedTuple):
 
     Attributes:
         kind: a key of `MEDIA`.
-        size: width and height of an image in pixels, or the number of samples of an audio.
+        size: width and height of an image in pixels, or the number of audio samples.
         data: height × width × 3 bytes of an image: RGB, rows from the top, without padding. For audio, float32 samples
             of one channel at SAMPLE_RATE.
         digest: SHA-256 of size and data in hexadecimal; equal media of the same kind have equal digests.

@@ -112,7 +112,7 @@ def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | 
     """Return a prompt for the token ids that a client sent.
 
     Args:
-        vocabulary: the model's vocabulary, or None if each prompt has its own.
+        vocabulary: the model's vocabulary, or None if each prompt has its own vocabulary.
 
     Raises:
         InvalidPayload: there is no common vocabulary, so the ids have no meaning.
@@ -222,7 +222,7 @@ class Detokenizer:
 class StopMatcher:
     """Finds the first stop string in a text that arrives in pieces.
 
-    The stop string that ends first wins. Of several that end at the same position, the longest wins.
+    The stop string that ends first wins. If several end at the same position, the longest wins.
 
     Args:
         stops: stop strings.
@@ -267,7 +267,7 @@ class StopMatcher:
         return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
-        """Return (end, start) of the stop string that ends first, the longest of several, or (0, 0) if none occurs."""
+        """Return the end and the start of the stop string that wins, or (0, 0) if none occurs."""
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(0, 0))
 
@@ -363,7 +363,7 @@ class SequenceState:
         return _NO_TEXTS if self._watched or self._detokenizer.pending else self._detokenizer.texts
 
     def push(self, id: int, logprob: float | None) -> Token:
-        """Add a token other than the engine's last one, and return it with its text. A stop string sets `stopped`."""
+        """Add a token that is not the engine's last, and return it with its text. A stop string sets `stopped`."""
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)

@@ -23,7 +23,7 @@ VARIABLES = {
     "pre": "CUSTOM_PRE_PROCESS",
     "post": "CUSTOM_POST_PROCESS",
 }
-"""Environment variables that name a user's functions, by the purpose of the function."""
+"""Maps the purpose of a user's function to the environment variable that names the function."""
 
 INSTEAD = {
     SCRIPT: "name the file model.py",

@@ -301,7 +301,7 @@ NO_TOKEN = Token(-1, "", None, True)
 
 
 class Heard(NamedTuple):
-    """A transcribed segment of an audio: its start and end in seconds, and its language, such as `en`."""
+    """A transcribed segment of audio: its start and end in seconds, and its language, such as `en`."""
 
     start: float
     end: float

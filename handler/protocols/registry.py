@@ -97,7 +97,7 @@ class DispatchByField(Dialect):
 class DispatchByOpenAi(DispatchByField):
     """The dialects of /invocations under OpenAI's conventions, as in AWS's vLLM image and in TGI.
 
-    An unknown `model` is ignored, and the server's own model answers.
+    An unknown `model` is ignored, and the server's own model responds.
     """
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

@@ -298,7 +298,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
         query: the query parameters `limit`, and `after_id` or `before_id`, which names the model next to the page.
 
     Raises:
-        InvalidParameter: one of these parameters is wrong.
+        InvalidParameter: one of these parameters is invalid.
     """
     limit_text = query.get("limit", str(_LIMIT))
     if not (is_digits(limit_text) and len(limit_text) < 5 and 1 <= int(limit_text) <= _MOST):

@@ -182,7 +182,7 @@ class MessagesReader(TurnsReader):
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: a block is wrong. The message names the block and what is allowed, without its content.
+            InvalidPayload: a block is invalid. The message names the block and what is allowed, but quotes no content.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -206,7 +206,7 @@ class MessagesReader(TurnsReader):
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(
-                f"messages[{index}]: the answer continues this message, which needs text and no tool_use"
+                f"messages[{index}]: the response continues this message, which must have text and no tool_use"
             )
 
     def clear_thinking(self, kept: int | None) -> None:
@@ -379,7 +379,7 @@ def read_thinking(value: Any) -> Thinking:
     """Read `thinking`.
 
     Raises:
-        InvalidParameter: the value is wrong. The message says what is allowed.
+        InvalidParameter: the value is invalid. The message says what is allowed.
     """
     field = NamedValue("thinking", value)
     if value is None:
@@ -404,7 +404,7 @@ def read_reasoning_turns(value: Any) -> int | None:
         The number of messages, counted from the end, that keep their reasoning, or None if all messages keep it.
 
     Raises:
-        InvalidParameter: the value is wrong, or has an edit that does not clear reasoning.
+        InvalidParameter: the value is invalid, or has an edit that does not clear reasoning.
     """
     field = NamedValue("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
@@ -510,7 +510,7 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
     """Return `tool_choice` and `parallel_tool_calls` in a chat's format.
 
     Raises:
-        InvalidParameter: the choice is wrong. The message says why.
+        InvalidParameter: the choice is invalid. The message says why.
     """
     if value is None:
         return {}

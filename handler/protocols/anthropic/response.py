@@ -94,7 +94,7 @@ class ThreadKeeping:
         self._keeping, self._head = keeping, head
 
     def end(self, id: str, content: Sequence[Block]) -> None:
-        """Store the complete message. This blocks.
+        """Store the complete message. This call blocks.
 
         Raises:
             Unavailable: the message could not be stored, so that no request can continue it.
@@ -125,7 +125,7 @@ def tool_use_id() -> str:
 class Blocks:
     """The content blocks of one message, as events: the start, deltas and stop of each block, in order.
 
-    Text of only white space becomes a block only if there are no other blocks.
+    A text of white space alone becomes a block only if there are no other blocks.
 
     Args:
         stops: the client's stop strings. The engine's text includes the stop string that ended it, and this class
@@ -390,7 +390,7 @@ class MessageStream(BlockStream):
 
 
 class MessageDocument(WholeReply):
-    """A whole message."""
+    """A message as a non-streaming response."""
 
     def __init__(self, settings: MessageSettings) -> None:
         super().__init__(1)

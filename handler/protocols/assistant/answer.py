@@ -164,7 +164,7 @@ class AnswerForm(NamedTuple):
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:
-        """Return a new reader of one response, or None if responses are plain text. Call `read_prompt` before."""
+        """Return a new reader of one response, or None if responses are plain text. Call `read_prompt` first."""
         parser = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(parser)

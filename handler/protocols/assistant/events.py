@@ -62,7 +62,7 @@ Event = str | Reasoning | CallStart | Arguments | CallEnd
 
 
 class AnswerParser(Protocol):
-    """An incremental parser of one response's text. The split of the text does not change the parsed response."""
+    """An incremental parser of one response's text. How the text is split does not change the parsed response."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""

@@ -19,7 +19,7 @@ class ReasoningParser(AnswerParser):
     """Base class of parsers that separate reasoning.
 
     Args:
-        inner: the parser of everything outside of reasoning, or None if it is all text.
+        inner: the parser of everything outside of reasoning, or None to treat it as text.
 
     Attributes:
         thinking: whether the response so far ends within reasoning.
@@ -306,7 +306,7 @@ def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinki
     """Return a new parser for one response of a model of this family.
 
     Args:
-        inner: the parser of everything outside of reasoning, or None if it is all text.
+        inner: the parser of everything outside of reasoning, or None to treat it as text.
         thinking: whether the response begins within reasoning.
     """
     if family.name == HARMONY:

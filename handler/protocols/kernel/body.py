@@ -101,7 +101,7 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
 
 _PLAIN = {int, float, bool, type(None)}
 _NUMBER = 32
-"""Maximum bytes of an integer of 64 bits, or of a float."""
+"""Maximum memory, in bytes, of a 64-bit integer or a float."""
 
 
 def value_size(value: Any, most: int = sys.maxsize) -> int:
@@ -258,7 +258,7 @@ _NEUTRALS: Mapping[str, Collection[Any]] = {
     "safety_mode": ("OFF", "NONE"),
     "inference_geo": ("global",),
 }
-"""Neutral values of sampling parameters that only some dialects have, by name."""
+"""Maps sampling parameters that only some dialects have to their neutral values."""
 
 _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
 """Objects whose keys are parameters. The keys of other objects, such as `metadata`, are the user's."""

@@ -31,7 +31,7 @@ from handler.protocols.kernel.schema import Shape
 log = logging.getLogger("handler.requests")
 
 DEFAULT_MAX_MEDIA = 32
-"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets another."""
+"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets another maximum."""
 
 
 class GenerationDefaults(NamedTuple):
@@ -39,8 +39,8 @@ class GenerationDefaults(NamedTuple):
 
     Attributes:
         sampling: the default values of Sampling fields that the engine supports, by field.
-        max_new_tokens: the default maximum of new tokens, or None if a response may fill the context.
-        most_new_tokens: the maximum of new tokens that no request can exceed, or None for no maximum.
+        max_new_tokens: the default maximum number of new tokens, or None if a response may fill the context.
+        most_new_tokens: the maximum number of new tokens that no request can exceed, or None for no maximum.
     """
 
     sampling: Mapping[str, Any] = MappingProxyType({})
@@ -182,7 +182,7 @@ class ServerContext:
 
 
 class Timing(NamedTuple):
-    """The duration of each phase of a request in seconds, and its numbers of tokens."""
+    """The durations of a request's phases in seconds, and its token counts."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
     queue: float  # from then until the engine received the request
@@ -273,7 +273,7 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""Returns the schema of a request's body for a server. It marks parameters that the engine does not support."""
+"""Returns the schema of a request's body for a server. The schema marks parameters that the engine does not support."""
 
 
 class Description(NamedTuple):
@@ -285,12 +285,12 @@ class Description(NamedTuple):
         request_shape: returns the schema of that component.
         error: the type of the body of an error response.
         example: a request that any model can answer.
-        answer: the type of a whole response, or None if the route always streams.
+        answer: the type of a non-streaming response, or None if the route always streams.
         chunk: the type of a value in a stream, or None if the route never streams.
         failure: the type of the last value in a stream that failed, or None if it is the same as `error`.
         streams: the content types of streams, each of which frames values in its own way.
         refuses_in_frame: whether a refused request for a stream gets `failure`, framed as in the stream.
-        texts: whether a whole response may also be plain text.
+        texts: whether a non-streaming response may also be plain text.
     """
 
     title: str
@@ -315,7 +315,7 @@ class BinaryBody(NamedTuple):
 
 
 class Dialect(ABC):
-    """Base class of the APIs that clients may use. README.md describes how to add one.
+    """Base class of the APIs that clients may use. README.md describes how to add a dialect.
 
     Attributes:
         any_media: whether a body is read as JSON whatever its content type is.

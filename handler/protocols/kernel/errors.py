@@ -92,9 +92,7 @@ class ErrorFormat:
         return self.body(error)
 
     def response(self, error: ServingError) -> HttpResponse:
-        """Render the error response without the dialect's own headers. Subclasses with a framing other than JSON
-        override this method.
-        """
+        """Render the error response without the dialect's own headers. Framings other than JSON need an override."""
         return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
 
     @final

@@ -110,7 +110,7 @@ _TEXTS = {
     "text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text", "thinking": "thinking",
     "reasoning_text": "text", "summary_text": "text",
 }  # fmt: skip
-"""The field with the text of a part, by type of part. vLLM accepts the first five types (chat_utils.py)."""
+"""Maps the type of a part to the field with its text. vLLM accepts the first five types (chat_utils.py)."""
 
 _PERHAPS_NULL = ("text", "refusal")
 """Types of parts that are ignored if their text is null, as in vLLM."""
@@ -141,7 +141,7 @@ _WHY = {
     "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",
 }
-"""What to do instead of sending a part that is not supported, by type of part."""
+"""Maps an unsupported type of part to the reason, or to what a client should send instead."""
 
 PARTS: Shape = listing(
     {

@@ -320,8 +320,8 @@ def read_sampled(
     Args:
         params, context, table: the same as in `read_all`.
         generation: the model's defaults, usually from the context.
-        max_new_tokens: the maximum of new tokens if the client sets none. None means the model's default, or as many
-            tokens as fit the context if the model has no default.
+        max_new_tokens: the maximum number of new tokens if the client sets none. None means the model's default, or as
+            many tokens as fit the context if the model has no default.
         defaults: the values of other Sampling fields whose defaults differ. They override the model's defaults, and
             are refused if the engine does not support them (`context.unsupported`).
 

@@ -1,4 +1,4 @@
-"""Base classes of replies, which write a whole response or a stream."""
+"""Base classes of replies, which write a response as a document or as a stream."""
 
 from __future__ import annotations
 

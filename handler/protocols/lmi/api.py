@@ -89,7 +89,7 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """The details of a response. If requested, `prefill` has the prompt's tokens except the first."""
+    """The details of a response. `prefill` has the prompt's tokens except the first if requested, or is empty."""
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -217,7 +217,7 @@ class AsyncFailure(TypedDict):
 
 
 class AsyncFailedLine(TypedDict):
-    """The last line of a failed stream, in the form of vLLM's errors."""
+    """The last line of a failed stream, in the format of vLLM's errors."""
 
     error: AsyncFailure
 

@@ -183,5 +183,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether vLLM parses LMI's chats, as since LMI 0.32. With TensorRT-LLM, LMI always parses them itself."""
+    """Return whether vLLM parses LMI's chats: since LMI 0.32, except with TensorRT-LLM."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

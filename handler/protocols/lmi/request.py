@@ -316,7 +316,7 @@ class Lmi(Dialect):
             defaults: the fields of Sampling whose defaults differ in this mode.
 
         Raises:
-            InvalidParameter, InvalidPayload: the prompt or a parameter is wrong. The message names it.
+            InvalidParameter, InvalidPayload: the prompt or a parameter is invalid. The message names it.
         """
         parameters, overridden = without_overridden(
             parameters, _WINNERS_OF_TRTLLM if context.engine == "trtllm" else _WINNERS
@@ -404,7 +404,7 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of fields, which later checks use in their errors."""
+    """Return the client's names for fields, which later checks use in their errors."""
     names = parameters.names
     default = LMI_NAMES._replace(
         prompt=names.get("prompt_ids", LMI_NAMES.prompt),

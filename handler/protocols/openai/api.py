@@ -334,7 +334,7 @@ def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> P
     """Read the query of a request for a list: `limit`, `after`, `order` and `purpose`.
 
     Raises:
-        InvalidParameter: a parameter is wrong. The message names it.
+        InvalidParameter: a parameter is invalid. The message names it.
     """
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
@@ -374,7 +374,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchError(TypedDict):
-    """The reason why a batch failed. `line` is the number of the wrong line in the batch's input."""
+    """The reason why a batch failed. `line` is the number of the invalid line in the batch's input."""
 
     code: str
     message: str
@@ -448,7 +448,7 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 
 
 def field_of(error: ServingError) -> str | None:
-    """Return the field at the start of the message of a wrong request, or None if the message names no field there."""
+    """Return the field with which the message about an invalid request begins, or None if it begins with no field."""
     match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 

@@ -89,7 +89,7 @@ class TranscriptReply(WholeReply):
     """A transcript as a non-streaming response.
 
     Args:
-        form: the response_format.
+        form: the value of `response_format`.
         task: whisper's task: transcribe or translate.
         temperature: the requested temperature.
     """
@@ -384,7 +384,7 @@ class Translations(Transcriptions):
 
 
 def _form(others: Mapping[str, Any]) -> str:
-    """Return the response_format."""
+    """Return the value of `response_format`, after comparing it with the other parameters."""
     form: str = others.get("format", "json")
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")

@@ -23,7 +23,10 @@ INPUT, OUTPUT = "batch", "batch_output"
 
 DAY = 86_400  # seconds
 LIFETIME = 30 * DAY
-"""The default and maximum lifetime of files in seconds, as for OpenAI's batch files. Ended batches have the same."""
+"""The default and maximum lifetime of files in seconds, as for OpenAI's batch files.
+
+Ended batches are kept for the same time.
+"""
 
 _LEAST_LIFETIME = 3600
 _MOST_NAME = 255  # characters of a file's name
@@ -49,7 +52,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     """Read the form of POST /v1/files.
 
     Raises:
-        InvalidPayload, InvalidParameter: a field is missing or wrong. The message names it.
+        InvalidPayload, InvalidParameter: a field is missing or invalid. The message names it.
     """
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, Upload):
@@ -93,7 +96,7 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
         endpoints: the routes that batches may call.
 
     Raises:
-        InvalidPayload, InvalidParameter: a field is missing or wrong. The message names it.
+        InvalidPayload, InvalidParameter: a field is missing or invalid. The message names it.
     """
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'input_file_id', 'endpoint' and 'completion_window'")
@@ -185,7 +188,7 @@ def new_batch(id: str, request: NewBatch, now: float) -> OpenAiBatch:
 
 
 class LineError(NamedTuple):
-    """The reason why a line has no response, with OpenAI's error code. `param` names the wrong field, if any."""
+    """The reason why a line has no response, with OpenAI's error code. `param` names the invalid field, if any."""
 
     code: str
     message: str

@@ -426,7 +426,7 @@ class OpenAiChat(OpenAiDialect):
         tools: Tools,
         context: ServerContext,
     ) -> ParsedChat:
-        """Build the chat of a body whose model, messages and tools are read, possibly from fields of another API.
+        """Build the chat for a body whose model, messages and tools have been read, possibly from another API's fields.
 
         Args:
             body: the other fields, such as `stream` and those of `table`.

@@ -92,11 +92,11 @@ def identity(prefix: str) -> tuple[str, int]:
 
 
 class Usage(NamedTuple):
-    """When a stream reports token counts (`stream_options`).
+    """The settings for the token counts in a stream (`stream_options`).
 
     Attributes:
-        at_end: whether to report them in a last chunk.
-        always: whether to report them in every chunk.
+        at_end: whether to report token counts in a last chunk.
+        always: whether to report token counts in every chunk.
         null: whether chunks without counts have `"usage": null`, as TGI's chats always do.
     """
 
@@ -479,7 +479,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of fields, which later checks use in their errors."""
+    """Return the client's names for fields, which later checks use in their errors."""
     ruled = parameters.sampling.structured_output is not None  # if no field requests it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":

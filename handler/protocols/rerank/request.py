@@ -79,7 +79,7 @@ ERRORS = RerankErrors()
 
 @accepts(type="integer", minimum=0)
 def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
-    """Refuse a limit of tokens per document that is below the model's own limit. 0 means no limit, as in vLLM."""
+    """Refuse a limit on tokens per document that is below the model's own limit. 0 means no limit, as in vLLM."""
     tokens, most = integer(0)(value), context.most_tokens()
     if tokens and most is not None and tokens < most:
         raise ValueError(f"must not be below the model's limit of {most} tokens; use truncate_prompt_tokens instead")
@@ -177,7 +177,7 @@ class Rerank(PooledDialect):
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:
-    """Read the documents. Return each as an object with `text`."""
+    """Read the documents, and return each as an object with `text`."""
     expected = "must be a list of strings, or of objects with 'text'"
     items = read_list([value] if isinstance(value, str) else value, "documents", expected, noun="documents")
     documents = [item if isinstance(item, dict) else {"text": item} for item in items]

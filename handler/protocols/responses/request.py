@@ -215,7 +215,7 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: an item is wrong. The message names the item and what is allowed, without its content.
+            InvalidPayload: an item is invalid. The message names the item and what is allowed, but quotes no content.
         """
         instructions, input = body.get("instructions"), body.get("input")
         if instructions is not None:
@@ -340,7 +340,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item without `type`. It is a reference if it has only an id, or else a message."""
+    """Return the type of an item without `type`. An item that has only an id is a reference; others are messages."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
@@ -580,7 +580,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     if state == "in_progress":
         raise previous.refused("this response is still in progress; wait until it has ended")
     if state == "failed":
-        raise previous.refused("this response failed; continue from the one before it")
+        raise previous.refused("this response failed; continue from the response before it")
     if state == "too_long":
         field = previous if previous.value else "input"
         raise too_long(field, "the stored items that it refers to", context.config.max_request_size)
@@ -600,7 +600,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
 
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
-"""Maps the chat's names of fields to their names in the Responses API, where they differ."""
+"""Maps a chat's field names to the names in the Responses API, where they differ."""
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
 _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
@@ -750,7 +750,7 @@ _CHAT = _Chat()
 
 
 def _effort(body: Mapping[str, Any]) -> Any:
-    """Read `reasoning`. Return its effort."""
+    """Read `reasoning`, and return its effort."""
     reasoning = body.get("reasoning")
     if reasoning is None:
         return None

@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 class Items:
     """The output items of one response, which are built from parsed events in order.
 
-    Text of only white space becomes a message only if there are no other items.
+    A text of white space alone becomes a message only if there are no other items.
 
     Args:
         origins: maps a tool's name in the prompt to its declaration. Other names are functions.

@@ -1,4 +1,4 @@
-"""TGI's response format. Tokens and events have all keys, because the strict client text_generation 0.7 needs them."""
+"""TGI's response format. Required keys are never missing, because the client text_generation 0.7 is strict."""
 
 from __future__ import annotations
 

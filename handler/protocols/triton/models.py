@@ -103,5 +103,5 @@ def model_of(tensors: Sequence[Any]) -> TensorModel:
 
 
 def model_named(name: str) -> TensorModel:
-    """Return the tensors with which the model describes itself by a name of the repository."""
+    """Return the tensors that describe the served model under a name of the repository."""
     return TOKENS if name == "tensorrt_llm" else TEXT

@@ -97,7 +97,7 @@ def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
 
 @accepts(type=["string", "object"])
 def _structured_outputs(value: Any) -> StructuredOutput | None:
-    """Read vLLM's `structured_outputs`. Its Triton backend accepts it as JSON text."""
+    """Read vLLM's `structured_outputs`, which vLLM's Triton backend accepts as JSON text."""
     try:
         value = loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -329,7 +329,7 @@ def join_guide(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of Sampling that depend on the inputs. With `sampling_parameters`, they are vLLM's."""
+    """Return the defaults of Sampling that depend on the inputs. With `sampling_parameters`, vLLM's defaults apply."""
     limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in inputs else {}
     return {"do_sample": _samples(inputs), **limit}
 
@@ -590,7 +590,7 @@ def _read_ids(parameters: ParsedParameters) -> tuple[int, ...] | None:
     """Return the token ids of the prompt without padding, or None if the prompt is a text.
 
     Raises:
-        InvalidParameter: input_lengths is not a length of the ids.
+        InvalidParameter: input_lengths is below 1, or exceeds the number of ids.
     """
     ids: tuple[int, ...] | None = parameters.others.get("prompt_ids")
     length = parameters.others.get("num_prompt_ids")

@@ -21,7 +21,7 @@ _FREE = 16_384  # alternatives that may be followed without a match, whatever th
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether a pattern may still be tried on a text, or whether too much work has not led to a match.
+    """Return whether so little work has been in vain that a pattern may be tried again on the same text.
 
     Args:
         in_vain: the number of alternatives that were followed without a match.

@@ -159,7 +159,7 @@ def _shows(part: re.Pattern[str], template: str) -> bool:
 
 
 def _notation(template: str, *formats: Format | None) -> Notation | None:
-    """Return the notation of the first format that has one for this template, or None."""
+    """Return the first notation that one of the formats has for this template, or None."""
     notations = (format.notation(template) for format in formats if format is not None)
     return next((notation for notation in notations if notation is not None), None)
 
@@ -220,7 +220,7 @@ _CHOICES = (
 )
 _ALLOWED = "must be an object with a 'mode' of auto or required, and with 'tools' that name tools of the request"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
-"""A reference in a schema's JSON that would change its meaning if the schema became part of another one."""
+"""A reference in a schema's JSON that would change its meaning if the schema became part of another schema."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
