@@ -415,7 +415,7 @@ _KEYS = re.compile(
     r"|(?i:\b(?:x-)?(?:api[-_ ]?key|access[-_ ]?token|authorization|password|secret|signature)\b['\"]?\s*[:=]\s*['\"]?"
     r"(?:(?:bearer|basic)\s+)?)"
     r"(?!\[key\])[^\s'\",;&}]{4,}"
-    rf"|{TOKENS}"  # last: the wider forms above hide a longer word whole
+    rf"|{TOKENS}"  # last, because the patterns above mask longer words
 )
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]{1,500}@")
 

@@ -31,7 +31,7 @@ SESSION_PARAMETER: Mapping[str, Any] = {
     "name": "X-Amzn-SageMaker-Session-Id",
     "in": "header",
     "schema": TEXT,
-    "description": "The id of the session, or NEW_SESSION in the call that opens one",
+    "description": "The id of the session, or NEW_SESSION in the call that opens a session",
 }
 """The header that names a session. It is optional in every request for inference."""
 

@@ -293,7 +293,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         "Unregister an adapter", AdapterChange, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
     ("POST", "/adapters/{adapter}/update"): _adapters(
-        "Reload an adapter from its directory, or from another one",
+        "Reload an adapter from its directory, or from another directory",
         AdapterChange, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
@@ -310,7 +310,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
         "Page", "Return the OpenAPI 3.1 document of all routes", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
-        "State", "Report whether the model can serve, in the form that SageMaker and DJL Serving expect",
+        "State", "Report whether the model can serve, in the format that SageMaker and DJL Serving expect",
         {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
@@ -460,7 +460,7 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, listed([_BATCH], has_more=False), query=_LIST),
     ("POST", "/v1/batches"): _of_batches(
-        "Start a batch that answers the requests of a file", OpenAiBatch, _BATCH,
+        "Start a batch that runs the requests of a file", OpenAiBatch, _BATCH,
         body=record(
             dict.fromkeys(_NEW_BATCH, TEXT),
             {"metadata": {"type": "object"}, "output_expires_after": {"type": "object"}},
@@ -532,8 +532,8 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         for method, path, summary, answers in (
             ("GET", "/status", "Return the empty list of regions", {200: (_JSON, list[str], [])}),
             ("POST", "/region/{region}/register", "Refuse to register a region", {400: _NO_SHARED_MEMORY}),
-            ("POST", "/unregister", "Accept without effect the removal of all regions", {200: (_TEXT, str, "")}),
-            ("POST", "/region/{region}/unregister", "Accept without effect the removal", {200: (_TEXT, str, "")}),
+            ("POST", "/unregister", "Accept the removal of all regions", {200: (_TEXT, str, "")}),
+            ("POST", "/region/{region}/unregister", "Accept the removal of a region", {200: (_TEXT, str, "")}),
         )
     },
     ("POST", "/v2/repository/index"): Operation(

@@ -136,7 +136,7 @@ _WHY = {
     "image": "send the image as an 'image_url'",
     "image_pil": "send the image as an 'image_url'",
     "image_embeds": "send the image itself, as an 'image_url'",
-    "audio_embeds": "send the audio clip itself, as an 'input_audio'",
+    "audio_embeds": "send the audio itself, as an 'input_audio'",
     "prompt_embeds": "send the text itself",
     "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",

@@ -290,7 +290,7 @@ def _formatter(value: Any) -> Framing | None:
     if not isinstance(value, str):
         return None
     if value in _OTHER_FORMATTERS:
-        raise ValueError("cannot format answers to prompts")
+        raise ValueError("cannot format responses to prompts")
     return FRAMINGS.get(value)
 
 
@@ -434,12 +434,12 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
                 raise sent(field).refused(
-                    f"structured output decides where the answer ends; leave out {sent('structured_output').name}"
+                    f"structured output decides where the response ends; omit {sent('structured_output').name}"
                 )
     refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
     if sampling.num_beams > 1:
         if sampling.do_sample:
-            raise sent("num_beams").refused(f"beam search does not sample; leave out {sent('do_sample')}")
+            raise sent("num_beams").refused(f"beam search does not sample; omit {sent('do_sample')}")
         if max(sampling.n, sampling.best_of) > sampling.num_beams:
             raise sent("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
         refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]

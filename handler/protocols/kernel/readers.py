@@ -51,7 +51,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 def show(value: Any) -> str:
     """Render a value for a message, in at most 80 characters."""
     text = ""
-    for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # all pieces might take seconds
+    for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # long strings take seconds
         text += piece
         if len(text) > 80:
             return text[:77] + "..."
@@ -274,7 +274,7 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     names = value if isinstance(value, list) else [value] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
-            f"'adapters' must be a name, or a list of a name per prompt (names: {len(names)}, prompts: {num_prompts})"
+            f"'adapters' must be a name, or a list with a name per prompt (names: {len(names)}, prompts: {num_prompts})"
         )
     return [merge_adapters(context.request.adapter, _adapter(name, context), "the body") for name in names]
 

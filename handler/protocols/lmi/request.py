@@ -266,8 +266,8 @@ class Lmi(Dialect):
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1 when streaming: only a document can contain "
-                "several sequences; to stream n choices, send 'prompt' instead of 'inputs'"
+                "parameters.n, best_of and num_beams must be 1 when streaming: only a non-streaming response "
+                "can contain several sequences; to stream n choices, send 'prompt' instead of 'inputs'"
             )
 
         reply: Reply

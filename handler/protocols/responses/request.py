@@ -124,7 +124,7 @@ TABLE = Table(
     {
         **dialect_parameters("responses"),
         **{name: CHAT.parameters[name] for name in _OF_VLLM},
-        "include_reasoning": unsupported("a response always has the reasoning", True),
+        "include_reasoning": unsupported("a response always contains the reasoning", True),
         "enable_response_messages": unsupported("send the messages to /tokenize to see the prompt", False),
         "temperature": CHAT.parameters["temperature"],
         "text": Parameter("structured_output", _text),
@@ -499,7 +499,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
         return _allowed(value, known)
     name = _name(value)
     if name not in known and (why := reader.left_out.get(name)):
-        raise NamedValue("tool_choice", value).refused(f"{name} is left out, because {why} is not supported")
+        raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {why} is not supported")
     if value.get("type") not in ("function", CUSTOM) or name not in known:
         raise NamedValue("tool_choice", value).refused(
             "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
@@ -583,7 +583,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
         raise previous.refused("this response failed; continue from the response before it")
     if state == "too_long":
         field = previous if previous.value else "input"
-        raise too_long(field, "the stored items that it refers to", context.config.max_request_size)
+        raise too_long(field, "the referenced stored items", context.config.max_request_size)
     return store is not False
 
 
