@@ -181,7 +181,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether a directory lacks room for a megabyte, which C++ libraries do not say if they fail to write."""
+    """Return whether a directory lacks room for a megabyte. C++ libraries do not report why a write failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))

@@ -414,7 +414,7 @@ HARMLESS = frozenset(
         "routed_experts_prompt_start",
     }
 )  # fmt: skip
-"""Fields that clients of OpenAI, vLLM or TGI send without effect. They are reported as ignored, but not refused."""
+"""Fields without effect that clients of OpenAI, vLLM or TGI send. They are reported as ignored, but not refused."""
 
 _UNNAMED = ("tgi", "dummy")  # names of models that TGI's clients send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)

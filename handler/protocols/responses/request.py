@@ -534,7 +534,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 KEPT = ("store", "previous_response_id")
-"""The fields that are only supported if responses are stored."""
+"""The fields that are supported only if responses are stored."""
 
 MAX_REFERENCES = 1000
 """The maximum number of item references in a request."""

@@ -17,10 +17,10 @@ _BEGUN = re.compile(
     r'\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
     r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
 )
-"""The start of a call up to its arguments, which may be incomplete."""
+"""Matches the start of a call, up to its arguments. The start may be incomplete."""
 
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
-"""The start of a call up to an incomplete name."""
+"""Matches the start of a call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
 """Maximum number of characters before a call's arguments. A name has at most 64 characters, which may be escaped."""
@@ -325,7 +325,7 @@ SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations=_list_between(Hermes
 """A list of objects between the markers (source: SmolLM2's documentation)."""
 
 GRANITE4 = Format("granite4", Hermes, HERMES.marks, notations=HERMES.notations)
-"""The same as hermes (source: the chat template of granite-4.0)."""
+"""The same format as hermes (source: the chat template of granite-4.0)."""
 
 GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", _list_between(Granite))
 """A list of objects after a marker, which is a special token in Granite 3.0 and text in 3.1 (source: templates)."""

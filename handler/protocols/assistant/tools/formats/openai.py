@@ -44,7 +44,7 @@ class Harmony(CallParser):
 _NOTATION = Notation(
     (f"{_START}assistant{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", _CALL), style=""
 )
-"""It has no style, since structured output starts within the final message and cannot write the header of a call."""
+"""This notation has no style, as structured output starts within the final message and cannot write call headers."""
 
 OPENAI = Format(
     "openai",
