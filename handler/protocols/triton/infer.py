@@ -35,7 +35,7 @@ from handler.protocols.triton.response import ResponseOptions, TritonDocument, s
 
 HEADER = "inference-header-content-length"
 SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
-"""Content type on SageMaker, where `HEADER` cannot pass: its parameter `json-header-size` is the document's size."""
+"""The content type on SageMaker, which does not pass `HEADER` on. `json-header-size` is the size of the JSON."""
 _OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _MAX_SIZE = 1 << 60  # of a dimension; Python counts no more
@@ -71,8 +71,8 @@ class _Reader:
     Args:
         id: the request's id in messages.
         name: the model's name in messages.
-        model: the model whose tensors the request has.
-        tail: the binary data behind the JSON document.
+        model: the model that the request is for.
+        tail: the binary data after the JSON document.
     """
 
     def __init__(self, id: str, name: str, model: TensorModel, tail: bytes) -> None:
@@ -81,7 +81,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
 
     def read(self, tensors: Sequence[Any]) -> None:
-        """Read all input tensors into `values`, in the form of the JSON values of `generate`.
+        """Read all input tensors into `values`, in the format of the JSON values of `generate`.
 
         Raises:
             InvalidPayload: a tensor is invalid.
@@ -207,7 +207,7 @@ def _member(tensor: Any, key: str, kind: type) -> Any:
 
 
 def _flat(datatype: str, number: int, data: Any) -> list[Any]:
-    """Return the elements of `data`. As in Triton, only their number counts, whatever their nesting."""
+    """Return the elements of `data`. As in Triton, only their number must be right, not their nesting."""
     if not isinstance(data, list):
         raise wrong_type("data", "array")
     items = list(itertools.islice(_elements(data), number + 1))
@@ -249,8 +249,8 @@ class Selection(NamedTuple):
     """The output tensors of a response.
 
     Attributes:
-        model: the model whose tensors the request has.
-        names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
+        model: the model that the request is for.
+        names: maps each tensor that the request names to whether it is binary. If it is empty, all tensors are sent.
         is_binary: whether tensors are binary if the request names none.
         has_batch: whether shapes begin with the batch dimension, except those of `UNBATCHED`.
         sagemaker: whether binary data has SageMaker's content type.
@@ -276,7 +276,7 @@ class Selection(NamedTuple):
 
 
 class InferDocument(TritonDocument):
-    """The output tensors in the order of the model. Binary data stands behind the JSON document."""
+    """The output tensors in the order of the model. Binary data follows the JSON document."""
 
     def __init__(self, options: ResponseOptions, selection: Selection) -> None:
         super().__init__(options)
@@ -331,7 +331,7 @@ class InferErrors(TritonErrors):
 
 
 class Infer(Dialect):
-    """The dialect of `infer`, whose response is always whole over HTTP.
+    """The dialect of `infer`, whose response is never streamed over HTTP.
 
     Args:
         sagemaker: whether the route is /invocations, where a content type replaces `HEADER` (Triton's
@@ -456,10 +456,10 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
 
 
 def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, bool]:
-    """Return whether each output tensor that the request names is binary.
+    """Map each output tensor that the request names to whether it is binary.
 
     Raises:
-        InvalidPayload: an output is unknown, or asks for what is not supported.
+        InvalidPayload: an output is unknown, or has an unsupported parameter.
     """
     if not isinstance(tensors, list):
         raise wrong_type("outputs", "array")
