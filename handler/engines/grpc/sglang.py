@@ -38,7 +38,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": TOP_CHOICE_OR_MINUS_1,
     "min_p": "min_p",
 }
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -59,7 +59,7 @@ class Sglang(Contract):
     module = "sglang_scheduler"
     service = "SglangScheduler"
     table = _TABLE
-    no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, does not load adapters"
+    no_adapters = "SGLang's gRPC server (smg-grpc-servicer 0.14) does not load adapters"
     no_media = "SGLang's gRPC API accepts only preprocessed pixels"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"

@@ -19,7 +19,7 @@ def _folded(seed: int) -> int:
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
-    """Request one more alternative than the client did, as vLLM replaces the least likely one with the chosen token."""
+    """Request one alternative more than the client, because vLLM puts the chosen token in place of the least likely."""
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
     return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: only for the chosen token
@@ -32,7 +32,7 @@ def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
-    """Ask for a rule from the first token on. The Python servicer 0.14.1 ignores that beside --reasoning-parser."""
+    """Request structured output from the first token on, which servicer 0.14.1 ignores with --reasoning-parser."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -49,7 +49,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": unless_neutral("seed", make=_folded),
 }
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

@@ -43,13 +43,13 @@ FORBIDDEN = -1e9
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
-    return {"logprobs": sampling.top_logprobs}  # 0 returns only the chosen token's
+    return {"logprobs": sampling.top_logprobs}  # 0: only the chosen token's log-probability
 
 
 def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
     if not sampling.prompt_logprobs:
         return {}
-    return {"prompt_logprobs": sampling.prompt_top_logprobs}  # 0 returns only those of the prompt's own tokens
+    return {"prompt_logprobs": sampling.prompt_top_logprobs}  # 0: only the prompt's own tokens, without alternatives
 
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
@@ -78,7 +78,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": lambda sampling: {"seed": sampling.signed_seed},
 }
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -123,7 +123,7 @@ _OF_AUTO = "xgrammar"
 
 CHECK_SECONDS = 0.1
 """Limit on the CPU time, in seconds, for verifying a schema or grammar. vLLM verifies it again for every request, while
-all others wait. Ordinary schemas took up to 0.016 s."""
+all other requests wait. Ordinary schemas took up to 0.016 s."""
 
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
 """Argument styles in structural tags, with the first xgrammar release that supports each (`structural_tag.py`)."""
@@ -231,7 +231,7 @@ class VllmCheck:
         return True
 
     def _verify(self, structured_output: StructuredOutput) -> Any:
-        """Verify a schema or grammar as `SamplingParams.verify` does. This may replace it with another."""
+        """Verify a schema or grammar as `SamplingParams.verify` does, which may replace it in the returned object."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
