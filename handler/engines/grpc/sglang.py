@@ -33,7 +33,7 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
 
 
 _DRAWN = drawn_rules(no_top_k=-1)
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -54,7 +54,7 @@ class Sglang(Contract):
     module = "sglang_scheduler"
     service = "SglangScheduler"
     table = _TABLE
-    no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, does not load adapters"
+    no_adapters = "SGLang's gRPC server (smg-grpc-servicer 0.14) does not load adapters"
     no_media = "SGLang's gRPC API accepts only preprocessed pixels"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"

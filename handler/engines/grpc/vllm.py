@@ -19,12 +19,12 @@ def _folded(seed: int) -> int:
 
 
 def _with_chosen(num_tops: int) -> int:
-    """Ask for one more alternative than the client did, as vLLM replaces the least likely one with the chosen token."""
+    """Request one alternative more than the client, because vLLM puts the chosen token in place of the least likely."""
     return num_tops and num_tops + 1
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
-    """Ask for a rule from the first token on. The Python servicer 0.14.1 ignores that beside --reasoning-parser."""
+    """Request structured output from the first token on, which servicer 0.14.1 ignores with --reasoning-parser."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -35,7 +35,7 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
 
 
 _DRAWN: Mapping[str, Rule] = {**drawn_rules(), "seed": unless_neutral("seed", make=_folded)}
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

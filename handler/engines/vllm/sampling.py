@@ -61,7 +61,7 @@ def structured_output_arguments(structured_output: StructuredOutput) -> dict[str
 
 
 _DRAWN: Mapping[str, Rule] = {**drawn_rules(), "seed": lambda sampling: {"seed": sampling.signed_seed}}
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -103,7 +103,7 @@ _OF_AUTO = "xgrammar"
 
 CHECK_SECONDS = 0.1
 """Limit on the CPU time, in seconds, for verifying a schema or grammar. vLLM verifies it again for every request, while
-all others wait. Ordinary schemas took up to 0.016 s."""
+all other requests wait. Ordinary schemas took up to 0.016 s."""
 
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
 """Argument styles in structural tags, with the first xgrammar release that supports each (`structural_tag.py`)."""
@@ -211,7 +211,7 @@ class VllmCheck:
         return True
 
     def _verify(self, structured_output: StructuredOutput) -> Any:
-        """Verify a schema or grammar as `SamplingParams.verify` does. This may replace it with another."""
+        """Verify a schema or grammar as `SamplingParams.verify` does, which may replace it in the returned object."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
