@@ -282,7 +282,7 @@ class Endpoint:
         part_bytes: maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
             container sends them.
         capture: data capture, or None if it is off.
-        weights: weights of the production variants by name, at least one. The container serves them all.
+        weights: maps the name of each production variant to its weight. The container serves all variants.
         asynchronous: whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
     """
 
@@ -304,7 +304,7 @@ class Endpoint:
         return next(iter(self.weights))
 
     def admit(self, name: str, variant: str | None) -> str:
-        """Return the variant that serves a request: the requested one, or one that is chosen by the weights.
+        """Return the variant that serves a request: the requested variant, or else a random choice by the weights.
 
         Raises:
             ApiError: the name or the variant is unknown, or the endpoint is not in service, not healthy, or

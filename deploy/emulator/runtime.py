@@ -46,7 +46,7 @@ _OPENAI = "openai/v1/chat/completions"
 
 
 class _Checked(NamedTuple):
-    """A request that is to be served.
+    """A request that has passed the checks, with the container that serves it.
 
     Attributes:
         relay: relay of the container.
