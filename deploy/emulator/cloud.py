@@ -113,7 +113,7 @@ class Cloud:
         self._running.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """Return a boto3 client with all permissions. Clients are cached, as creating a client takes longer than a call."""
+        """Return a cached boto3 client with all permissions. Creating a client would take longer than a call."""
         if (service, region) not in self._clients:
             session = boto3.session.Session(OWN, OWN, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
@@ -219,7 +219,7 @@ class Cloud:
         return map(self._tagged, needs)
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
-        """Return the parameters whose names for a resource differ from its ARN, with the names that the ARN contains."""
+        """Return the parameters that name a resource differently from its ARN, with the name that is in the ARN."""
         parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             return {"KmsKeyId": self._volume_key(parameters)}

@@ -56,7 +56,7 @@ class Accepted:
         failure: the S3 URI to which the reason for a failure is written.
         ttl: maximum time in the queue, in seconds (RequestTTLSeconds).
         timeout: timeout for the container's response, in seconds (InvocationTimeoutSeconds).
-        waits: whether the request is never executed, because the endpoint has no instance and no scaling policy adds an instance.
+        waits: whether the request is never executed, as the endpoint has no instance and no policy adds an instance.
         since: time of acceptance, on the monotonic clock.
     """
 

@@ -22,14 +22,14 @@ _CLASSES = {
     Kind.ENDPOINT: ("endpoint", "Endpoint"),
     Kind.COMPONENT: ("component", "InferenceComponent"),
 }
-"""For each kind, a variable and a class of `sagemaker.core.resources`. Arguments of `create` are in snake case."""
+"""Maps each kind to a variable and a class of `sagemaker.core.resources`. `create` takes arguments in snake case."""
 
 _BOTO3 = {
     Kind.SCALABLE_TARGET: ("target", "scaling", "register_scalable_target"),
     Kind.SCALING_POLICY: ("policy", "scaling", "put_scaling_policy"),
     Kind.ALARM: ("alarm", "alarms", "put_metric_alarm"),
 }
-"""For each kind, a variable, a variable for a boto3 client, and a method of this client."""
+"""Maps each kind to a variable for the response, a variable for a boto3 client, and a method of that client."""
 
 _CLIENTS = {"control": "sagemaker", "scaling": "application-autoscaling", "alarms": "cloudwatch"}
 _WAITED_FOR = (Kind.ENDPOINT, Kind.COMPONENT)
