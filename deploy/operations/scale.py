@@ -94,7 +94,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
         raise Refused(
-            f"{what.target} scales automatically between {bounds.min} and {bounds.max}, which would undo a change to {count}",
+            f"{what.target} scales automatically between {bounds.min} and {bounds.max}, which would undo {count}",
             "Change the bounds with --min and --max, or change `scaling` and run `lmi deploy update`.",
         )
     sagemaker = aws.client("sagemaker")
