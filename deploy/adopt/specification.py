@@ -237,10 +237,7 @@ def _served_by(source: Source, component: Json) -> Served:
     """
     name, specification = str(component["InferenceComponentName"]), component.get("Specification", {})
     if component.get("Specifications"):
-        raise Refused(
-            f"component {name} has specifications by instance type",
-            "Write the specification yourself.",
-        )
+        raise Refused(f"component {name} has specifications by instance type", "Write the specification yourself.")
     if (model_name := specification.get("ModelName")) is not None:
         model = source.model(str(model_name))
         return Served(name, container_of(model, str(model_name)), model)

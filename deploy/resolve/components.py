@@ -115,7 +115,7 @@ def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolut
     return _serve(spec.model_copy(update={"instance": instance}), on_type, resolve)
 
 
-_MORE_ROOM = "Use fewer copies, fewer accelerators for each, or more instances. options.replicas adds engines to a copy."
+_MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances. options.replicas adds engines to a copy."
 
 
 def without_room(sums: Sums, where: str) -> str:

@@ -62,7 +62,7 @@ class Need:
         built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
         windows: whether the engine frees the cache outside of a sliding window.
         stages: number of pipeline stages times context parts in `degree`.
-        experts: whether each GPU has whole experts (expert parallelism), or None to choose it if the engine supports it.
+        experts: whether each GPU has whole experts (expert parallelism), or None to choose it where the engine can.
         weight_only: whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
             precision.
     """
@@ -273,7 +273,7 @@ def _problem(
     if instance.blackwell and need.cuda is not None and need.cuda < _BLACKWELL_CUDA:
         return f"the {instance.gpu} needs CUDA 12.8, but the image has {need.cuda[0]}.{need.cuda[1]}"
     if degree > max(1, instance.gpus):
-        return f"the tensor parallel degree is {degree}, but the type has {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
+        return f"the tensor parallel degree is {degree}, but it has {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
     where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
     if tokens == 0:
         return (
@@ -407,7 +407,7 @@ def cheapest(fits: Sequence[Fit]) -> Fit:
     if not fits[0].fits:
         largest = max(fits, key=lambda item: item.room * item.degree)
         raise DoesNotFit(
-            f"no known type has room for the model; on the largest type, {largest.instance.name}, {largest.problem}",
+            f"no known type has room for the model; on the largest, {largest.instance.name}, {largest.problem}",
             f"Use a shorter model.context, or a model.dtype with fewer bits. {BEYOND_ONE_MACHINE}",
         )
     return fits[0]
@@ -473,7 +473,7 @@ def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
     """Return the rows of the table, with the columns of COLUMNS: the best types, and in any case the chosen type.
 
     There is only one row for types of the same family with the same number of GPUs. Sizes are per GPU, and requests are
-    concurrent requests of the full context. The last column marks the chosen type, and contains the type's problem or remarks.
+    concurrent requests of the full context. The last column marks the chosen type, and states its problem or remarks.
     """
     best: dict[tuple[str, int], Fit] = {}
     for item in candidates.fits:

@@ -244,7 +244,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
             what = "repository" if code.startswith("Repository") else "image"
             raise NotThere(
                 f"image: there is no {what} {match['repository']}:{match['tag']} in ECR of the account "
-                    f"{match['account']} in {match['region']}",
+                f"{match['account']} in {match['region']}",
                 push_instructions(match.string),
             ) from None
         raise

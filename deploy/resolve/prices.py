@@ -163,7 +163,7 @@ def _prices(aws: Aws) -> Iterator[tuple[str, float]]:
 
 
 def _price(product: object) -> Iterator[tuple[str, float]]:
-    """Yield the instance type and hourly price of a product. Yield nothing unless it is an endpoint's instance."""
+    """Yield the instance type and hourly price of a product, or nothing unless it is an endpoint's instance."""
     used = _HOURLY.fullmatch(str(part(part(product, "product"), "attributes").get("usagetype")))
     if used is None:
         return

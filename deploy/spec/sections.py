@@ -185,7 +185,7 @@ class Instance(Section):
 class Timeouts(Section):
     """Timeouts of a start, in seconds. Their defaults depend on the size of the model."""
 
-    download: Seconds | None = Field(None, description="Timeout of the model data's download, in seconds.")
+    download: Seconds | None = Field(None, description="Timeout for downloading the model data, in seconds.")
     startup: Seconds | None = Field(None, description="Timeout until /ping responds with 200, in seconds.")
     provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
         None, description="Timeout to find instances, in seconds; default: AWS's."
@@ -223,10 +223,10 @@ class Component(Section):
     model: Model | None = Field(None, description="The component's own model, instead of `model`.")
     image: Image | None = Field(None, description="The component's own image, instead of `image`.")
     options: dict[str, Option | None] = Field(
-        default_factory=dict, description="Options that override `options`; null removes one."
+        default_factory=dict, description="Options that override `options`; null removes an option."
     )
     environment: dict[str, Variable | None] = Field(
-        default_factory=dict, description="Variables that override `environment`; null removes one."
+        default_factory=dict, description="Variables that override `environment`; null removes a variable."
     )
     sagemaker: PassedFields = Field(default_factory=dict, description="Further fields of CreateInferenceComponent.")
 

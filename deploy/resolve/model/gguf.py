@@ -83,7 +83,7 @@ class _Head(io.BytesIO):
 
 
 class _Metadata:
-    """The entries of a header that concern the model's architecture, by their names without the architecture's prefix."""
+    """The entries of a header that concern the model's architecture. Names lack the architecture's prefix."""
 
     def __init__(self, values: Mapping[bytes, object]) -> None:
         architecture = values.get(b"general.architecture")
@@ -102,7 +102,7 @@ class _Metadata:
         return value
 
     def count(self, name: str, layers: int, *, zeros: bool) -> int:
-        """Return how many layers have the value zero in a list, or without `zeros` another value. No list counts as 0."""
+        """Return how many layers have the value 0 in a list, or another value if not `zeros`. No list counts as 0."""
         values = self.get(name)
         return sum((not value) == zeros for value in values[:layers]) if isinstance(values, list) else 0
 

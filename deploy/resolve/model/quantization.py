@@ -283,7 +283,7 @@ def _numbers(name: str, tensor: str, fields: Mapping[str, Any], room: int) -> tu
 
 
 def _weights(tensor: str, dtype: str, number: int, bits: int) -> float:
-    """Return the number of weights in a tensor: 0 for scales and zero points, several per element if the weights are packed."""
+    """Return the number of weights in a tensor: 0 for scales, and several per element for packed weights."""
     if _BESIDE.search(tensor):
         return 0.0
     width = _BITS.get(dtype, bits)
