@@ -211,7 +211,7 @@ class Reading(NamedTuple):
 
 
 def _served(source: Source, variant: Json) -> list[Served]:
-    """Return the first serving container and all further ones that differ from the first.
+    """Return the first serving container, and the further serving containers that differ from it.
 
     Raises:
         Refused: the endpoint serves no model, or a component has specifications by instance type.
@@ -280,7 +280,7 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
 
 
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
-    """Return a component's own model, options and environment, which replace those of the top level."""
+    """Return a component's own model, options and environment, which replace the top level's."""
     if wishes.model is not None:
         raise SpecError(
             "--model applies only to an endpoint with one model",

@@ -32,7 +32,7 @@ def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[s
 
     Args:
         artifact: the container's model data.
-        name: the model's name, or "" if the repository has only one.
+        name: the model's name, or "" if the repository has only one model.
         model: the user's own model, or None.
 
     Raises:

@@ -42,7 +42,7 @@ class Container(NamedTuple):
     Attributes:
         kind: one of `lmi`, `tgi`, `triton`, `vllm` and `ours`.
         engine: engine that the container's variables configure.
-        release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
+        release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag has no release.
         tagged_release: release as written in the tag.
         repository: settings of Triton's model repository, as variables.
     """
@@ -80,7 +80,7 @@ def container_kind(image: str, override: str | None) -> Container:
     kind = override or _kind(repository)
     if kind is None:
         known = ", ".join(KINDS.values())
-        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy, only those of {known}", _ADVICE)
+        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy; those of {known} can", _ADVICE)
     if kind == "tgi" and (match := _TGI.search(tag)):
         return Container(kind, "vllm", match[1], match[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"

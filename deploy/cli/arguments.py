@@ -113,7 +113,7 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
-    parser.add_argument("--component", metavar="NAME", help="inference component or adapter (default: the only one)")
+    parser.add_argument("--component", metavar="NAME", help="component or adapter (default: the only component)")
     parser.add_argument(
         "--endpoint-url",
         type=url,

@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(documents: dict[str, Policy], who: str | None) -> int:
-    """Print all policies, or only one, each split into parts that AWS accepts."""
+    """Print all policies, or only the policy `who`, in parts that AWS accepts."""
     printed: dict[str, Policy] = {}
     for party, document in documents.items():
         pieces = parts(document)

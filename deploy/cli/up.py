@@ -162,6 +162,6 @@ def add_update(commands: Any) -> None:
 
 
 def add_promote(commands: Any) -> None:
-    parser = commands.add_parser("promote", help="make the shadow of `up --shadow` the variant that serves")
+    parser = commands.add_parser("promote", help="turn the shadow of `up --shadow` into the serving variant")
     add_arguments(parser)
     parser.set_defaults(run=partial(deploy, command="promote"), adopt=True)

@@ -403,7 +403,7 @@ def view(status: Status) -> RenderableType:
 def _summary(status: Status) -> Table:
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
     if status.serving and status.asleep:
-        serving = Text("scaled to zero: requests wait until an instance is up", style="yellow")
+        serving = Text("scaled to zero: requests wait until an instance is running", style="yellow")
     rows: list[tuple[RenderableType, ...]] = [
         ("endpoint", f"{status.name} ({status.region})"),
         ("status", coloured(status.status)),

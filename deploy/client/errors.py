@@ -2,7 +2,7 @@
 
     RequestFailed                any of the errors below; all are `DeployError`s, which the command line prints
     ├── NotStarted               nothing was computed, so the request may be retried (`runtime.py` does)
-    │   ├── NoCapacity           no copy is up: scaled to zero, or still starting
+    │   ├── NoCapacity           no copy is running: scaled to zero, or still starting
     │   ├── Throttled            too many requests for the account or endpoint
     │   ├── NotReady             the model is loading, or SageMaker has no healthy instance
     │   └── Unreachable          no connection to SageMaker
@@ -194,7 +194,7 @@ def _from_status(error: ClientError) -> RequestFailed:
         needs = _ROUTED if error.operation_name == "InvokeInferenceRouter" else _INVOKE
         result = Forbidden(f"{error.operation_name}: {code}: {message}", needs)
     elif code in _REFUSED and "no capacity" in message.lower():
-        result = NoCapacity(message, "No copy is running. If scaling.min is 0, requests start one.")
+        result = NoCapacity(message, "No copy is running. If scaling.min is 0, requests start a copy.")
     elif code in _REFUSED and "not found" in message.lower():
         result = NoSuchEndpoint(message, "Check the name and the region.")
     elif code in _REFUSED:

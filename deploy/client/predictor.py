@@ -169,7 +169,7 @@ class Predictor:
     Args:
         endpoint_name: name of the endpoint, or of an inference router.
         region: region of the endpoint, or None for boto3's setting.
-        component: inference component to call, or None if the endpoint has at most one.
+        component: inference component to call, or None if the endpoint has at most one component.
         adapter: name of an adapter's component to call, instead of `component`.
         routing_target: routing target to call, if `endpoint_name` is an inference router.
         connection: further settings; see `Connection`.
@@ -330,7 +330,7 @@ class Conversation:
     """A conversation with a model.
 
     Args:
-        system: system message, or "" for none.
+        system: system message, or "" for no system message.
         parameters: parameters of every request, such as `max_tokens` and `temperature`.
 
     Attributes:

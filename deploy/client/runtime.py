@@ -143,8 +143,8 @@ class Patience:
 
     Attributes:
         busy: limit while requests are throttled, or while there is no connection.
-        cold: limit while no copy is up. An instance takes minutes to start.
-        first: first pause. Each further pause is up to twice as long as the previous one, with jitter.
+        cold: limit while no copy is running. An instance takes minutes to start.
+        first: first pause. Each further pause is up to twice as long as the previous pause, with jitter.
         longest: maximum length of a pause.
     """
 

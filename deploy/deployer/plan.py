@@ -219,7 +219,7 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
 
     Args:
         desired: desired resources, in the order of their creation.
-        keep: number of configuration versions to keep, including the new one.
+        keep: number of configuration versions to keep, including the new version.
         adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:

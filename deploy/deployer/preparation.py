@@ -236,7 +236,7 @@ def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
 
 
 def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | None, tuple[str, ...]]:
-    """Return the sums of all components on the endpoint, including those of other deployments, and warnings.
+    """Return the sums of all components on the endpoint, including other deployments' components, and warnings.
 
     Raises:
         SpecError: the instance type is not the shared endpoint's, or the first copies do not fit.

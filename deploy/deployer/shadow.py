@@ -112,7 +112,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
     Args:
         desired: resources of the deployment without `--shadow`.
-        keep: number of configuration versions to keep, including the new one.
+        keep: number of configuration versions to keep, including the new version.
 
     Raises:
         NotThere: there is no shadow.

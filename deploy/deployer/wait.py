@@ -250,7 +250,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Return whether the resource still serves a version other than the desired one, and no update has ended."""
+    """Return whether the resource still serves a version other than the desired, and no update has ended."""
     if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)
@@ -258,7 +258,7 @@ def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> 
 
 
 def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[object, object]:
-    """Return the desired and the serving version (names of configurations or models), both None if none is desired."""
+    """Return the names of the desired and the serving version, or (None, None) if any version may serve."""
     request = resource.request
     if resource.kind is Kind.COMPONENT:
         request, description = (

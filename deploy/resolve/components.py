@@ -29,7 +29,7 @@ class Placed:
         copies: initial number of copies.
         gpus: number of GPUs for each copy.
         memory_mb: host memory for each copy, in MB.
-        cpus: number of cores for each copy, or 0 if none are requested.
+        cpus: number of cores for each copy, or 0 if the component requests no cores.
         fit: memory that the model needs, or None if the model's size or the instance type is unknown.
     """
 
@@ -159,7 +159,7 @@ def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], flo
 
 
 def _held(item: Placed) -> float:
-    """Return the GiB of a copy's weights and other memory, without its KV cache."""
+    """Return the size of a copy's weights and other memory, without its KV cache, in GiB."""
     return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
 
 
@@ -216,7 +216,7 @@ def _instances(spec: Spec) -> int:
 
 
 def _one_host(served: Sequence[Served]) -> None:
-    """Check that all images can run on the same host AMI, as an endpoint configuration has only one.
+    """Check that all images can run on the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
         SpecError: the images need different values of InferenceAmiVersion.

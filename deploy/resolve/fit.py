@@ -273,7 +273,7 @@ def _problem(
     if instance.blackwell and need.cuda is not None and need.cuda < _BLACKWELL_CUDA:
         return f"the {instance.gpu} needs CUDA 12.8, but the image has {need.cuda[0]}.{need.cuda[1]}"
     if degree > max(1, instance.gpus):
-        return f"the tensor parallel degree is {degree}, but it has {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
+        return f"the tensor parallel degree, {degree}, exceeds the number of GPUs, {instance.gpus}"
     where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
     if tokens == 0:
         return (

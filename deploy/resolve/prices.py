@@ -90,7 +90,7 @@ class Prices:
 
         Args:
             name: name of the instance type.
-            own: the user's price, which overrides the others, or None.
+            own: the user's price, which overrides other prices, or None.
         """
         if own is not None:
             return Price(own, exact=True)

@@ -86,7 +86,7 @@ def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> R
 
 
 def _one_host(decisions: list[Decision]) -> None:
-    """Check that all instance types can use the same host AMI, as an endpoint configuration has only one.
+    """Check that all instance types can use the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
         SpecError: the pools mix CPU and GPU types, or the types need different values of InferenceAmiVersion.
@@ -473,7 +473,7 @@ def _choose(spec: Spec, image: images.ResolvedImage, need: Need | None, prices: 
     """Choose the instance type, or check the specification's type.
 
     Raises:
-        SpecError: `auto` cannot choose a type, or the type looks like a typing error.
+        SpecError: `auto` cannot choose a type, or the type is probably a typo.
         DoesNotFit: the image or the model does not fit.
     """
     if spec.instance.type == "auto":

@@ -102,7 +102,7 @@ def kinds(config: Config) -> list[Kind]:
 
 
 def _listed(config: Config) -> list[Kind]:
-    """Return the kinds of layers from a list in config.json, or an empty list if it has none."""
+    """Return the kinds of layers from a list in config.json, or an empty list if there is no such list."""
     if config.words():
         return [_NAMES.get(word, Kind.FULL) for word in config.words()]
     if config.list("hybrid_layer_pattern"):  # MiMo-V2

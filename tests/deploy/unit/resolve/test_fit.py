@@ -162,7 +162,7 @@ def test_a_degree_that_was_asked_for_is_taken_as_it_is() -> None:
     assert fit(replace(LLAMA_8B, degree=2), instance("ml.g6e.12xlarge")).degree == 2
     assert (
         fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem
-        == "the tensor parallel degree is 4, but it has 1 GPU"
+        == "the tensor parallel degree, 4, exceeds the number of GPUs, 1"
     )
 
 
