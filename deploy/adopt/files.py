@@ -134,7 +134,9 @@ def _variant(fields: Content) -> Content:
 
 def _one(documents: list[Any], file: str, number: int) -> Any:
     if not 1 <= number <= len(documents):
-        raise SpecError(f"{file}: --recommendation {number}: the job has {len(documents)}", "The first has number 1.")
+        raise SpecError(
+            f"{file}: --recommendation {number}: the job has {len(documents)} recommendations", "Numbers start at 1."
+        )
     return documents[number - 1]
 
 
@@ -241,7 +243,7 @@ def written(adopted: Adopted, command: str) -> str:
         if (note := _NOTES.get(name)) is not None:
             lines.append(_comment(note))
         if name == "instance" and "ami" in value:
-            lines.append(_comment("This AMI is the endpoint's. For an image with another CUDA version: ami: auto."))
+            lines.append(_comment("This is the endpoint's AMI; for another CUDA version, write ami: auto."))
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
     lines += _listed("Defaults on which the original endpoint relied", adopted.defaults)
     lines += _listed("Cannot be mapped", adopted.unmapped)

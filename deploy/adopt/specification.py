@@ -60,7 +60,7 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
             }
             why = "`up` creates the same policy under another name: delete the old policy afterwards"
         else:
-            why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); scaling: would replace it"
+            why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); set scaling: to replace it"
         unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
     return result
 

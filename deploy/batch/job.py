@@ -129,7 +129,7 @@ def _check(spec: Spec, decision: Decision) -> None:
         families = sorted({name.rpartition(".")[0] for name in types if name.startswith(("ml.g", "ml.p"))})
         raise Refused(
             f"instance.type: batch transform does not support {name}",
-            f"Pass --instance-type, from {', '.join(families)} for GPUs. Or use an asynchronous endpoint (async).",
+            f"Pass --instance-type (GPU families: {', '.join(families)}), or use an asynchronous endpoint (async).",
         )
     if spec.instance.count > _INSTANCES:
         raise Refused(f"instance.count: {spec.instance.count}, but a job may have at most {_INSTANCES}", "Use --count.")

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "--file",
         type=Path,
         metavar="JSON",
-        help="file to read instead: a model's configuration, JumpStart's specification or a recommendation job",
+        help="file to read instead of ENDPOINT: a model's configuration, JumpStart's specification or a job's output",
     )
     parser.add_argument(
         "--recommendation", type=int, default=1, metavar="N", help="number of the job's recommendation (default: 1)"

@@ -144,7 +144,7 @@ def add(commands: Any) -> None:
         "--port", type=port, default=8081, help="port of the API, or 0 for any free port (default: %(default)s)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, or else {_NAME})")
+    parser.add_argument("--endpoint-name", metavar="NAME", help=f"name (default: the specification's or else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
@@ -155,7 +155,7 @@ def add(commands: Any) -> None:
 def _add_container(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("container")
     group.add_argument("--container", metavar="URL", help="URL of a running container, such as http://127.0.0.1:8080")
-    group.add_argument("--container-port", type=port, metavar="PORT", help="the container's port (default: any free)")
+    group.add_argument("--container-port", type=port, metavar="PORT", help="container port (default: a free port)")
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
         "-o",

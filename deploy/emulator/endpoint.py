@@ -322,7 +322,7 @@ class Endpoint:
         if not self.status.is_healthy:
             raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} passes its health check.")
         if variant is None and not any(weights.values()):
-            raise validation_error(f"No variant of endpoint {name} has a weight; name one with TargetVariant.")
+            raise validation_error(f"No variant of endpoint {name} has a weight; choose a variant with TargetVariant.")
         return variant or random.choices(list(weights), list(weights.values()))[0]
 
     def component(self, component: str | None) -> Component | None:

@@ -72,7 +72,7 @@ def sdk_program(resources: Sequence[Resource], region: str) -> str:
             created.append(_call(resource, *_BOTO3[resource.kind][1:], resources, names))
         elif dropped := sorted(set(_dropped(resource.request))):
             created.append(
-                f"# With boto3, as sagemaker-core {OLDEST} drops values of 0 and False: {', '.join(dropped)}"
+                f"# Sent with boto3, as sagemaker-core {OLDEST} drops values of 0 and False: {', '.join(dropped)}"
             )
             operation = f"create_{xform_name(_CLASSES[resource.kind][1])}"
             created += [_call(resource, "control", operation, resources, names), *_waiting(resource)]

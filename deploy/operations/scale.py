@@ -62,7 +62,7 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
         raise Refused(f"{endpoint} has several components", f"Choose a --component: {', '.join(sorted(components))}.")
     if component is not None and component not in components:
         raise NotThere(
-            f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(components)) or 'none'}."
+            f"{endpoint} has no component {component!r}", f"Its components: {', '.join(sorted(components)) or 'none'}."
         )
     if components:
         name = component or next(iter(components))
