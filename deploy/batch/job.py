@@ -32,8 +32,8 @@ CONTENT_TYPE = "application/jsonlines"
 """LMI and this server read this content type as JSON, as it begins with `application/json`."""
 
 _PAYLOAD = 6  # megabytes: SageMaker's default
-_INSTANCES = 100  # maximum of TransformResources.InstanceCount, which only AWS's prose states
-_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which only AWS's prose lists
+_INSTANCES = 100  # maximum of TransformResources.InstanceCount, which only AWS's documentation states
+_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which only AWS's documentation lists
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _SHORT = {
     "instance-type": ("instance.type", "SageMaker instance type, or auto"),
     "count": ("instance.count", "number of instances"),
 }
-"""Short flags for the most common settings, with the field of the specification and its meaning."""
+"""Maps each short flag for a common setting to the field of the specification and its meaning."""
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:

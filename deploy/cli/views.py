@@ -49,7 +49,7 @@ _WORD = 20  # maximum length of a word that a table does not break
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
-    """Return a table that does not break short words across lines. `look` contains further arguments of `Table`."""
+    """Return a table that does not break short words. `look` contains further arguments of rich's `Table`."""
     result, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
     for index, column in enumerate(columns):
         lines = "\n".join([column, *(str(row[index]) for row in rows)]).splitlines()

@@ -472,7 +472,7 @@ class RouterRuntime(Runtime):
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Call InvokeInferenceRouter. The response also contains `InvokedRoutedResourceArn` and `RoutingReason`."""
         if unknown := request.keys() - set(_TAKES):
-            raise NotSent(f"{', '.join(sorted(unknown))}: inference routers accept only {', '.join(_TAKES)}")
+            raise NotSent(f"{', '.join(sorted(unknown))}: not supported; routers accept only {', '.join(_TAKES)}")
         if len(request.get("Body", b"")) > WARN_BYTES:
             raise NotSent(f"the body has {len(request['Body']):,} bytes, but a router accepts at most {WARN_BYTES:,}")
         client = self._client

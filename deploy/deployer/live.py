@@ -116,7 +116,7 @@ class Live:
     @property
     def busy(self) -> tuple[LiveResource, ...]:
         """Return the deployment's resources that AWS is still changing, so that they cannot be updated now."""
-        shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # guests wait for their host
+        shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # guests wait for the endpoint
         return tuple(item for item in (*self.owned, *shared, *self._beside) if item.busy)
 
     @property

@@ -152,8 +152,8 @@ def plan_end(live: Live) -> Plan:
         raise Refused(
             f"endpoint/{endpoint.name} serves the configuration {endpoint.description['EndpointConfigName']}, which "
             "was deleted or cannot be read. As it may still contain the shadow, the shadow's resources are kept",
-            "`lmi deploy iam FILE --adopt` prints the policy needed to read it. If the configuration was deleted, its "
-            "owner must first switch the endpoint to another configuration; then repeat this command.",
+            "`lmi deploy iam FILE --adopt` prints the policy needed to read the configuration. If it was deleted, the "
+            "endpoint's owner must first switch the endpoint to another configuration; then repeat this command.",
         )
     back: list[Action] = []
     keep = {before(live)}
