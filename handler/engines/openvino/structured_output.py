@@ -165,7 +165,7 @@ def _own_grammar(tag: Mapping[str, Any]) -> Mapping[str, Any]:
 class OpenVinoCheck:
     """A check that uses a blank model. See `engines.base.StructuredOutputCheck`.
 
-    The check starts no threads before the first call, so the process may be forked until then.
+    No threads start before the first compilation (`prepare`, `compile` or a call), so the process may fork until then.
 
     Args:
         config: the engine's configuration, which names the model's files.
