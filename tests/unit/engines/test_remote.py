@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -174,6 +175,8 @@ def test_what_a_server_did_not_enforce_on_a_prompt_is_asked_again() -> None:
 
 TOKEN = "a token"
 HELD = "the end, which is held back"
+END = "the end, though the stream goes on"
+WAIT = "silence until `go_on`"
 NOTHING = "silence"
 Line = Failed | Refused | Exception | str
 
@@ -186,7 +189,7 @@ class Several(RemoteEngine[ResponseCheck]):
         self.scripts = {server: list(script) for server, script in zip(self._servers, scripts, strict=True)}
         self.asked: list[int] = []
         self.checks, self.num_checks = list(checks), 0
-        self.rules: list[StructuredOutput | None] = []
+        self.go_on = asyncio.Event()
         self.begin("vllm", 100, EngineConfig(Config()), {})
 
     @property
@@ -205,12 +208,17 @@ class Several(RemoteEngine[ResponseCheck]):
                 raise line
             if line == NOTHING:
                 await asyncio.get_running_loop().create_future()
-            part = Part(finish=Finish.LENGTH if line == HELD else None)
+            if line == WAIT:
+                await self.go_on.wait()
+                self.go_on.clear()
+                continue
+            part = Part(finish=Finish.LENGTH if line in (HELD, END) else None)
             running.call.take(part, [65], [None], [])
             if line == HELD:
                 self.hold(running, part)
             else:
                 self.take(server, running, part)
+                await asyncio.sleep(0)
         if running.held is not None:
             return self.release(server, running)
         part = Part(finish=Finish.LENGTH)
@@ -246,12 +254,14 @@ def request(key: int = 1, tokens: int = 5, **more: Any) -> EngineRequest:
 def outputs(engine: RemoteEngine[Any], ends: int = 1) -> list[Output]:
     """Return all outputs until so many requests have ended. Plain tokens are outputs too."""
     found: list[Output] = []
-    while sum(output.finish is not None for output in found) < ends:
+    for _ in range(100):
         step = engine.step()
         tokens = zip(step.keys, step.ids, step.logprobs, strict=True)
         found += [Output(key, [id], [logprob]) for key, id, logprob in tokens]
         found += step.others
-    return found
+        if sum(output.finish is not None for output in found) >= ends:
+            return found
+    raise AssertionError("the requests have no end")
 
 
 def end_of(engine: RemoteEngine[Any], what: EngineRequest | None = None) -> Output:
@@ -486,6 +496,120 @@ def test_all_that_a_server_sends_with_a_token_is_passed_on(several: Make) -> Non
         assert (output.key, output.ids, output.logprobs, output.finish) == (1, part.ids, part.logprobs, part.finish)
         assert (output.tops, output.extras) == (part.tops or None, part.extras)
         assert (output.prompt_logprobs, output.prompt_tops) == (part.prompt_logprobs, part.prompt_tops)
+
+
+def test_a_plain_token_comes_in_a_steps_lists(several: Make) -> None:
+    engine = several([TOKEN, NOTHING])
+    engine.add(request())
+    step = engine.step()
+    assert (step.keys, step.ids, step.logprobs, step.others) == ([1], [65], [None], [])
+
+
+def test_output_ends_a_step_at_once(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_IDLE", 1000.0)
+    engine = several([TOKEN], [KeyError()])
+    engine.servers[1].outstanding = 100
+    assert end_of(engine).finish is Finish.LENGTH
+    engine.servers[0].outstanding = 200
+    assert end_of(engine, request(2)).error
+
+
+class Clock:
+    """Steps an engine once for each second that passes on the clock by which servers are silent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(remote, "_IDLE", 0.0)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def run(self, engine: Several, seconds: int) -> list[Output]:
+        found: list[Output] = []
+        for _ in range(seconds):
+            self.now += 1.0
+            for _ in range(3):
+                engine._listen_at = 0.0
+                found += engine.step().others
+        return found
+
+
+def test_a_server_is_silent_after_its_timeout_since_the_last_token(several: Make, monkeypatch: Any) -> None:
+    clock = Clock(monkeypatch)
+    engine = several([WAIT, TOKEN, WAIT, TOKEN, NOTHING], max_silence=10.0)
+    engine.add(request())
+    for _ in range(2):
+        assert clock.run(engine, 10) == []
+        engine.go_on.set()
+    engine.step()
+    engine.step()
+    assert clock.run(engine, 10) == []
+    (end,) = clock.run(engine, 1)
+    assert "sent no token for 10 s" in str(end.error)
+
+
+def test_a_stream_that_goes_on_after_its_end_is_given_up_soon(several: Make, monkeypatch: Any) -> None:
+    clock = Clock(monkeypatch)
+    for script in ([HELD, NOTHING], [END, NOTHING]):
+        engine = several(script)
+        engine.add(request())
+        ends = clock.run(engine, 2)
+        assert engine.servers[0].outstanding > 0
+        ends += clock.run(engine, 1)
+        assert [(list(end.ids), end.finish, end.error) for end in ends] == [([65], Finish.LENGTH, None)]
+        assert engine.servers[0].outstanding == 0
+
+
+def test_a_cancelled_requests_connection_is_closed_at_once(several: Make) -> None:
+    engine, closed = several([NOTHING]), list[str]()
+    stream = engine.stream
+
+    async def closing(server: RemoteServer, running: Running[ResponseCheck]) -> None:
+        try:
+            await stream(server, running)
+        finally:
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(closed.append, "one round later")
+
+    engine.stream = closing  # type: ignore[method-assign]
+    engine.add(request())
+    engine.step()
+    engine.cancel(1)
+    assert closed == ["one round later"]
+
+
+def test_a_request_may_have_the_key_of_one_that_was_cancelled(several: Make) -> None:
+    engine = several([NOTHING])
+    engine.add(request())
+    engine.step()
+    engine.cancel(1)
+    assert end_of(engine).finish is Finish.LENGTH
+    engine.step()
+    assert not engine._running
+
+
+def test_at_its_end_the_engine_waits_for_no_server(several: Make) -> None:
+    engine = Several([NOTHING])
+    engine.add(request())
+    engine.step()
+
+    async def check(server: RemoteServer) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    engine.check = check  # type: ignore[method-assign]
+    asking = engine._question(engine.servers[0])
+    running = engine._running[1].task
+    engine.close()
+    assert running.cancelled()
+    assert asking.cancelled()
+    assert engine._loop.is_closed()
+
+
+def test_a_server_without_the_model_is_left_out(several: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr("handler.engines.remote.servers._PAUSE", 7.0)
+    engine = several([], checks=[FAILED])
+    (server,) = engine.servers
+    server.known = False
+    assert engine.complete(engine._check(server)) is FAILED
+    assert server.is_out(engine._loop.time())
 
 
 # -- what the servers report at startup --------------------------------------------------------------------------------
