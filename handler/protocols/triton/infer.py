@@ -23,7 +23,14 @@ from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
 from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, model_of
-from handler.protocols.triton.request import check_single_sequence, read_id, read_inputs, wrong_type
+from handler.protocols.triton.request import (
+    INPUTS,
+    check_single_sequence,
+    from_text,
+    read_id,
+    read_inputs,
+    wrong_type,
+)
 from handler.protocols.triton.response import ResponseOptions, TritonDocument, shape_of
 
 HEADER = "inference-header-content-length"
@@ -382,7 +389,10 @@ class Infer(Dialect):
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
         names = _read_outputs(document.get("outputs", []), name, model)
-        values = {**reader.values, **{f"return_{output}": True for output in names if output in FREE}}
+        # vLLM's backend reads its sampling parameters from here (triton-inference-server/vllm_backend, src/utils).
+        values = {name: from_text(name, value) for name, value in parameters.items() if name in INPUTS}
+        unknown += [f"parameters.{name}" for name in values if name in reader.values]
+        values = {**values, **reader.values, **{f"return_{output}": True for output in names if output in FREE}}
         streams = bool(values.pop("stream", False) or values.pop("streaming", False))
         if streams and not self.may_stream:
             unknown.append("stream")
@@ -441,7 +451,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
             raise InvalidParameter(
                 f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as unsigned-integer"
             )
-    known = ("binary_data_output", *_STATEFUL, *_QUEUEING)
+    known = ("binary_data_output", *_STATEFUL, *_QUEUEING, *INPUTS)
     return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
 
 

@@ -155,7 +155,7 @@ PROMPT_2023 = "INPUT_0"
 EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 """Outputs that are neither text nor GptManager's. The input `return_NAME` requests the output NAME."""
 
-INPUTS: Mapping[str, InputTensor] = {
+_ROWS: Mapping[str, InputTensor] = {
     "max_tokens": _same("INT32", "max_new_tokens"),
     "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
     "exclude_input_in_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
@@ -172,9 +172,7 @@ INPUTS: Mapping[str, InputTensor] = {
     "frequency_penalty": _same("FP32", "frequency_penalty"),
     "no_repeat_ngram_size": InputTensor("INT32", TENSORS["no_repeat_ngram_size"]),
     "min_length": InputTensor("INT32", TENSORS["min_length"]),
-    "min_tokens": InputTensor("INT32", TENSORS["min_length"]),
     "random_seed": InputTensor("UINT64", TENSORS["random_seed"]),
-    "seed": InputTensor("UINT64", TENSORS["random_seed"]),
     "ignore_eos": InputTensor("BOOL", Parameter("ignore_eos", _FLAG)),
     "stop": InputTensor("BYTES", Parameter("stop", _stop), (-1,)),
     "beam_width": InputTensor("INT32", Parameter("num_beams", single(integer(1)))),
@@ -188,7 +186,6 @@ INPUTS: Mapping[str, InputTensor] = {
     "guided_decoding_guide_type": InputTensor("BYTES", Parameter("", _guide)),  # `join_guide` removes it
     "guided_decoding_guide": InputTensor("BYTES", Parameter("structured_output", _guide)),
     "lora_task_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
-    "lora_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
     "lora_name": InputTensor("BYTES", Parameter("adapter", _adapter_name, informed=True)),
     # vLLM's sampling parameters
     "sampling_parameters": InputTensor("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
@@ -198,19 +195,6 @@ INPUTS: Mapping[str, InputTensor] = {
     "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
     "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
     "structured_outputs": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
-    "guided_decoding": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
-    # inputs of the llmapi model
-    "streaming": InputTensor("BOOL", Parameter("stream", _FLAG)),
-    "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
-    "sampling_param_temperature": _same("FP32", "temperature"),
-    "sampling_param_top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
-    "sampling_param_top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
-    "sampling_param_stop": InputTensor("BYTES", Parameter("stop", _words), (-1,)),
-    "sampling_param_seed": InputTensor("UINT64", TENSORS["random_seed"]),
-    "sampling_param_best_of": _same("INT32", "best_of"),
-    "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
-    "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
-    "sampling_param_exclude_input_from_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
     # refused
     "decoder_text_input": _never("BYTES", "encoder-decoder models are not supported"),
     "image_input": _never("FP16", _MEDIA),
@@ -230,8 +214,24 @@ INPUTS: Mapping[str, InputTensor] = {
     ),
     "return_perf_metrics": _never("BOOL", _METRICS),
     "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
-    "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),
 }
+
+_ALIASES = {
+    "min_tokens": "min_length",
+    "seed": "random_seed",
+    "lora_id": "lora_task_id",
+    "guided_decoding": "structured_outputs",
+    # the llmapi model
+    "streaming": "stream",
+    "sampling_param_stop": "stop_words",
+    "sampling_param_seed": "random_seed",
+    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
+    **{f"sampling_param_{name}": name for name in ("max_tokens", "temperature", "top_k", "top_p", "best_of")},
+    **{f"sampling_param_{name}": name for name in ("presence_penalty", "frequency_penalty", "return_perf_metrics")},
+}
+"""Maps other names of inputs to the names of `_ROWS`."""
+
+INPUTS: Mapping[str, InputTensor] = {**_ROWS, **{alias: _ROWS[name] for alias, name in _ALIASES.items()}}
 """All inputs except the prompt. Parameters that are not fields of Sampling go to `ParsedParameters.others`."""
 
 OF_OTHER_MODELS: Mapping[str, InputTensor] = {
@@ -239,17 +239,17 @@ OF_OTHER_MODELS: Mapping[str, InputTensor] = {
     IDS: InputTensor("INT32", TENSORS["input_ids"], (-1,)),
     "input_lengths": InputTensor("INT32", Parameter("num_prompt_ids", single(integer(0), "[1,1]"))),
     "request_output_len": InputTensor("INT32", TENSORS["request_output_len"]),
-    "runtime_top_k": InputTensor("INT32", INPUTS["top_k"].parameter),
-    "runtime_top_p": InputTensor("FP32", INPUTS["top_p"].parameter),
-    "len_penalty": InputTensor("FP32", INPUTS["length_penalty"].parameter),
+    "runtime_top_k": INPUTS["top_k"],
+    "runtime_top_p": INPUTS["top_p"],
+    "len_penalty": INPUTS["length_penalty"],
     "stop_words_list": InputTensor("INT32", TENSORS["stop_words_list"], (2, -1)),
     "bad_words_list": InputTensor("INT32", TENSORS["bad_words_list"], (2, -1)),
     "embedding_bias": InputTensor("FP32", TENSORS["embedding_bias"], (-1,)),
     "beam_search_diversity_rate": _never("FP32", "the engines have no diverse beam search"),
     # the ensemble of 2023
     "INPUT_1": InputTensor("UINT32", INPUTS["max_tokens"].parameter),
-    "INPUT_2": InputTensor("BYTES", INPUTS["bad_words"].parameter, (-1,)),
-    "INPUT_3": InputTensor("BYTES", INPUTS["stop_words"].parameter, (-1,)),
+    "INPUT_2": INPUTS["bad_words"],
+    "INPUT_3": INPUTS["stop_words"],
 }
 """The inputs of models other than the model of `generate`. Only `infer` reads these inputs."""
 
