@@ -198,7 +198,7 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Return the truncation of a prompt to its last `most` tokens; -1 means the model's limit, None no truncation."""
+    """Return the truncation of a prompt to its last `most` tokens. -1 means the model's limit, None all tokens."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 

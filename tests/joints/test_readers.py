@@ -220,7 +220,7 @@ def test_every_type_that_a_client_declares_is_read_or_refused_by_name(declared: 
             with pytest.raises(InvalidPayload) as raised:
                 DIALECTS["anthropic_messages"].parse(body, SEEING)
             named = f"messages[0].content[0]: '{word}' is not supported: "
-            assert raised.value.message.startswith((named, "messages[0].content[0].", "messages[0]: the answer"))
+            assert raised.value.message.startswith((named, "messages[0].content[0].", "messages[0]: the response"))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class ThreadKeeping:
             Unavailable: the message could not be stored, so that no request can continue it.
         """
         if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
-            raise Unavailable("the message could not be stored in its thread; send the request again, or all messages")
+            raise Unavailable("the message could not be stored in its thread; repeat the request, or send all messages")
 
 
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:

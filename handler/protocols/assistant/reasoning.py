@@ -70,7 +70,7 @@ class MarksParser(ReasoningParser):
 
 
 class MarkedReasoningParser(MarksParser):
-    """Parses reasoning between markers. A partial marker at the end of a response is reasoning or text.
+    """Parses reasoning between markers. A partial marker at the end of a response counts as reasoning or text.
 
     Args:
         thinking: whether the response begins within reasoning.

@@ -53,7 +53,7 @@ class SequenceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the model generated, without tokens that only carry text that was held back."""
+        """The number of tokens that the model generated. Tokens that only carry held-back text do not count."""
         return sum(token.id >= 0 for token in self.tokens)
 
     @property

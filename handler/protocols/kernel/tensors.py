@@ -275,7 +275,7 @@ def word_list(value: Any) -> Words:
     used = offsets[-1] if offsets else 0
     spans = list(itertools.pairwise([0, *offsets]))
     if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
-        raise ValueError("must have increasing offsets of at most the row's length, and then -1, in its second row")
+        raise ValueError("must have in its second row increasing offsets up to the row's length, and -1 after them")
     if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
         raise ValueError("must have token ids in its first row up to the last offset, and 0 or -1 after it")
     if len(offsets) > MAX_STOPS:

@@ -249,7 +249,7 @@ def test_no_words_are_none(empty: Any) -> None:
         ([[0, 1], [1]], "its rows have 2 and 1 numbers"),
         ([[0, 1], [2, 1]], "increasing"),
         ([[0, 1], [0, 1]], "increasing"),
-        ([[0, 1], [3, -1]], "at most the row's length"),
+        ([[0, 1], [3, -1]], "up to the row's length"),
         ([[0, 1], [-1, 2]], "-1 after them"),
         ([[0, 1], [1, -1]], "0 or -1 after it"),
         ([[-1, 1], [2, -1]], "token ids in its first row up to the last offset"),
