@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -153,7 +154,7 @@ class BatchRoutes:
 
     async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any] | None:
         """Write the form's file to `path`. Return the form, or None if the client has disconnected."""
-        with open(path, "xb", opener=_private) as file:
+        with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
             form = FormReader(scope["headers_by_name"]["content-type"], _bounded(file, most))
             size, more = 0, True
             while more:
@@ -202,10 +203,6 @@ def _owner(scope: Scope) -> str:
 
 def _too_large(most: int) -> TooLarge:
     return TooLarge(f"'file' has more than {most} bytes (option.batches_max_file_bytes)")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _bounded(file: BinaryIO, most: int) -> Callable[[memoryview], None]:

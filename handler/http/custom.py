@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import http.client
 import inspect
 import json
 import logging
@@ -161,7 +162,7 @@ async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:
     """Send a response part by part, until the last part has been sent or the client has disconnected."""
     parts, body = answer.parts, answer.body
-    headers = _headers(scope, answer)
+    headers = _with_own(scope, encoded(answer.headers), is_sized=parts is None)
     if answer.status in _WITHOUT_BODY:
         body, parts = b"", None
     elif parts is None:
@@ -174,14 +175,17 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
         await send({"type": "http.response.body", "body": body})
 
 
-def _headers(scope: Scope, answer: Answer) -> Headers:
-    """Return the function's headers, and the server's default headers that the function has not set."""
-    answered = encoded(answer.headers)
-    names = {name for name, _ in answered}
+def _with_own(scope: Scope, headers: Headers, *, is_sized: bool) -> Headers:
+    """Return the headers of a user's function, and the server's headers that the function has not set.
+
+    Args:
+        is_sized: whether the length of the body is known before it is sent.
+    """
+    names = {name.lower() for name, _ in headers}
     own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
-    if answer.parts is not None:
+    if not is_sized:
         own.append(AS_IT_COMES)
-    return [*answered, *(header for header in own if header[0].lower() not in names)]
+    return [*headers, *(header for header in own if header[0].lower() not in names)]
 
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
@@ -446,21 +450,16 @@ class _Overrides:
         if handler is None or self._model.availability.state in ("loading", "stopping"):
             return await self._app(scope, receive, send)
         scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
-        own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
 
         async def send_with_own(message: Message) -> None:
-            await send(_with_headers(message, own) if message["type"] == "http.response.start" else message)
+            if message["type"] == "http.response.start":  # a handler may send one object for all requests
+                headers = [*message.get("headers", ())]
+                is_sized = any(name.lower() == b"content-length" for name, _ in headers)
+                message = {**message, "headers": _with_own(scope, headers, is_sized=is_sized)}
+            await send(message)
 
         response = await _answer(handler, Request(scope, receive, send))
         await response(scope, receive, send_with_own)
-
-
-def _with_headers(message: Message, own: Headers) -> Message:
-    """Return the start of a response with the server's headers. A handler may send one object for all requests."""
-    headers = [*message.get("headers", ())]
-    names = {name.lower() for name, _ in headers}
-    added = own if b"content-length" in names else [*own, AS_IT_COMES]
-    return {**message, "headers": headers + [header for header in added if header[0] not in names]}
 
 
 async def _answer(handler: Callable[..., Any], request: Request) -> Response:
@@ -519,9 +518,8 @@ def _plain(value: Any) -> Any:
 
 def _refused(error: exceptions.HTTPException) -> Response:
     """Return the response for an HTTPException that the user's code has raised."""
-    with contextlib.suppress(ValueError):
-        return _failed(error.detail, HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
-    return _failed(error.detail, "", error.status_code, error.headers)  # HTTPStatus does not know the status code
+    phrase = http.client.responses.get(error.status_code, "")
+    return _failed(error.detail, phrase, error.status_code, error.headers)
 
 
 def _failed(message: Any, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:

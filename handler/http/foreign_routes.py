@@ -17,7 +17,7 @@ from handler.http.inference import Endpoint, Handle, Inference, read_body, send_
 from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
-from handler.protocols.kernel.texts import MAX_TEXTS
+from handler.protocols.kernel.texts import MAX_TEXTS, read_string
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.registry import TOKENIZING, TRITON_MODEL
 from handler.protocols.tgi.api import UNHEALTHY, TgiInfo
@@ -87,7 +87,7 @@ class VllmRoutes:
                     body = await self._read(scope, receive)
                     if body is None:
                         return
-                    text = await change(_text(body, "lora_name"), body)
+                    text = await change(read_string(body.get("lora_name"), "lora_name"), body)
                 except ServingError as error:
                     return await send_answer(scope, send, ERRORS.whole(error))
                 ignored = ignored_header([name for name in body if name not in _KNOWN])
@@ -116,7 +116,7 @@ class VllmRoutes:
         return value
 
     async def _register(self, name: str, body: Mapping[str, Any]) -> str:
-        adapters, src = self._model.adapters, _text(body, "lora_path")
+        adapters, src = self._model.adapters, read_string(body.get("lora_path"), "lora_path")
         if _flag(body, "is_3d_lora_weight"):
             raise BadRequest("is_3d_lora_weight=true is not supported: engines detect this from the adapter's files")
         if name in self._model.context.model_names:
@@ -138,13 +138,6 @@ class VllmRoutes:
 
 _NAMES = {"src": "lora_path=", "name": "lora_name="}
 _KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidPayload(f"'{name}' must be a non-empty string")
-    return value
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

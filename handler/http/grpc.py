@@ -351,12 +351,12 @@ class GrpcServer:
         """Put the messages of a request's response into the outbox, and return its status."""
         id, name, version = request.id, request.model_name, request.model_version
         try:
-            body = body_of(request)
+            body, length = body_of(request)
         except InvalidPayload as error:
             outbox.put(failure(id, error.message))
             return 400
-        headers = [(HEADER, str(body.length)), ("content-length", str(len(body.data)))]
-        receive, exchange = again(body.data, _never), _Exchange(id, outbox, drop, self._patience)
+        headers = [(HEADER, str(length)), ("content-length", str(len(body)))]
+        receive, exchange = again(body, _never), _Exchange(id, outbox, drop, self._patience)
         del request, body  # the application frees the body once it is decoded
         path = f"{path}/{_escaped(name)}" + (f"/versions/{_escaped(version)}" if version else "")
         scope = _scope(context, exchange, "POST", path, headers)

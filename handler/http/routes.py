@@ -363,7 +363,8 @@ async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryPa
     page = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
     if page is None:
         raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
-    return listed(page.items, has_more=page.has_more)
+    items, has_more = page
+    return listed(items, has_more=has_more)
 
 
 async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:

@@ -220,11 +220,8 @@ class Admission:
         if self._num_tokenizing.value >= MOST_TOKENIZING:
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         with self._num_tokenizing:
-            use = functools.partial(self._tokenize_for, take)
-            await self._tokenizing(use, request, size, media)
-
-    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
-        take(self.preprocessor.encoder.tokenize(request, media))
+            encoder = self.preprocessor.encoder
+            await self._tokenizing(lambda *asked: take(encoder.tokenize(*asked)), request, size, media)
 
     async def _load_media(self, request: Request, head: Head, hold: Hold) -> Sequence[Medium]:
         """Load a request's media and hold their memory. If the caller is cancelled, the downloads are cancelled too."""

@@ -77,11 +77,8 @@ DELETE FROM answers WHERE id IN (
 """
 
 
-class ItemPage(NamedTuple):
-    """A page of a response's input items."""
-
-    items: Sequence[Any]
-    has_more: bool
+ItemPage = tuple[list[Any], bool]
+"""A page of a response's input items, and whether there are more."""
 
 
 class ResponseDatabase:
@@ -255,7 +252,7 @@ class ResponseDatabase:
         """Return a page of a response's input items, or None if the response or the item `after` does not exist."""
         with self._reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
-        return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
+        return None if rows is None else ([*map(loads, rows[:limit])], len(rows) > limit)
 
     def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
         if self._head(owner, id) is None:

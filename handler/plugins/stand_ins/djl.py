@@ -394,16 +394,10 @@ async def handle_streaming_response(
             return
 
 
-def _needs_djl(name: str) -> Callable[..., NoReturn]:
-    def function(*arguments: Any, **keywords: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is only available under DJL Serving")
-
-    function.__name__ = name.rpartition(".")[2]
-    return function
-
-
 class StreamingUtils:
-    get_stream_generator = staticmethod(_needs_djl("StreamingUtils.get_stream_generator"))
+    @staticmethod
+    def get_stream_generator(*arguments: Any, **keywords: Any) -> NoReturn:
+        raise NotImplementedError("StreamingUtils.get_stream_generator is only available under DJL Serving")
 
 
 def _unchanged(function: Any) -> Any:

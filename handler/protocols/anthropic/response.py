@@ -398,13 +398,13 @@ class MessageDocument(WholeReply):
 
     def _document(self) -> AnthropicMessage:
         (sequence,) = self._sequences
-        settings, blocks, answer = self._settings, self._settings.blocks(), read_whole(self._settings.form, sequence)
-        content = gather([*blocks.feed(answer.events), *blocks.end()])
-        counts = settings.usage(
-            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_reasoning
-        )
+        settings, blocks, num_tokens = self._settings, self._settings.blocks(), sequence.num_tokens
+        events, num_reasoning = read_whole(settings.form, sequence)
+        content = gather([*blocks.feed(events), *blocks.end()])
+        num_cached = sequence.extras.num_cached_tokens or 0
+        counts = settings.usage(self._num_prompt_tokens, num_cached, num_tokens, num_reasoning)
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
-        stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)
+        stop = settings.stop(sequence.finish, sequence.text, num_tokens, called=called)
         if settings.keeping is not None:
             settings.keeping.end(settings.id, content)
         return {**settings.message(0), "content": content, "usage": counts, **stop}

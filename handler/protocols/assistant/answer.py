@@ -233,15 +233,8 @@ class BlockStream(TokenStream):
         return self._reader.num_reasoning if self._reader is not None else 0
 
 
-class AnswerEvents(NamedTuple):
-    """The events of a non-streaming response, the number of its tokens, and how many of them are reasoning."""
-
-    events: Sequence[Event]
-    num_tokens: int
-    num_reasoning: int
-
-
-def read_whole(form: AnswerForm, sequence: SequenceOutput) -> AnswerEvents:
+def read_whole(form: AnswerForm, sequence: SequenceOutput) -> tuple[Sequence[Event], int]:
+    """Return the events of a non-streaming response, and how many of its tokens are reasoning."""
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]
-    return AnswerEvents(events, sequence.num_tokens, reader.num_reasoning if reader is not None else 0)
+    return events, reader.num_reasoning if reader is not None else 0

@@ -13,7 +13,7 @@ from handler.core.text import Prompt
 from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.dialect import ParsedRequest, Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.tensors import OutputTensors, TensorValues, TokenRows, document
+from handler.protocols.kernel.tensors import OutputTensors, TensorValues, document
 
 _LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
@@ -128,7 +128,7 @@ class WholeReply(Reply):
             return None
         all_logits = (sequence.extras.context_logits for sequence in self._sequences)
         of_prompt = next((logits for logits in all_logits if logits is not None), None)
-        return document(selected, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
+        return document(selected, [(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence to which a delta of request number `index` belongs."""

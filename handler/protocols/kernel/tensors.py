@@ -74,20 +74,16 @@ def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int =
     return OutputTensors(selected, pad) if selected else None
 
 
-class TokenRows(NamedTuple):
-    """The tokens of a sequence, and a row of logits over the vocabulary for each token, or no rows."""
-
-    tokens: Sequence[Token]
-    rows: Rows = ()
-
-
-def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
+def document(
+    tensors: OutputTensors, sequences: Sequence[tuple[Sequence[Token], Rows]], context: Rows | None
+) -> TensorValues:
     """Build the `outputs` of a non-streaming response.
 
     Args:
+        sequences: the tokens of each sequence, and a row of logits over the vocabulary for each token, or no rows.
         context: the prompt's logits with one row for each token, or None if the request does not select them.
     """
-    tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
+    tokens = [[token for token in own if token.id >= 0] for own, _ in sequences]
     longest = max(map(len, tokens), default=0)
     values: TensorValues = {}
     if "output_ids" in tensors.names:
@@ -101,9 +97,9 @@ def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Ro
     if "context_logits" in tensors.names:
         values["context_logits"] = [_lists(context or ())]
     if "generation_logits" in tensors.names:
-        rows = [_lists(sequence.rows[: len(own)]) for sequence, own in zip(sequences, tokens, strict=True)]
-        pad: list[float | None] = [0.0] * max(map(len, itertools.chain(*rows)), default=0)
-        values["generation_logits"] = [[_padded(own, longest, pad) for own in rows]]
+        logits = [_lists(rows[: len(own)]) for (_, rows), own in zip(sequences, tokens, strict=True)]
+        pad: list[float | None] = [0.0] * max(map(len, itertools.chain(*logits)), default=0)
+        values["generation_logits"] = [[_padded(own, longest, pad) for own in logits]]
     return values
 
 
@@ -136,8 +132,7 @@ class Lines:
         """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
-        rows = TokenRows((token,), () if row is None else (row,))
-        outputs = document(self._names, (rows,), self._context)
+        outputs = document(self._names, [((token,), () if row is None else (row,))], self._context)
         if "cum_log_probs" in outputs:
             outputs["cum_log_probs"] = [[self._total]]
         if self._context is None:

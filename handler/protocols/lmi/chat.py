@@ -7,7 +7,7 @@ Source: docs.djl.ai, "Chat Completions API Schema".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
@@ -23,7 +23,7 @@ from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import NULL, Shape
-from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
+from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.api import OpenAiMessagePart, StopReason, StreamUsage
@@ -73,17 +73,14 @@ class LmiChatFormat(ChatFormat):
         return {}
 
 
+def _without_model(answer: Mapping[str, object]) -> Mapping[str, object]:
+    """Leave out the fields of an answer or a chunk that LMI's do not have."""
+    return {name: value for name, value in answer.items() if name not in ("model", "system_fingerprint")}
+
+
 class LmiChatStream(ChatStream):
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
-        head = self._fields
-        chunk: LmiChatChunk = {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "choices": choices,
-            **counts,
-        }
-        return chunk
+        return _without_model(super()._value(choices, counts))
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
         return delta if choice.begun else {**delta, "role": "assistant"}
@@ -91,23 +88,15 @@ class LmiChatStream(ChatStream):
 
 class LmiChatDocument(ChatDocument):
     def _document(self) -> Mapping[str, object]:
-        head = self._head
-        value: LmiChatAnswer = {
-            "id": head.id,
-            "object": "chat.completion",
-            "created": head.created,
-            "choices": [self._choice_of_lmi(sequence) for sequence in self._sequences],
-            "usage": self._usage(self._num_reasoning),
-        }
-        return value
+        return _without_model(super()._document())
 
-    def _choice_of_lmi(self, sequence: SequenceOutput) -> LmiChatChoice:
+    def _choice(self, sequence: SequenceOutput) -> Any:
         """Render a choice. Without text, its content is "" if `tool_choice` names a function, or else None."""
-        choice: Any = self._choice(sequence)
+        choice: Any = super()._choice(sequence)
         del choice["message"]["refusal"]
         if choice["message"]["content"] is None and self._format.named:
             choice["message"]["content"] = ""
-        return cast(LmiChatChoice, choice)
+        return choice
 
 
 TABLE = Table(

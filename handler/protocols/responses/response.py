@@ -414,12 +414,11 @@ class ResponseDocument(WholeReply):
 
     def _document(self) -> OpenAiResponse:
         (sequence,) = self._sequences
-        items, answer = self._settings.items(), read_whole(self._settings.form, sequence)
-        items.feed(answer.events)
+        items, (events, num_reasoning) = self._settings.items(), read_whole(self._settings.form, sequence)
+        items.feed(events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
-        counts = usage(
-            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_reasoning
-        )
+        num_cached = sequence.extras.num_cached_tokens or 0
+        counts = usage(self._num_prompt_tokens, num_cached, sequence.num_tokens, num_reasoning)
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
         return self._settings.kept(response)
 

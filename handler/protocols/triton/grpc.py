@@ -12,7 +12,7 @@ import itertools
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
@@ -50,13 +50,6 @@ _RAW = b"\x3a"  # raw_input_contents
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-class InferBody(NamedTuple):
-    """A body of `infer`, and the length of the JSON document at its beginning."""
-
-    data: bytes
-    length: int
-
-
 def check_fields(message: bytes) -> None:
     """Refuse a ModelInferRequest that may need much more memory than its bytes.
 
@@ -82,8 +75,10 @@ def _raw_lengths(message: bytes) -> Iterator[int]:
         yield length if found[1] == _RAW else 0
 
 
-def body_of(request: Any) -> InferBody:
-    """Return the body of `infer` that is equivalent to a ModelInferRequest. All tensors become binary data.
+def body_of(request: Any) -> tuple[bytes, int]:
+    """Return the body of `infer` that is equivalent to a ModelInferRequest, and the length of its JSON document.
+
+    All tensors become binary data.
 
     Raises:
         InvalidPayload: the contents or a parameter are invalid.
@@ -106,7 +101,7 @@ def body_of(request: Any) -> InferBody:
         raise InvalidPayload(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
     document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
     data = JSON.encode({**({"id": request.id} if request.id else {}), **document})
-    return InferBody(b"".join([data, *contents]), len(data))
+    return b"".join([data, *contents]), len(data)
 
 
 def stops(request: Any) -> bool:

@@ -308,8 +308,10 @@ _NOT_ADMITTED = ("refused", "overloaded", "unavailable")
 
 
 @dataclass(frozen=True)
-class Gauges:
+class Gauges(Collector):
     """Functions that return current values. They are called when the metrics are requested.
+
+    The totals are metrics of this class. Updating a Counter at each step would cost too much.
 
     Attributes:
         queued: returns the number of requests that wait for the engine.
@@ -335,18 +337,11 @@ class Gauges:
         found = found or [(self.active(), self.statistics())]
         return [(num_active, statistics or EngineStatistics()) for num_active, statistics in found]
 
-
-class _Totals(Collector):
-    """Totals that are read only when the metrics are requested. Updating a Counter at each step would cost too much."""
-
-    def __init__(self, gauges: Gauges) -> None:
-        self._gauges = gauges
-
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self._gauges.tokens())
+        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self.tokens())
         text = "Restarts of engines after they were lost"
-        yield CounterMetricFamily("lmi_engine_restarts", text, value=self._gauges.restarts())
-        replicas = self._gauges.replicas()
+        yield CounterMetricFamily("lmi_engine_restarts", text, value=self.restarts())
+        replicas = self.replicas()
         for kind, name, text, value in REPLICA_FAMILIES if replicas else ():
             values = [([str(replica.number)], value(replica)) for replica in replicas]
             yield _labelled(kind, f"lmi_replica_{name}", text, ["replica"], values)
@@ -445,7 +440,7 @@ class Metrics:
         requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
         self.by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
         self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
-        registry.register(_Totals(gauges))
+        registry.register(gauges)
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
         queued = Gauge("lmi_queued_requests", "Requests waiting for the engine", registry=registry)
         queued.set_function(gauges.queued)

@@ -466,11 +466,8 @@ class RequestTask(Life):
 
     def _put_failure(self, data: bytes) -> None:
         """End a failed stream with the bytes that its reply has rendered."""
-        if self._capture is not None:
-            self._capture.add(data)
-        self.unsent.append(data)
         self._end("failed")
-        self._driver.notify(self)
+        self._keep(data)
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:
