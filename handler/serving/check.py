@@ -146,7 +146,7 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
     """Read the sampling parameters that generation_config.json and `option.override_generation_config` set.
 
     Raises:
-        ConfigError: values are wrong, all of which the error lists; or the file cannot be read.
+        ConfigError: values are wrong, and the message lists all of them; or the file cannot be read.
     """
     values, problems = model_files.sampling_values(config, model), Problems()
     read: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
     """Return the response template in the tokenizer's files, or None if there is none or the options do not select it.
 
     A template parses complete responses. `auto` therefore selects it unless an option names another parser. With
-    `auto`, an invalid template is ignored with a warning; if an option names it, it is an error.
+    `auto`, an invalid template is ignored with a warning. If an option names it, an invalid template is an error.
 
     Args:
         model: directory or file of the model.

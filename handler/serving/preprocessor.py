@@ -70,18 +70,18 @@ class Preprocessor:
     """The reader of requests, which decodes, parses and checks them. Thread-safe.
 
     Args:
-        dialect: dialect of routes that have none of their own.
+        dialect: dialect of the routes that do not have a dialect of their own.
         context: facts about the server that dialects need.
         tokenizer: tokenizer of the engine's model.
-        engine_info: returns the description of the engine, or None while the engine is loading.
+        engine_info: function that returns the description of the engine, or None while the engine is loading.
         formatters: input and output formatters of model.py.
-        validator: checker of structured output, or None if none is needed.
+        validator: checker of structured output, or None if no check is needed.
         sessions: open sessions, or None if sessions are off.
         store: store of responses for later requests, or None if responses are not stored.
         whole: whether the host cannot stream. A dynamic batch of DJL has one content type for all its responses.
 
     Attributes:
-        encoder: tokenizes parsed requests and checks their limits.
+        encoder: encoder that tokenizes parsed requests and checks their limits.
         adapter_formatters: formatters in the model.py files of adapters.
     """
 
@@ -155,7 +155,7 @@ class Preprocessor:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
     def input_formatter(self, head: Head) -> str:
-        """Return the title of the input formatter for messages, or "" if no formatter reads the body."""
+        """Return the input formatter's title for error messages, or "" if no formatter reads the body."""
         if head.dialect is not None:
             return ""
         if self.adapter_formatters.read:
@@ -177,10 +177,10 @@ class Preprocessor:
 
         Raises:
             NotJson: the body is not valid JSON.
-            TooLarge: the body contains too much, or takes too long to decode.
+            TooLarge: the body contains too much data, or takes too long to decode.
             Unavailable: the process that decodes large bodies cannot be started.
             FormatterFailed: the input formatter failed.
-            BadRequest: the body of a call about a session is not valid.
+            BadRequest: the body is meant to open or close a session, but is not valid.
         """
         try:
             return self._decode(body, head)
@@ -252,8 +252,8 @@ class Preprocessor:
         """Parse a decoded body.
 
         Args:
-            recalled: stored responses that the body refers to. None if it refers to none and its own is not to be
-                stored.
+            recalled: stored responses that the body refers to. None if the body refers to no stored response, and its
+                own response is not to be stored.
 
         Raises:
             ServingError: the dialect refuses the body.
@@ -270,7 +270,7 @@ class Preprocessor:
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
-            raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires rolling batch")
+            raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires a rolling batch")
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         elif self.adapter_formatters.exist:

@@ -60,7 +60,7 @@ class Sessions:
         root: directory that contains the directories of all sessions.
         lifetime: seconds from the opening of a session to its expiry.
         most: maximum number of open sessions in the root directory.
-        clock: returns the time in seconds since 1970.
+        clock: function that returns the time, in seconds since 1970.
 
     Raises:
         OSError: the root directory cannot be created or is not writable.
@@ -284,7 +284,7 @@ def session_call(body: bytes) -> str:
 
 
 def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: ErrorFormat) -> ParsedRequest:
-    """Open or close a session, and return a request that is already answered.
+    """Open or close a session, and return a parsed request whose response is already known.
 
     Args:
         call: NEW_SESSION or CLOSE.

@@ -101,7 +101,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
 
 
 def _tokenizer_config(config: Config, shown: Path | str | None, spec: Spec) -> dict[str, Any]:
-    """Return what /tokenizer_info shows. A model that was converted from a GGUF file has its tokens in that file."""
+    """Return the values for /tokenizer_info. If a model was converted from a GGUF file, read them from that file."""
     if not shown or not config.enable_tokenizer_info_endpoint:
         return {}
     if found := tokenizer_config(Path(shown)):

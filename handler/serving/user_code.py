@@ -29,7 +29,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
 
     Args:
         config: configuration, which may name the formatters.
-        directory: directory of model.py; by default that of serving.properties, or else the model's directory.
+        directory: directory of model.py; by default the directory of serving.properties, or else the model's directory.
         handlers: whether the host also calls handlers and middleware of AWS's vLLM image, and LMI's `handle`.
 
     Raises:
@@ -98,7 +98,7 @@ def users_files(config: Config) -> list[Path]:
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:
-    """Return where to look for files that options name: next to serving.properties, then in the working directory."""
+    """Return where an option's file may be: the directory of serving.properties, and the working directory."""
     return config.directory, Path()
 
 
@@ -138,7 +138,7 @@ def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]
 
 
 def _base(config: Config, directory: Path | None) -> Path | None:
-    """Return the directory that relative paths of adapters are resolved against."""
+    """Return the directory against which relative paths of adapters are resolved."""
     if homes := adapter_directories(config, directory):
         return homes[0]
     first = next((place for place in _places(config, directory) if place.is_dir()), None)
