@@ -34,7 +34,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
     """Call `download(name, *arguments)` in another process, and return the path of the downloaded directory or file.
 
     Args:
-        download: a module's function, which may raise ConfigError.
+        download: module-level function, which may raise ConfigError.
         arguments: values that can be encoded as JSON.
 
     Raises:
@@ -89,7 +89,7 @@ UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""Matches messages about failed writes. The last is from OpenVINO, which then deletes the file, freeing the space."""
+"""Matches messages about failed writes. The last is OpenVINO's, which deletes the file and thus frees the space."""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 

@@ -144,7 +144,7 @@ _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOK
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old ones) and not to a path."""
+    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old models), not to a path."""
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None

@@ -383,7 +383,7 @@ class EngineSupervisor:
     # -- starts and failures -------------------------------------------------------------------------------------
 
     def _send(self, command: Any) -> None:
-        """Send a command and start the hang timer, as the engine answers every command with a step."""
+        """Send a command and start the hang timer, because the engine responds to every command with a step."""
         if self._instance is not None:
             if not self._hang_timer.expects_step:
                 self._hang_timer.expects_step = True

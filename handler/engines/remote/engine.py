@@ -30,8 +30,8 @@ _SPINS = 16  # rounds of the event loop, in which connections close
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 _TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
 _NOT_ENFORCED = {
-    "vllm": "; with --reasoning-parser it enforces none before the reasoning has ended",
-    "trtllm": "; without guided_decoding_backend it enforces none",
+    "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
+    "trtllm": "; without guided_decoding_backend, it never does so",
 }
 """Maps the kind of a server to the reason why it does not enforce structured output."""
 

@@ -39,7 +39,7 @@ _COSTLY = re.compile(r'"(?:pattern|format)|[0-9]{3}')  # regular expressions, an
 
 
 def sort(subject: StructuredOutput) -> Hashable:
-    """Return a key that is often the same for one client's schemas or grammars, but different for costly ones.
+    """Return a key that is often the same for one client's schemas or grammars, unless only some of them are costly.
 
     The client itself is unknown, because all requests from SageMaker come from one address.
     """
