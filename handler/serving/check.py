@@ -104,7 +104,7 @@ def _check_tool_parser(config: Config) -> None:
 
 
 def _with_origin(problem: Problem, config: Config) -> Problem:
-    """Add the origin of the first option that an engine's problem names, or of the model if it names none."""
+    """Add the origin of the first option that an engine's problem names, or of the model if it names no option."""
     named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
     key = named[0] if named else problem.name or "option.model_id"
     return Problem(config.origins.get(key, ""), key, problem.message)

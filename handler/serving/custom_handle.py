@@ -121,7 +121,7 @@ class _Parts:
         self.ended = asyncio.Event()
 
     async def next(self) -> bytes | Broken | None:
-        """Return the next part, or None after the last one."""
+        """Return the next part, or None after the last part."""
         if self.ended.is_set():
             return None
         try:
@@ -146,7 +146,7 @@ class _Waiting(NamedTuple):
 
 
 class _OneByOne:
-    """The runner of a plain function, on one thread. A call starts when the previous one has returned its last part.
+    """The runner of a plain function, on one thread. A call starts when the previous call has returned its last part.
 
     Args:
         limit: maximum seconds of a call.
@@ -207,7 +207,7 @@ class _OneByOne:
         return result
 
     def _begin(self, turn: Turn) -> None:
-        """Call the function for the batch of a turn, once for all its turns."""
+        """Call the function once for all requests in a turn's batch."""
         if (batch := turn.result())[0] is turn:
             self._serving = asyncio.ensure_future(self._answer_all(batch))
 

@@ -100,7 +100,7 @@ class EngineDriver:
         """Submit a request and return its id.
 
         Args:
-            sink: called with each delta of the request, up to the last one.
+            sink: called with each delta of the request, up to the last delta.
             started, follows: the arguments of `Batcher.submit`.
 
         Raises:

@@ -98,7 +98,7 @@ def bearer_token(authorization: str) -> str:
 
 
 def request_id(headers: Headers) -> str:
-    """Return the request id set by DJL, SageMaker or the client, or a new id if none is set or valid."""
+    """Return the request id set by DJL, SageMaker or the client, or a new id if no valid id is set."""
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
         if (given := headers.get(name)) and _REQUEST_ID.fullmatch(id := given.strip()):
             return id

@@ -299,7 +299,7 @@ class ServedAdapters:
         """Update an adapter, and wait until new requests use the new version.
 
         Args:
-            src: directory of the new version; by default that of the earlier version.
+            src: directory of the new version; by default the directory of the earlier version.
             preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:

@@ -43,7 +43,7 @@ _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 """Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
-"""Content types that are read as JSON: none, those of JSON, and the type that `curl -d` sends."""
+"""Content types that are read as JSON: JSON's own types, the type that `curl -d` sends, and a missing type."""
 
 _FORM = "multipart/form-data"
 
@@ -216,7 +216,7 @@ class Preprocessor:
         return Decoded(self._read_value(body, head))
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
-        """Return the input formatter for a body: that of the adapter named in the head or the body, or the model's."""
+        """Return the input formatter of the adapter that the head or the body names, or else the model's."""
         formatters = head.formatters
         if self.adapter_formatters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # a body that is not JSON may be meant for the model's formatter
@@ -229,7 +229,7 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter in the body's `adapters`, or None. An adapter named by `model` has no formatters."""
+        """Return the adapter in the body's `adapters`, or None. An adapter that `model` names has no formatters."""
         if not isinstance(body, dict):
             return None
         named = body.get("adapters")

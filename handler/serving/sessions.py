@@ -132,7 +132,7 @@ class Sessions:
         self._closed.put(closed)
 
     def remove_expired(self) -> None:
-        """Remove the directories of closed and expired sessions, including those of other processes."""
+        """Remove the directories of closed and expired sessions, including sessions of other processes."""
         with suppress(OSError):  # without a root directory there are no sessions
             for name in os.listdir(self._root):
                 if _ID.fullmatch(name) and self._is_over(name):
@@ -181,7 +181,7 @@ class Sessions:
         self._opened.discard(name)
 
     def _remove_in_time(self) -> None:
-        """Remove closed sessions immediately, and search all sessions for expired ones once per period."""
+        """Remove closed sessions immediately, and look for expired sessions once per period."""
         look_at = time.monotonic() + _PERIOD
         while not self._ended:
             try:

@@ -219,7 +219,7 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the most informative line of an error: the first one, or the last one for OpenVINO's errors, which start
+    """Return the most informative line of an error: the first line, or the last line for OpenVINO's errors, which start
     with names of source files.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

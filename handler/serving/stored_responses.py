@@ -408,7 +408,7 @@ class ResponseStore:
         return self.write(call)
 
     def write(self, call: Callable[[], T]) -> Future[T]:
-        """Make a call on the store's thread, for example of a reply's `feed`, which calls `keep`."""
+        """Make a call on the store's thread, even if many calls are waiting. A reply's `feed` is called this way."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 

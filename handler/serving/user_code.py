@@ -77,14 +77,14 @@ def users_handle(config: Config, path: Path | None) -> Handle | None:
 
 
 def model_py_directory(config: Config) -> Path | None:
-    """Return the directory in which DJL looks for model.py: that of serving.properties, or else the model's."""
+    """Return the directory where DJL expects model.py: beside serving.properties, or else the model's directory."""
     if config.directory is not None:
         return config.directory
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
 
 
 def handlers_home(config: Config) -> Path:
-    """Return the directory of the script for AWS's vLLM image: that of model.py, or SageMaker's model directory."""
+    """Return where the script for AWS's vLLM image is: in the directory of model.py, or SageMaker's model directory."""
     return model_py_directory(config) or environment.model_path()
 
 
@@ -126,8 +126,8 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
-    """Return the adapters to register at startup, by name: those in `adapters/` next to the model, and those of
-    option.lora_modules.
+    """Return the adapters to register at startup, by name: the adapters in `adapters/` next to the model, and the
+    adapters of option.lora_modules.
 
     Raises:
         ConfigError: an adapter cannot be used.

@@ -58,7 +58,7 @@ OF_THE_LINE = (
 
 STREAM = "'stream' is not supported in batches, which write one line per response; omit 'stream' and 'output_formatter'"
 
-_LAST = 1 << 64  # a priority after all those that clients can use
+_LAST = 1 << 64  # a priority after all priorities that clients can use
 _LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
 _IDLE_SECONDS = 10.0  # seconds between two searches for batches that another server has abandoned
 _MAX_EXTRA_OWNERS = 16  # maximum number of owners whose oldest batch runs beyond the limit of open batches
@@ -85,7 +85,7 @@ class Input:
         config: configuration, which limits the size of a line and the number of requests. A longer line gets an error.
             A blank line whose line number is above twice the limit of requests ends the file with an error, because
             blank lines cost time too.
-        decode_large: decodes a large line. It blocks the calling thread until the line is decoded.
+        decode_large: function that decodes a large line, and blocks the calling thread until the line is decoded.
         done: numbers of the lines to skip.
     """
 
@@ -263,7 +263,7 @@ async def batches_run(model: ServedModel) -> AsyncIterator[None]:
 
 
 class BatchRunner:
-    """The runner of all open batches, except those that another server is running."""
+    """The runner of all open batches, except for batches that another server is running."""
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
         self.model, self.store = model, store
@@ -445,7 +445,7 @@ class _Answering:
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:
-        """Decode a large line after the large bodies that already wait. This blocks the calling thread."""
+        """Decode a large line after the large bodies that are already waiting. This blocks the calling thread."""
         bodies = self._model.preprocessor.large_bodies
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:

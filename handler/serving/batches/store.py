@@ -50,7 +50,7 @@ _FILE = "batches.sqlite3"
 _VERSION = 1  # version of the table
 _BUSY_SECONDS = 5.0  # maximum seconds to wait while another process locks the database
 _OVERHEAD = 4096  # approximate bytes of a file or batch on disk besides its contents
-_MOST_ENDED = 1000  # maximum number of ended batches of an owner; older ones are deleted
+_MOST_ENDED = 1000  # maximum number of ended batches of an owner; older batches are deleted
 _FORGOTTEN = 3600.0  # seconds after which an incomplete upload is removed
 _NEVER = 1e18  # value of the column `expires`
 

@@ -35,7 +35,7 @@ class Histogram(Collector):
     """A histogram with a single set of label values. Values must be observed on a single thread.
 
     Args:
-        bounds: upper bounds of the buckets in ascending order, without the last one, which is infinite.
+        bounds: upper bounds of the buckets in ascending order, without the last bound, which is infinite.
         labels: values of the labels by name.
     """
 
@@ -121,7 +121,7 @@ _VLLM = (
     ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
     ("request_prompt_tokens", "Prompt tokens per request", _TOKENS),
     ("request_generation_tokens", "Generated tokens per request", _TOKENS),
-    ("request_params_n", "The parameter n of requests", _NUMBERS),
+    ("request_params_n", "Value of a request's parameter n", _NUMBERS),
     ("request_params_max_tokens", "Maximum number of new tokens per request", _TOKENS),
 )
 
