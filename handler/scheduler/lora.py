@@ -327,7 +327,7 @@ class AdapterRegistry:
         Running requests keep the earlier version of the adapter, and later requests use the new version.
 
         Args:
-            path: directory of the new version; by default that of the earlier version.
+            path: directory of the new version; by default the directory of the earlier version.
             preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:

@@ -219,7 +219,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
 
 
 def _common_kind(models: Sequence[Model] | Failed) -> str:
-    """Return the only kind of server that may have all these models, or "" if there is none or there are several."""
+    """Return the only kind of server that may have all these models, or "" if no kind or several kinds may."""
     kinds = set() if isinstance(models, Failed) else {tuple(model.kinds) for model in models}
     match list(kinds):
         case [(kind,)]:

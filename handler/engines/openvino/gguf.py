@@ -401,8 +401,8 @@ def _from_f16(data: Any) -> Any:
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
 
-    Joining matrices, e.g. those for queries, keys and values, saves some microseconds per multiplication. Only the
-    matrices for one input are in memory at a time.
+    Joining matrices, such as the matrices for queries, keys and values, saves some microseconds per multiplication.
+    Only the matrices for one input are in memory at a time.
     """
     joined: dict[tuple[str, int, str], list[tuple[Any, _Source]]] = {}
     for source in sources:

@@ -244,7 +244,7 @@ class OpenVinoCheck:
             ValueError: the schema or grammar is not supported by GenAI.
         """
         if not self._eos:
-            raise ValueError("structured output needs an end token, but the model's files do not name one")
+            raise ValueError("structured output needs an end token, which the model's files do not specify")
         try:
             # `generate` releases the GIL, which `step` would not.
             self._blank_pipeline().generate([self._prompt()], [self._config(structured_output, 0, max_new_tokens=1)])

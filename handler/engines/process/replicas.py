@@ -463,7 +463,7 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as none of its requests is running, one replica at a time. Thread-safe."""
+        """Restart a replica as soon as it has no running request, one replica at a time. Thread-safe."""
         self._to_restart.append(self._replicas[replica])
 
     @property

@@ -53,7 +53,7 @@ class Limits(NamedTuple):
 
     Attributes:
         seconds: maximum CPU time.
-        memory: memory in bytes, in addition to that of the loaded process.
+        memory: memory in bytes, in addition to the memory of the loaded process.
         patience: maximum wall-clock time in seconds.
         nice: number added to the process's niceness, so that token generation has priority.
     """

@@ -106,7 +106,7 @@ class EngineInstance:
                 # The session is ended with the engine: see `end_with_this_process`.
                 self._process = start(_MAIN, theirs, {**os.environ, **place.environ})
                 on_failure.pop_all()
-            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first one
+            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first thread
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, place.cores)
             self.put(spec)

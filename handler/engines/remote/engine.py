@@ -250,7 +250,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return step
 
     def _end_silent(self) -> None:
-        """Give up the requests whose servers are silent."""
+        """Abandon the requests whose servers are silent."""
         self._listen_at = self._loop.time() + min(1.0, self._max_silence / 4)
         for running in self._running.values():
             has_end = running.ended or running.held is not None
@@ -407,7 +407,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             raise error
 
     def _question(self, server: RemoteServer) -> asyncio.Task[Failed | None]:
-        """Return the check of a server that is already under way, or start a new one."""
+        """Return the check of a server that is already under way, or start a new check."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking

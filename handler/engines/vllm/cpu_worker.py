@@ -16,7 +16,7 @@ from vllm.v1.worker import gpu_model_runner
 class Generator(torch.Generator):  # type: ignore[misc]
     """A generator that undoes a draw by starting again from its seed. Draws before the first output token do not count.
 
-    Only a request that was preempted repeats draws.
+    Only a request that was preempted therefore repeats earlier draws.
     """
 
     def get_offset(self) -> int:
