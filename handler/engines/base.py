@@ -100,7 +100,7 @@ def failed(key: int, error: Exception | str) -> Output:
 
 
 def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, sampling: Sampling) -> int | None:
-    """Return the index of the first of `ids` that ends the sequence, or None. For engines that miss some stop ids.
+    """Return the index of the first of `ids` that ends the sequence, or None. Use this if an engine misses stop ids.
 
     Args:
         ids: new ids of the sequence.
@@ -124,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return an engine's error message for clients, and a longer one for the log if there is more to say."""
+    """Return an engine's error message for clients, and a longer message for the log, or "" if both are the same."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -241,7 +241,7 @@ def unpack(packed: PackedRequest) -> EngineRequest:
 
 
 class Engine(Protocol):
-    """Computes many sequences at once. Only one thread uses an engine, which may block it while holding the GIL.
+    """Computes many sequences at once. Only one thread uses an engine. A call may block, even while it holds the GIL.
 
     `add` may raise an exception to refuse a request. An exception from `step` means that the engine is broken; an
     engine that breaks after it was loaded is loaded again. After a request is cancelled, or after the step in which
@@ -254,7 +254,7 @@ class Engine(Protocol):
         """Start a request. A later `step` returns its first output."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter. Raise an exception if it is broken. Requests may also use adapters not loaded this way."""
+        """Load an adapter, or raise an exception if it is broken. Requests may use adapters that are not loaded."""
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Free an adapter. Requests added earlier may still be using it, but no later request will."""
@@ -341,7 +341,7 @@ class Tokenizer(Protocol):
         """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in the text are recognised. Only the model's usual first token is added."""
+        """Encode a prompt. Special tokens in it are recognised. Only the model's usual first token is added."""
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Encode messages with the chat template. Special tokens are recognised, but none are added, as the template
@@ -405,7 +405,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Maps each refused Sampling field to the reason: those in `reasons`, and those that nobody implements."""
+        """Maps each refused Sampling field to the reason. This includes fields that nobody implements."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -498,7 +498,7 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
 
     Args:
         greedy: arguments for greedy decoding.
-        drawn: rules for the fields that matter only when sampling. Their arguments then replace those in `greedy`.
+        drawn: rules for the fields that matter only when sampling. When sampling, their arguments override `greedy`.
     """
 
     def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:

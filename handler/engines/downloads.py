@@ -34,7 +34,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
     """Call `download(name, *arguments)` in another process, and return the path of the downloaded directory or file.
 
     Args:
-        download: a module's function, which may raise ConfigError.
+        download: module-level function, which may raise ConfigError.
         arguments: values that can be encoded as JSON.
 
     Raises:
@@ -69,7 +69,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Delete partially downloaded files and end the process at once. These files can be found only on Linux."""
+    """Delete partially downloaded files (only on Linux), and end the process at once."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):
@@ -89,7 +89,7 @@ UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""Matches messages about failed writes. The last is from OpenVINO, which then deletes the file, freeing the space."""
+"""Matches messages about failed writes. The last is OpenVINO's, which also deletes the file and so frees the space."""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 

@@ -219,7 +219,7 @@ def _listed(client: Any, source: _Source, only: Sequence[str]) -> list[_Object]:
     """List the objects below the prefix. Omit keys that end with a slash, as they only mark directories.
 
     Raises:
-        ConfigError: there are no objects or too many, none belongs to a model, or a name leads out of the directory.
+        ConfigError: there are no objects or too many, no object belongs to a model, or a name is not a valid path.
     """
     objects: list[_Object] = []
     num_listed, url = 0, source.url
@@ -302,7 +302,7 @@ def _alone(path: Path, url: str) -> Iterator[None]:
 
 
 def _fill(client: Any, source: _Source, part: Path, objects: Collection[_Object]) -> None:
-    """Download the objects to `part`, except for those that an earlier start has downloaded completely.
+    """Download the objects to `part`, except for objects that an earlier start has downloaded completely.
 
     Raises:
         ConfigError: the objects do not fit on the disk, or a file does not have the size that S3 listed.

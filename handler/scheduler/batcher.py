@@ -34,11 +34,11 @@ class ClientChannel(Protocol):
 
 
 class FastPath:
-    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each.
+    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each token.
 
     Attributes:
         id: the batcher's id of the request.
-        encode: encodes a token as the next bytes of the stream.
+        encode: function that encodes a token as the next bytes of the stream.
         channel: connection to write the encoded bytes to, or None if `keep` gets all of them.
         keep: called with encoded bytes that the channel cannot write immediately.
         num_tokens: number of tokens encoded so far.
@@ -100,7 +100,7 @@ class RunningRequest:
 
         Returns:
             The new tokens; the finish reason, or None if the sequence continues; and the prompt's tokens, or None if
-            the output has no log-probabilities for them. None in place of the tuple if the sequence had already ended.
+            the output has no log-probabilities for them. If the sequence had already ended, the result is None.
         """
         state = self.sequences[output.sequence]
         if state is None:
@@ -119,7 +119,7 @@ class RunningRequest:
 Item = TypeVar("Item")
 
 MAX_OVERTAKES = 10
-"""Maximum number of consecutive requests that may leave the queue before the oldest one."""
+"""Maximum number of consecutive requests that may leave the queue before the oldest request."""
 
 
 class _Rank(NamedTuple):
@@ -288,9 +288,9 @@ class Batcher:
         max_queued: maximum number of waiting requests (`job_queue_size`).
         max_background: maximum number of sequences of batches in the engine (`option.batches_concurrency`).
         queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
-        time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables it.
-            It ends only requests that run in the engine. For a request of a file's batch, the time begins when the
-            request leaves the background.
+        time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables the
+            limit. Only requests that run in the engine are ended. For a request of a file's batch, the time begins when
+            the request moves from `Background` to the queue.
 
     Attributes:
         num_tokens: number of tokens generated so far.
@@ -356,7 +356,7 @@ class Batcher:
     def submit(
         self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
     ) -> int:
-        """Accept a request and return its id, which its deltas carry.
+        """Accept a request, and return the id that its deltas contain.
 
         Args:
             started: called when the engine gets the request, possibly before `submit` returns.
@@ -526,7 +526,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one for each sample, with a seed if the request has one."""
+        """Yield one engine request for a beam search, or one for each sample. Samples have different seeds, if any."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
@@ -578,7 +578,7 @@ class Batcher:
         not_finished = GenerationFailed(
             f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
         )
-        again = Overloaded("the request makes room for another key's batch (option.batches_concurrency)")
+        again = Overloaded("the request makes room for another API key's batch (option.batches_concurrency)")
         expired = Overloaded("Request timeout expired")  # Triton's words
         ends = [
             (late, self._queue_timeout, unstarted),

@@ -21,7 +21,7 @@ class SteppedEngine(Protocol):
     def ready(self) -> bool: ...
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Return whether the engine accepts a request now. If so, the next calls of `add` pass its sequences."""
+        """Return whether the engine accepts a request now. If so, the next calls of `add` pass the sequences."""
 
     def continues(self, key: int) -> bool:
         """Return whether the engine accepts another part of a request that ran in the last step. If so, the next call
@@ -78,12 +78,12 @@ _TAIL = 256  # last characters of the text, enough for a marker and the rest of 
 
 
 class ReasoningEngine:
-    """A `SteppedEngine` that applies structured output after the reasoning only, and enforces the reasoning's budget.
+    """A `SteppedEngine` that applies structured output only after the reasoning, and limits the reasoning's tokens.
 
-    Such a request runs in two parts. The first part generates the reasoning, without structured output, and is
-    cancelled where the reasoning ends. The second part generates the response with structured output; its prompt ends
-    with the reasoning. Engines therefore need no feature of their own, and most of the second prompt is in their prefix
-    cache. All other requests are passed to the engine unchanged.
+    A request that needs this runs in two parts. The first part generates the reasoning, without structured output, and
+    is cancelled where the reasoning ends. The second part generates the response with structured output, and its prompt
+    ends with the reasoning. Engines therefore need no feature of their own, and most of the second prompt is in their
+    prefix cache. All other requests are passed to the engine unchanged.
 
     Args:
         engine: engine that runs both parts.
@@ -245,7 +245,7 @@ class _FirstPart:
     Attributes:
         ids: ids of the tokens generated so far.
         held: outputs kept back while `undecided`.
-        undecided: whether it is not yet known if the output begins with reasoning. Until then the client gets nothing.
+        undecided: whether it is still unknown if the output begins with reasoning. If so, the client gets nothing yet.
     """
 
     def __init__(self, request: EngineRequest, reasoning: Thoughts, vocabulary: Vocabulary) -> None:

@@ -196,7 +196,7 @@ class Registered(NamedTuple):
 
     Attributes:
         adapter: adapter that the engine loads. Each update has a new `id`.
-        number: number that clients see: 1, 2, ... in order of registration. It survives updates and is never reused.
+        number: number that clients see: 1, 2, ... in order of registration. An update keeps it; it is never reused.
         preload: whether the engine loaded the adapter at its registration.
     """
 
@@ -233,7 +233,7 @@ class _Link(NamedTuple):
 class AdapterRegistry:
     """The adapters of a model, in order of registration.
 
-    `find`, `by_number`, `get` and `check` may be called on any thread, all other methods on the batcher's only.
+    `find`, `by_number`, `get` and `check` may be called on any thread, all other methods only on the batcher's thread.
 
     Args:
         limit: maximum number of adapters, or None for no limit.
@@ -324,10 +324,10 @@ class AdapterRegistry:
     def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
         """Replace an adapter, or reload changed weights from the same directory.
 
-        Running requests keep the earlier version of the adapter, and later requests use the new one.
+        Running requests keep the earlier version of the adapter, and later requests use the new version.
 
         Args:
-            path: directory of the new version; by default that of the earlier version.
+            path: directory of the new version; by default the directory of the earlier version.
             preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:

@@ -51,7 +51,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
         return Failed("sent a message that is too large", words)
     if code == "UNAVAILABLE" and not connected:
         if any(word in details for word in _FOREIGN):
-            return Failed("uses another protocol", f"{words}; for gRPC over TLS write grpcs://", lasts=True)
+            return Failed("uses another protocol", f"{words}; for gRPC over TLS, use grpcs://", lasts=True)
         unreachable = "failed to connect" in details
         plain = "cannot be reached" if unreachable else "closed the connection"
         return Failed(plain, words, broke_off=not unreachable, silent=unreachable)

@@ -148,7 +148,7 @@ class OwnFiles(NamedTuple):
             if theirs and own and theirs != own:
                 raise Failed("uses another tokenizer", f"it has {theirs} ids, option.model_id has {own}", lasts=True)
         if self.eos and not model.eos <= self.eos | self.config_eos:
-            detail = f"its answers end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
+            detail = f"its responses end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
             raise Failed("uses another tokenizer", detail, lasts=True)
 
 
@@ -348,7 +348,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Request statistics from the servers, and return the latest. If the engine is idle, wait for the responses."""
+        """Request new statistics from the servers, and return the latest that have arrived. If idle, wait for them."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
@@ -411,7 +411,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
             await asyncio.sleep(0)  # the server is told first, as the loop may not run again soon
             self.take(server, running, part)
         if not running.ended:
-            raise Failed("ended its answer without a last message")
+            raise Failed("ended its response without a last message")
 
 
 class EmbedCall(NamedTuple):

@@ -61,7 +61,7 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files that transformers reads: `model.safetensors`, or else those listed in the index."""
+    """Return the weight files that transformers reads: `model.safetensors`, or else the files listed in the index."""
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
     weight_map = model_files.read_json(directory / _INDEX).get("weight_map")
@@ -144,7 +144,7 @@ _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOK
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old ones) and not to a path."""
+    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old models), not to a path."""
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
@@ -231,7 +231,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache; none if the package is not installed."""
+    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache, or [] if the package is not installed."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -280,7 +280,7 @@ def fetch(
 ) -> str | None:
     """Download a model from the hub or S3; see `engines.fetch`.
 
-    The files downloaded from S3 are those that `download` would download from the hub.
+    From S3, all files are downloaded, or only descriptions if `download` is `download_descriptions`.
 
     Args:
         download: function that downloads a model from the hub unless it is cached.

@@ -1,4 +1,4 @@
-"""Media in prompts for Hugging Face models: how many tokens an image or audio clip needs, and where they are placed."""
+"""Media in prompts for Hugging Face models: how many tokens an image or audio clip needs, and where the tokens are."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class QwenAudioTokens:
     """Counts audio tokens for Qwen2-Audio, which needs one token for every 40 ms.
 
     Attributes:
-        placeholder: id of a clip's placeholder.
+        placeholder: id of the placeholder for audio.
         text: text of the placeholder, including the tokens around it.
     """
 

@@ -124,7 +124,7 @@ class EventAnswer(ResponseCheck):
         if event.name == b"error":
             raise _event_error(event.data or event.comment)
         if event.data == b"[DONE]":
-            raise Failed("ended its answer without a finish_reason")
+            raise Failed("ended its response without a finish_reason")
         try:
             value = orjson.loads(event.data)
             if "error" in value:

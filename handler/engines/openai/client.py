@@ -1,4 +1,4 @@
-"""An HTTP client for the servers, based on aiohttp. It has one connection pool, and no redirects, proxies, cookies."""
+"""An HTTP client based on aiohttp, with one connection pool, and without redirects, proxies or cookies."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
     """Raise Failed if a response is compressed, which was not requested, as it could expand to an enormous size."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
-        raise Failed("sent a compressed answer", f"Content-Encoding: {encoding[:100]}")
+        raise Failed("sent a compressed response", f"Content-Encoding: {encoding[:100]}")
 
 
 def _models(data: bytes) -> list[Model]:
@@ -219,7 +219,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
 
 
 def _common_kind(models: Sequence[Model] | Failed) -> str:
-    """Return the only kind of server that may have all these models, or "" if there is none or there are several."""
+    """Return the only kind of server that may have all these models, or "" if no kind or several kinds may."""
     kinds = set() if isinstance(models, Failed) else {tuple(model.kinds) for model in models}
     match list(kinds):
         case [(kind,)]:

@@ -71,7 +71,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
                             self.hold(running, part)
                 self.release(server, running)
                 if not running.ended:
-                    raise Failed("ended its answer without a finish_reason")
+                    raise Failed("ended its response without a finish_reason")
         except Refused:
             if not running.call.begun:
                 await self.ask(server, again=True)  # a server with another model may refuse what this model accepts

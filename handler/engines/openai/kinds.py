@@ -63,7 +63,7 @@ class ServerKind(NamedTuple):
             SUPPORTS,
             {**_REASONS, **self.reasons},
             limits={"temperature": 2.0, **self.limits},
-            no_adapters="adapters are loaded by the server at option.base_url, which serves each as a model",
+            no_adapters="adapters are loaded by the server at option.base_url, which serves each adapter as a model",
             no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
             structural_tags=self.structural_tags,
         )

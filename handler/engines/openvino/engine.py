@@ -242,7 +242,7 @@ class Preparation:
 
     @cached_property
     def _check(self) -> OpenVinoCheck:
-        """The check, which is created for the first schema or grammar, because this takes a quarter of a second."""
+        """The check, created only for the first schema or grammar, because this takes a quarter of a second."""
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
@@ -413,7 +413,7 @@ _CAPABILITIES = Capabilities(
         "bad_sequences": "it cannot forbid token sequences",
         "bad_token_ids": "it cannot forbid tokens",
         "allowed_token_ids": "it cannot forbid tokens",
-        "cache_salt": "its prefix cache cannot be divided",
+        "cache_salt": "its prefix cache does not support salts",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
         "logit_bias": "it does not implement a logit bias",
         "top_logprobs": "it reports only the log-probability of the chosen token",

@@ -111,16 +111,16 @@ class _Matcher:
 
     @property
     def done(self) -> float:
-        """Share of the weights that are matched."""
+        """The fraction of the weights that are matched."""
         left = sum(int(self._tensors[name].n_elements) for name in self.unmatched)
         return 1 - left / sum(int(tensor.n_elements) for tensor in self._tensors.values())
 
     def match(self, root: Any, values_of: Callable[[Any], _Rows]) -> _Source | None:
-        """Return the file's matrix for a matrix of the graph, or None if there is none.
+        """Return the file's matrix for a matrix of the graph, or None if no matrix matches.
 
         Args:
-            root: the matrix's node.
-            values_of: function that computes some of its rows; see `_matrices`.
+            root: the node of the graph's matrix.
+            values_of: function that computes some rows of the graph's matrix; see `_matrices`.
         """
         import numpy as np
 
@@ -401,8 +401,8 @@ def _from_f16(data: Any) -> Any:
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
 
-    Joining matrices, e.g. those for queries, keys and values, saves some microseconds per multiplication. Only the
-    matrices for one input are in memory at a time.
+    Joining matrices, such as the matrices for queries, keys and values, saves some microseconds per multiplication.
+    Only the matrices for one input are in memory at a time.
     """
     joined: dict[tuple[str, int, str], list[tuple[Any, _Source]]] = {}
     for source in sources:
@@ -418,7 +418,7 @@ def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
 
 
 def _product(root: Any) -> Any:
-    """Return the multiplication by a matrix, or None if the matrix is used otherwise or several times."""
+    """Return the multiplication by a matrix, or None if the matrix is used several times or in another way."""
     users = root.output(0).get_target_inputs()
     user = next(iter(users)).get_node() if len(users) == 1 else root
     return user if user.get_type_name() == "MatMul" and user.get_attributes()["transpose_b"] else None
@@ -649,7 +649,7 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
 
 
 def _save_graphs(source: Path, link: Path) -> dict[str, Any]:
-    """Have GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
+    """Make GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
     import openvino_genai
 
     if os.access(source, os.W_OK):

@@ -266,7 +266,7 @@ def check_converter(
     if not why_not:
         check_weights(source, read_decoder(source))
     elif quantization is not None:
-        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {why_not}; leave the option out")
+        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {why_not}; omit the option")
     elif not converter_is_installed():
         raise ConfigError(
             f"{source} must be converted with optimum-intel, because {why_not}. "

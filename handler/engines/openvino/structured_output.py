@@ -192,7 +192,7 @@ class OpenVinoCheck:
             self.compile(_FIRST)
 
     def __call__(self, structured_output: StructuredOutput) -> int:
-        """Check a grammar, and return how many bytes the engine will never free, as GenAI keeps compiled grammars.
+        """Check a grammar, and return how many bytes GenAI will never free, because it keeps compiled grammars.
 
         Raises:
             ValueError: the grammar is not supported by GenAI, or a step's allowed tokens take too long to compute.
@@ -244,7 +244,7 @@ class OpenVinoCheck:
             ValueError: the schema or grammar is not supported by GenAI.
         """
         if not self._eos:
-            raise ValueError("structured output needs an end token, but the model's files do not name one")
+            raise ValueError("structured output needs an end token, which the model's files do not specify")
         try:
             # `generate` releases the GIL, which `step` would not.
             self._blank_pipeline().generate([self._prompt()], [self._config(structured_output, 0, max_new_tokens=1)])
@@ -375,7 +375,7 @@ class GrammarCompiler:
             idle: whether the engine has no other work.
         """
         ready: list[tuple[int, str]] = []
-        patience = 0.0  # seconds; only the step that starts a compilation waits, to not delay other requests
+        patience = 0.0  # seconds; only the step that starts a compilation waits, so that others are not delayed
         while True:
             if self._current is None:
                 ready += [(key, "") for key in self._take_known()]

@@ -68,7 +68,7 @@ class Router:
     1. A session stays on its replica.
     2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
        longest such prompt, whose KV cache may still contain that prompt. It goes elsewhere if that replica has more
-       sequences than the least busy one, by more than a quarter of the slots. Embedding and scoring requests never
+       sequences than the least busy replica, by more than a quarter of the slots. Embedding and scoring requests never
        count as turns.
     3. Any other request goes to the replica with the fewest tokens to compute. In case of a tie, it goes to the replica
        that was chosen longest ago.
@@ -280,7 +280,7 @@ class _Change:
 
 
 class _Adapters:
-    """Has all replicas load and drop the same LoRA adapters."""
+    """Makes all replicas load and drop the same LoRA adapters."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -290,7 +290,7 @@ class _Adapters:
         self._own_keys = itertools.count(-1, -1)
 
     def change(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        """Have all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
+        """Make all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
         ready = [replica for replica in self._replicas if replica.engine.ready]
         self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
         if drop:
@@ -301,12 +301,12 @@ class _Adapters:
             replica.engine.change_adapter(key, adapter, drop=drop)
 
     def load_all(self, replica: Replica) -> None:
-        """Have a replica's new engine load all adapters."""
+        """Make a replica's new engine load all adapters."""
         for adapter in list(self._loaded.values()):
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return what the batcher gets, or None if the output is no reply."""
+        """Process a replica's reply to a command. Return the batcher's outputs, or None if `output` is no reply."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error
@@ -331,7 +331,7 @@ class _Adapters:
             yield from self._reply(key, change)
 
     def _reply(self, key: int, change: _Change) -> Iterator[Output]:
-        """Reply to a command once all replicas have replied. If one cannot load the adapter, all drop it."""
+        """Reply to a command once all replicas have replied. If a replica cannot load the adapter, all drop it."""
         if change.waiting:
             return
         del self._changes[key]
@@ -463,7 +463,7 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as none of its requests is running, one replica at a time. Thread-safe."""
+        """Restart a replica as soon as it has no running request, one replica at a time. Thread-safe."""
         self._to_restart.append(self._replicas[replica])
 
     @property
@@ -487,7 +487,7 @@ class ReplicaSet:
 
     @property
     def restarts(self) -> int:
-        """How many times an engine was lost and restarted."""
+        """The number of times that an engine was lost and restarted."""
         return sum(self.replica_restarts)
 
     @property

@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work and its preparation, to which no limits apply. Each fork repeats it, because a fork loses threads."""
+    """Work, and a preparation without limits that each fork must repeat, because a fork has no other threads."""
 
     work: Work
     prepare: Callable[[], object]
@@ -53,7 +53,7 @@ class Limits(NamedTuple):
 
     Attributes:
         seconds: maximum CPU time.
-        memory: memory in bytes, in addition to that of the loaded process.
+        memory: memory in bytes, in addition to the memory of the loaded process.
         patience: maximum wall-clock time in seconds.
         nice: number added to the process's niceness, so that token generation has priority.
     """
@@ -65,7 +65,7 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job. On the channel, it is followed by `size` bytes of data."""
+    """A job. On the channel, `size` bytes of data follow it."""
 
     subject: Any
     limits: Limits
@@ -105,7 +105,7 @@ class NotRun(Exception):
 
 
 class TooBusy(NotRun):
-    """The job exceeded its limit on elapsed time because other work was using the processors."""
+    """The job exceeded its limit on wall-clock time, because other work was using the processors."""
 
 
 class _ProcessLost(NotRun):

@@ -106,7 +106,7 @@ class EngineInstance:
                 # The session is ended with the engine: see `end_with_this_process`.
                 self._process = start(_MAIN, theirs, {**os.environ, **place.environ})
                 on_failure.pop_all()
-            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first one
+            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first thread
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, place.cores)
             self.put(spec)
@@ -383,7 +383,7 @@ class EngineSupervisor:
     # -- starts and failures -------------------------------------------------------------------------------------
 
     def _send(self, command: Any) -> None:
-        """Send a command and start the hang timer, as the engine answers every command with a step."""
+        """Send a command and start the hang timer, because the engine responds to every command with a step."""
         if self._instance is not None:
             if not self._hang_timer.expects_step:
                 self._hang_timer.expects_step = True

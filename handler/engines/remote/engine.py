@@ -30,8 +30,8 @@ _SPINS = 16  # rounds of the event loop, in which connections close
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 _TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
 _NOT_ENFORCED = {
-    "vllm": "; with --reasoning-parser it enforces none before the reasoning has ended",
-    "trtllm": "; without guided_decoding_backend it enforces none",
+    "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
+    "trtllm": "; without guided_decoding_backend, it never does so",
 }
 """Maps the kind of a server to the reason why it does not enforce structured output."""
 
@@ -250,7 +250,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return step
 
     def _end_silent(self) -> None:
-        """Give up the requests whose servers are silent."""
+        """Abandon the requests whose servers are silent."""
         self._listen_at = self._loop.time() + min(1.0, self._max_silence / 4)
         for running in self._running.values():
             has_end = running.ended or running.held is not None
@@ -407,7 +407,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             raise error
 
     def _question(self, server: RemoteServer) -> asyncio.Task[Failed | None]:
-        """Return the check of a server that is already under way, or start a new one."""
+        """Return the check of a server that is already under way, or start a new check."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking

@@ -286,7 +286,7 @@ def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[
         return next(iter(by_url.values()))
     details = log_words("; ".join([*(f"{url}: {kind}" for url, kind in by_url.items()), *reasons]), secrets())
     problem = "the servers are of different kinds" if by_url else "a server must be running and report its kind"
-    remedy = "Remove those of other kinds" if by_url else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    remedy = "Keep only servers of one kind" if by_url else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {details}. {remedy}")
 
 

@@ -79,7 +79,7 @@ class Grammar:
         self._lengths = self._least_lengths()
 
     def cycle(self) -> Sequence[str]:
-        """Return rules that can derive one another without any text, or an empty sequence if there are none."""
+        """Return rules that can derive one another without any text, or an empty sequence if no rules can."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
         return next(cycles(units), ())
 
@@ -184,7 +184,7 @@ class _Parser:
 
     Attributes:
         tokens: the grammar's tokens, excluding the attributes of rules.
-        rules: the rules by name, including those made from brackets.
+        rules: the rules by name, including the rules made from brackets.
         spans: the spans of all elements. Elements within brackets come before the brackets.
     """
 
@@ -406,7 +406,7 @@ def abridged_expression(expression: str) -> str:
 
 
 def abridged_parts(structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-    """Abridge a regular expression, or all patterns in a schema or structural tag, as regular expressions."""
+    """Return abridged expressions for a regular expression, or for all patterns in a schema or structural tag."""
     if structured_output.kind == "regex":
         expressions = [structured_output.value]
     elif structured_output.kind in ("json_schema", "structural_tag"):

@@ -39,7 +39,7 @@ _COSTLY = re.compile(r'"(?:pattern|format)|[0-9]{3}')  # regular expressions, an
 
 
 def sort(subject: StructuredOutput) -> Hashable:
-    """Return a key that is often the same for one client's schemas or grammars, but different for costly ones.
+    """Return a key that is often the same for one client's schemas or grammars, unless only some of them are costly.
 
     The client itself is unknown, because all requests from SageMaker come from one address.
     """
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
         return self._num_waiting
 
     def put(self, flow: Hashable, item: T) -> T | None:
-        """Add an entry. If the queue is full, return the entry that was removed, which may be the new one."""
+        """Add an entry. If the queue is full, return the entry that was removed, which may be the new entry."""
         with self._changed:
             self._flows.setdefault(flow, deque()).append(item)
             self._num_waiting += 1
@@ -131,7 +131,7 @@ _RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon a
 _MAX_BYTES = 1 << 30  # if an engine keeps more, it gets no new schemas and grammars
 _NO_SPACE = (
     f"structured output: the engine already keeps {_MAX_BYTES >> 20} MiB of schemas and grammars; "
-    "it will accept new ones after it has been idle"
+    "others will be accepted after it has been idle"
 )
 
 _PURPOSE = Purpose("schemas and grammars", "are checked", " (option.guide_timeout=0 accepts them unchecked)")

@@ -43,7 +43,7 @@ class Model:
 
     @property
     def end_id(self) -> int:
-        """Return the only end token that TensorRT-LLM's `min_tokens` suppresses, or -1 if there is none."""
+        """The only end token that TensorRT-LLM's `min_tokens` suppresses, or -1 if there is none."""
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 

@@ -20,7 +20,7 @@ class CoreEngine:
 
     Args:
         config: the engine's configuration.
-        more: arguments of EngineArgs, with priority over those from the options. JSON objects are merged.
+        more: arguments of EngineArgs, which override arguments from the options. JSON objects are merged.
 
     Attributes:
         arguments: the arguments of EngineArgs.

@@ -1,8 +1,8 @@
-"""Extends vLLM's CPU worker, which imports this module: requests with a seed may have prompts of several steps.
+"""Extends vLLM's CPU worker, so that the prompt of a request with a seed may take several steps.
 
-After a step that computes only a part of the prompt, vLLM undoes the draw by restoring the generator's offset. A
-generator on a CPU has no offset. Without this module the worker ends, and all requests with it (`_bookkeeping_sync` in
-vllm/v1/worker/gpu_model_runner.py, 0.32).
+vLLM's worker imports this module. After a step that computes only a part of a prompt, vLLM undoes the draw by restoring
+the generator's offset. A generator on a CPU has no offset, so without this module the worker would end, and all
+requests with it (`_bookkeeping_sync` in vllm/v1/worker/gpu_model_runner.py, 0.32).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.v1.worker import gpu_model_runner
 class Generator(torch.Generator):  # type: ignore[misc]
     """A generator that undoes a draw by starting again from its seed. Draws before the first output token do not count.
 
-    Only a request that was preempted repeats draws.
+    Only a request that was preempted therefore repeats earlier draws.
     """
 
     def get_offset(self) -> int:
@@ -27,7 +27,7 @@ class Generator(torch.Generator):  # type: ignore[misc]
 
 
 class RequestState(gpu_model_runner.CachedRequestState):  # type: ignore[misc]
-    """A request's state in the worker, with a `Generator` in place of the usual one."""
+    """A request's state in the worker, with a `Generator` in place of torch's own generator."""
 
     generator: Any
 

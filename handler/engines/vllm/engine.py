@@ -175,7 +175,7 @@ class Vllm(CoreEngine):
     # -- beams ---------------------------------------------------------------------------------------------------
 
     def _continue(self, beams: Beams) -> None:
-        """Request the candidates for each beam's next token. The prefix cache contains all but the last token."""
+        """Request the candidates for each beam's next token. The prefix cache contains all but a beam's last token."""
         search = beams.search
         beams.alternatives = [()] * len(search.beams)
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
@@ -426,9 +426,8 @@ _DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _sa
 
 
 # -- beam search for an engine that has none: every beam is extended by one token at a time ----------------------------
-# The method is the usual one. Of all beams' most likely continuations, it keeps the most likely ones. A beam that ends
-# with an end token is set aside, and ranked by its log-probability divided by its length to the power of
-# `length_penalty`.
+# The usual method is used: of the likely continuations of all beams, the most likely are kept. A beam that ends with an
+# end token is set aside, and ranked by its log-probability divided by its length to the power of `length_penalty`.
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def patch_sync_client() -> Iterator[None]:
 
 
 def inline_client(core_client: ModuleType) -> type | None:
-    """Return a client without an output thread, or None if vLLM's own differs from those of 0.20 to 0.33.
+    """Return a client without an output thread, or None if vLLM's client differs from the clients of 0.20 to 0.33.
 
     The code of the constructors is the only place that shows which attributes they set.
     """

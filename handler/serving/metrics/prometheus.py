@@ -35,7 +35,7 @@ class Histogram(Collector):
     """A histogram with a single set of label values. Values must be observed on a single thread.
 
     Args:
-        bounds: upper bounds of the buckets in ascending order, without the last one, which is infinite.
+        bounds: upper bounds of the buckets in ascending order, without the last bound, which is infinite.
         labels: values of the labels by name.
     """
 
@@ -121,16 +121,16 @@ _VLLM = (
     ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
     ("request_prompt_tokens", "Prompt tokens per request", _TOKENS),
     ("request_generation_tokens", "Generated tokens per request", _TOKENS),
-    ("request_params_n", "The parameter n of requests", _NUMBERS),
-    ("request_params_max_tokens", "The maximum of new tokens of requests", _TOKENS),
+    ("request_params_n", "Value of a request's parameter n", _NUMBERS),
+    ("request_params_max_tokens", "Maximum number of new tokens per request", _TOKENS),
 )
 
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
-"""vLLM's `finished_reason` by outcome. It is `length` instead if the answer was cut off at a limit."""
+"""vLLM's `finished_reason` by outcome. It is `length` instead if the response was cut off at a limit."""
 
 
 class VllmMetrics(Collector):
-    """Metrics of vLLM.
+    """The metrics that have vLLM's names.
 
     Args:
         gauges: functions that return current values.
@@ -157,8 +157,8 @@ class VllmMetrics(Collector):
         """Count a request that has ended, unless the engine never got it.
 
         Args:
-            samplings: the parameters of its prompts, if text is generated.
-            per_token: mean seconds between its tokens, or None if there is only one.
+            samplings: the parameters of the request's prompts, if text is generated.
+            per_token: mean seconds between the request's tokens, or None if there is only one token.
         """
         if request.queue is None:
             return
@@ -231,7 +231,7 @@ _TGI = (
     ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
     ("generated_tokens", "Generated tokens per request", _TOKENS),
     ("input_length", "Prompt tokens per request", _TOKENS),
-    ("max_new_tokens", "The maximum of new tokens of requests", _TOKENS),
+    ("max_new_tokens", "Maximum number of new tokens per request", _TOKENS),
 )
 _TGI_ERRORS = {
     **dict.fromkeys(("overloaded", "unavailable"), "overloaded"),
@@ -318,7 +318,7 @@ class Gauges(Collector):
         active: returns the number of requests in the engine.
         tokens: returns the number of tokens generated so far.
         restarts: returns the number of engine restarts.
-        statistics: returns the statistics of the engine, or None while it has reported none.
+        statistics: returns the statistics of the engine, or None until the engine has reported some.
         replicas: returns a report on each replica, or an empty list if there is only one engine.
         adapters: returns the names of the registered LoRA adapters.
     """
@@ -383,8 +383,8 @@ class Ended:
     Source: triton-inference-server/server, docs/protocol/extension_statistics.md.
 
     Attributes:
-        durations: the number of requests and their nanoseconds, by Triton's name of the outcome or the phase.
-        last: when the last one ended, in milliseconds since 1970.
+        durations: number of requests and their total duration in nanoseconds, by Triton's name of the outcome or phase.
+        last: time at which the last request ended, in milliseconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -456,7 +456,7 @@ class Metrics:
         """Export the numbers of captured requests.
 
         Args:
-            counts: returns the numbers of written and of dropped requests.
+            counts: function that returns the numbers of written and of dropped requests.
         """
         self.registry.register(_Captured(counts))
 
@@ -473,12 +473,12 @@ class Metrics:
     def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
         """Count a request that has ended, and pass it to the recorders.
 
-        Like the durations of vLLM, TGI and DJL Serving, those here exclude requests that were refused or that needed no
-        engine, such as /tokenize. Their short durations would hide the long durations of an overloaded server.
+        As in vLLM, TGI and DJL Serving, durations exclude requests that were refused or that needed no engine, such as
+        /tokenize. Their short durations would hide the long durations of an overloaded server.
 
         Args:
             parsed: the prompts of the request, with their parameters.
-            opened: whether `count_opened` has counted it.
+            opened: whether `count_opened` has counted the request.
         """
         self.by_outcome[request.outcome].inc()
         admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED

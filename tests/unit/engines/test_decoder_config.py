@@ -226,7 +226,7 @@ def test_an_unknown_one_needs_it_and_is_told_why(tmp_path: Path) -> None:
 
 def test_what_has_a_form_of_its_own_is_not_quantized(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    own = "cannot be quantized: only Hugging Face checkpoints can; leave the option out"
+    own = "cannot be quantized, unlike a Hugging Face checkpoint; omit the option"
     assert checked(tmp_path / "model.gguf", quantization="int8") == f"option.quantize: {tmp_path}/model.gguf {own}"
     assert checked("demo", quantization="int4") == f"option.quantize: the demo model {own}"
 

@@ -48,7 +48,7 @@ class Rotary(NamedTuple):
 
 
 def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str, Any]) -> Any:
-    """Divide low frequencies by `factor`, keep high ones, and interpolate between them (Llama 3.1)."""
+    """Divide low frequencies by `factor`, keep high frequencies, and interpolate in between (Llama 3.1)."""
     import numpy as np
 
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
@@ -58,7 +58,7 @@ def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str,
 
 
 def _yarn(plain: Any, factor: float, original: float, parameters: Mapping[str, Any], theta: float) -> Any:
-    """Divide low frequencies by `factor`, keep high ones, and interpolate by their index (YaRN, arXiv 2309.00071)."""
+    """Divide low frequencies by `factor`, keep high frequencies, and interpolate by index (YaRN, arXiv 2309.00071)."""
     import numpy as np
 
     size = 2 * len(plain)

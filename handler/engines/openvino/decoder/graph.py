@@ -144,7 +144,7 @@ class _Builder(GraphBuilder):
         return values if factor == 1 else self._ops.multiply(values, self._real(factor))
 
     def _cached(self, index: int, kind: str, new: Any) -> Any:
-        """Append new keys or values to the earlier ones, which the graph keeps in a variable."""
+        """Append new keys or values to the earlier keys or values, which the graph keeps in a variable."""
         from openvino import PartialShape, Type
         from openvino.op.util import Variable, VariableInfo
 
