@@ -24,7 +24,7 @@ from handler.core.errors import ConfigError
 from handler.core.sizes import format_size
 
 _STOP = signal.SIGUSR1
-"""Signal that ends a download. Terminals and service managers send other signals to all processes at once."""
+"""Signal that ends a download. Terminals and service managers do not send it to all processes at once."""
 
 _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """Matches names of huggingface_hub's partial files, which are never resumed. Older releases use other names."""
@@ -167,7 +167,7 @@ def run_converter(
         )
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {source} was being converted") from None
-    # Converters only warn of a tokenizer that they cannot convert, but no engine loads the result.
+    # If a converter cannot convert the tokenizer, it only prints a warning, but no engine can load the result.
     missing = [name for name in needed if not (target / name).is_file()]
     if not process.returncode and not missing:
         (target / SOURCE).write_text(str(source.absolute()))
@@ -192,4 +192,4 @@ def run_converter(
 
 def _no_space(directory: Path) -> ConfigError:
     free = format_size(shutil.disk_usage(directory).free)
-    return ConfigError(f"no space left in {directory}: {free} are free; free more, or change LMI_CACHE")
+    return ConfigError(f"no space left in {directory}, where {free} are free: free some space, or change LMI_CACHE")

@@ -148,6 +148,7 @@ def _no_password() -> str:
 
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
+KEY_HEADERS = ("authorization", "x-api-key")
 
 
 class Keys:
@@ -182,7 +183,7 @@ class ApiKeys:
         """Return whether the request is admitted. Remove its key, so that neither model.py nor a log can contain it."""
         if self._keys is None:
             return True
-        sent_keys = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
+        sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys):
             scope["headers_by_name"][OWNER] = owner

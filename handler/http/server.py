@@ -273,8 +273,9 @@ async def _serve_grpc(config: Config, host: str, app: ASGIApp, access: Access) -
     except ImportError:
         raise ConfigError(f"option.grpc_port needs {install('lmi-handler[triton]')}") from None
     max_calls = config.max_rolling_batch_size + config.job_queue_size
-    server = GrpcServer(app, patience=config.client_timeout, max_bytes=config.max_request_size, max_calls=max_calls)
-    port = await server.start(host, config.grpc_port, access)
+    max_bytes = config.max_request_size
+    server = GrpcServer(app, access, patience=config.client_timeout, max_bytes=max_bytes, max_calls=max_calls)
+    port = await server.start(host, config.grpc_port)
     log.info("gRPC: listening on %s:%d", host, port)
     return server
 

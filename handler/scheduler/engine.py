@@ -63,7 +63,7 @@ def join(steps: Sequence[Step]) -> Step:
                 else:
                     others.append(earlier)
             others.append(output)
-    later = {output.key for output in others}  # the tokens in columns of these keys come after the outputs
+    later = {output.key for output in others}  # for these keys, the tokens in columns come after the outputs
     others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]
     single = [key for key in ids if len(ids[key]) == 1 and key not in later]
     return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
@@ -113,7 +113,7 @@ class ReasoningEngine:
         reasoning, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if reasoning is None or (budget is None and (rule is None or rule.allows_text)):
             return self._engine.add(request)
-        assert self._vocabulary is not None  # without one, the engine's capabilities exclude `thinking_token_budget`
+        assert self._vocabulary is not None  # otherwise the engine's capabilities exclude `thinking_token_budget`
         part = _FirstPart(request, reasoning, self._vocabulary)
         if reasoning.is_open and budget == 0 and sampling.max_new_tokens > len(reasoning.closing):
             self._continue(part, _End(reasoning.closing), Output(request.key, (), ()), self._late, fits=True)
@@ -168,7 +168,7 @@ class ReasoningEngine:
         key, output = output.key, output._replace(key=part.request.key)
         try:
             end = None if output.finish is Finish.ERROR else part.feed(output)
-        except IndexError:  # not an id of the vocabulary: the batcher then ends this request only
+        except IndexError:  # an id outside the vocabulary: the batcher ends only this request
             return others.append(output)
         if end is not None:
             del self._first[key]
@@ -296,7 +296,7 @@ class _FirstPart:
 
     @property
     def _is_spent(self) -> bool:
-        """Return whether the reasoning is open and has used up its token budget."""
+        """Whether the reasoning is open and has used up its token budget."""
         return self._budget is not None and self._start.is_open and self._num_reasoning >= self._budget
 
     def _leave(self, id: int, index: int, response: str) -> _End | None:

@@ -5,7 +5,7 @@
     registered  yes                           leaving when it is unregistered, or when its update is registered
     leaving     no, older requests use it     removed from the engine when no request uses it any more
 
-A restarted engine has no adapters. Each request carries its adapter, and the engine loads it when it needs it.
+A restarted engine has no adapters. Each request carries its adapter, which the engine loads if it is missing.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def adapters_of(directory: Path) -> dict[str, Path]:
     """Return the adapters in the subdirectories of a directory, by name. Hidden subdirectories are skipped.
 
     Raises:
-        ConfigError: an adapter cannot be used; the message names it.
+        ConfigError: an adapter cannot be used; the message names the adapter.
     """
     paths = (path for path in sorted(directory.iterdir()) if path.is_dir() and not path.name.startswith("."))
     own = {path.name: str(path.absolute()) for path in paths if path.name != _OF_MACOS}
@@ -161,10 +161,10 @@ def named_adapters(paths: Mapping[str, str], base: Path | None, option: str = ""
     """Return the directories of adapters by name, after checking them. Relative paths are resolved against `base`.
 
     Args:
-        option: option that names them, or "" for those in a directory.
+        option: option that lists the adapters, or "" if they are in a directory.
 
     Raises:
-        ConfigError: an adapter cannot be used; the message names it.
+        ConfigError: an adapter cannot be used; the message names the adapter.
     """
     adapters = {}
     for name, path in paths.items():
@@ -216,7 +216,7 @@ Change = Callable[[Then], None]
 
 
 class _Command(NamedTuple):
-    """A command that the engine has not answered yet: a load, or a drop if `then` is None."""
+    """A command to which the engine has not replied yet: a load, or a drop if `then` is None."""
 
     adapter: Adapter
     then: Then | None
@@ -237,7 +237,7 @@ class AdapterRegistry:
 
     Args:
         limit: maximum number of adapters, or None for no limit.
-        base: directory that a relative `src` is resolved against.
+        base: directory against which a relative `src` is resolved.
         unavailable: reason why this server does not support adapters; "" if it supports them.
     """
 
@@ -261,7 +261,7 @@ class AdapterRegistry:
 
         Args:
             keys: unused keys for engine commands.
-            requests: returns all queued and running requests.
+            requests: function that returns all waiting and running requests.
         """
         self._link = _Link(engine, keys, requests)
 
@@ -474,7 +474,7 @@ _KNOWN = {"name", "src", "preload", "pin"}
 
 
 class AdapterCall(NamedTuple):
-    """The parameters of a call that changes an adapter; None for those that are not given.
+    """The parameters of a call that changes an adapter. A missing parameter is None.
 
     Attributes:
         ignored: names of unknown parameters.

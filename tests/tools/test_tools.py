@@ -260,6 +260,9 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
         "handler/b.py": LATE,
         "tests/test_b.py": "def test_first():\n    import handler.b\n\n"
         "def test_late():\n    from handler.b import limit\n    assert limit() == 3\n",
+        "handler/c.py": LATE,
+        "tests/test_c.py": "import sys\n\ndef test_fails_in_a_new_process():\n    from handler.c import limit\n"
+        "    assert limit() and '-x' not in sys.argv\n",
     }.items():
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_text(text)
@@ -267,11 +270,12 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
         subprocess.run([*git, *command], cwd=repository, check=True)
     drawn = draw(repository, 100, 1)
-    found = [*places("handler/a.py", SOURCE), *places("handler/b.py", LATE)]
+    sources = {"handler/a.py": SOURCE, "handler/b.py": LATE, "handler/c.py": LATE}
+    found = [place for path, source in sources.items() for place in places(path, source)]
     assert sorted(drawn, key=str) == sorted(found, key=str)
     assert [
         place for place in found if draw(repository, 100, 1, at=[f"handler/b.py:{place.line}"]) == [place]
-    ] == found[-2:]
+    ] == found[-4:-2]
     assert drawn == draw(repository, 100, 1) != draw(repository, 100, 2)
 
     def verdicts(name: str) -> dict[str, str]:
@@ -279,17 +283,21 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
         lines = capfd.readouterr().out.splitlines()
         told = dict(line.removeprefix("handler/a.py:").split("  ") for line in lines if line.startswith("handler/"))
         caught = sum(verdict == "caught" for verdict in told.values())
-        assert any(line.startswith(f"{caught} of 15 caught ({caught / 15:.1%})") for line in lines)
+        assert any(line.startswith(f"{caught} of 17 caught ({caught / 17:.1%})") for line in lines)
         return told
 
     of_top = {"7: (value == 7)": "caught", "8: (value != 7)": "caught", "12: return None": "caught"}
     of_look = {"17: (2)": "caught", "17: False": "caught", "20: return None": "caught"}
     of_late = {"handler/b.py:1: (4)": "caught", "handler/b.py:4: return None": "caught"}
+    of_late |= {
+        "handler/c.py:1: (4)": "MISSED, its tests fail without it too",
+        "handler/c.py:4: return None": "caught",
+    }
     unseen = {"5: (1)", "7: (value > best or not value == 7)", "7: (value >= best)", "8: (8)", "11: pass"}
     unexecuted = dict.fromkeys(("15: return None", "15: False"), "MISSED, no test executes it")
     assert verdicts("first") == of_top | of_look | of_late | dict.fromkeys(unseen, "MISSED") | unexecuted
     of_places, tests = json.loads(record.read_text())
-    assert [test[0] for test in tests.values()] == [True, False, True, True, True]
+    assert [test[0] for test in tests.values()] == [True, False, True, True, True, True]
     tests["tests/test_a.py::test_top"][0] = False
     record.write_text(json.dumps([of_places, tests]))
     assert verdicts("second") == of_look | of_late | dict.fromkeys(

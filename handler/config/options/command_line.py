@@ -208,7 +208,8 @@ def default_of(option: Option) -> str:
     if option.default is None:
         return ""
     others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
-    return f"{str(option.default).lower() if isinstance(option.default, bool) else option.default}{others}"
+    default = ", ".join(option.default) if type(option.default) is tuple else str(option.default)
+    return f"{default.lower() if isinstance(option.default, bool) else default}{others}"
 
 
 def _engines(option: Option) -> str:

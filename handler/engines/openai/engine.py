@@ -90,10 +90,10 @@ async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the servers' capabilities. With `auto`, find out the kind of the servers first.
+    """Return the servers' capabilities. If option.base_url_kind is auto, find out the kind of the servers first.
 
     Raises:
-        ConfigError: a server does not respond, or its kind is unknown.
+        ConfigError: the kind of no server can be determined, or the kinds differ.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

@@ -232,7 +232,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 
 def context_length(model: Path) -> int | None:
-    """Read the context length in tokens from the model's files, or return None if they do not state it."""
+    """Read the context length, in tokens, from the model's files. Return None if they do not specify it."""
     if model.suffix == ".gguf":
         return gguf.context_length(model)
     context = context_of(model)

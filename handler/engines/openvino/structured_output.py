@@ -1,8 +1,8 @@
 """Structured output with OpenVINO GenAI, which contains xgrammar. Each schema or grammar is checked before its use.
 
-GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in
-either makes the whole batch fail. Each grammar is therefore tried first in a pipeline with a blank model and the real
-tokenizer. GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
+GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in any
+of these steps makes the whole batch fail. Each grammar is therefore tried first in a pipeline with a blank model and
+the real tokenizer. GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ MASK_SECONDS = 0.05
 """Limit on the average CPU time, in seconds, for computing a step's allowed tokens. The whole batch waits meanwhile."""
 
 _SEEDS = (1, 2)  # one for each walk
-_STEPS = 64  # of a walk, unless they become slower and slower
+_STEPS = 64  # of a walk, unless the steps become slower and slower
 _MAX_STEPS = 200  # of a walk, also through an abridged grammar
-_FEW_PARTS = 4  # if a grammar has more parts, walks through them are shorter
+_FEW_PARTS = 4  # from this number of parts on, walks through them are shorter
 _TEMPERATURES = (1.0, 1.3)
 """Temperatures for walks through abridged grammars. With the first, an allowed marker is drawn nearly always, and with
 the second, about half the time."""
@@ -184,7 +184,7 @@ class OpenVinoCheck:
         self._num_logits = count_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # made later, because a fork would lose its threads
         marker = self._tokenizer.get_vocab().get(MARKER.encode())
-        self._model = blank_model(self._num_logits, marker)  # made now, because it takes longest
+        self._model = blank_model(self._num_logits, marker)  # made now, because this takes longest
 
     def prepare(self) -> None:
         """Compile a small grammar to load shared data, which takes 0.1 s. Ignore errors: `__call__` reports them."""

@@ -31,7 +31,7 @@ _MAIN = "handler.engines.process.sandbox:main"
 _LOAD_SECONDS = 240.0
 _PAUSE = 30.0  # seconds between a failed start and the next one
 _FORK_SECONDS = 20.0  # for the beginning of a job, in addition to the job's limit
-_EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the exit is visible
+_EXIT_SECONDS = 0.01  # within which the exit of a killed process becomes visible
 _STOPPING = "the server is stopping"
 Spent = Callable[[float], object]
 _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work with a preparation that no limits apply to. It is repeated in each fork, as a fork loses threads."""
+    """Work and its preparation, to which no limits apply. Each fork repeats it, because a fork loses threads."""
 
     work: Work
     prepare: Callable[[], object]
@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Message that the process is ready for jobs. If there is a `reason`, loading failed and the process ends."""
+    """Message that the process is ready for jobs, or, if there is a `reason`, that it failed to load and will end."""
 
     reason: str = ""
     trace: str = ""
@@ -121,7 +121,7 @@ class MemoryLimitExceeded(LimitExceeded):
 
 
 class Purpose(NamedTuple):
-    """Parts of messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
+    """Parts of log and error messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
 
     subject: str
     verb: str

@@ -117,7 +117,7 @@ _CPU_CACHE_GIB = 4
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of vLLM's processes. Options precede `environ`, and `environ` precedes our defaults."""
+    """Return the environment of vLLM's processes. Options override `environ`, and `environ` overrides our defaults."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",  # without it, vLLM reports usage
         "VLLM_LOGGING_LEVEL": "WARNING",

@@ -37,7 +37,7 @@ class CoreEngine:
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
         self.arguments = arguments = override(arguments, more)
         os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
-        # vLLM's default is 0, with which each replica would draw the same tokens, and a restarted engine once more.
+        # With vLLM's default, 0, each replica would draw the same tokens, and so would an engine after a restart.
         arguments.setdefault("seed", random.getrandbits(31))
         # vLLM's default for the number of tokens in a step depends on this context.
         context = UsageContext.OPENAI_API_SERVER
@@ -189,7 +189,7 @@ class Results:
                 continue
             tokens, finish = output.new_token_ids, output.finish_reason
             cached = None if pending.begun else _take_cached(pending, output)
-            if pending.plain and finish is None and len(tokens) == 1 and not cached:  # nearly every one
+            if pending.plain and finish is None and len(tokens) == 1 and not cached:  # nearly all outputs
                 keys.append(pending.key)
                 ids.append(tokens[0])
                 scores = output.new_logprobs
@@ -252,7 +252,7 @@ def _beam_token(pending: Pending, output: Any) -> BeamToken:
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
-    """Return the most likely ids at each position. Leave out column 0, which is the chosen id, whatever its rank."""
+    """Return the most likely ids at each position. Omit column 0, which is the chosen id, whatever its rank."""
     ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 

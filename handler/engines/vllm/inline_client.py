@@ -73,7 +73,7 @@ def _make_client(core_client: ModuleType) -> type:
     zmq = core_client.zmq
 
     class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
-        """A client for a single thread, except that vLLM's monitor calls `shutdown` from another if the core dies."""
+        """A client for a single thread. If the core dies, vLLM's monitor calls `shutdown` from another thread."""
 
         def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
             core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)

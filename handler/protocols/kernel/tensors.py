@@ -18,9 +18,10 @@ from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, 
 from handler.protocols.kernel.readers import INT32, MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
-# GptManager's output tensors in `outputs` of an answer, as nested lists (TensorRT-LLM, "Inference Request").
+# GptManager's output tensors in `outputs` of a response, as nested lists (TensorRT-LLM, "Inference Request").
 #
-# A whole answer has one row for each returned sequence, padded to the longest. A line of a stream has one token.
+# A non-streaming response has one row for each returned sequence, padded to the longest row. A line of a stream has one
+# token.
 
 OUTPUTS = {
     "output_ids": "",
@@ -38,11 +39,11 @@ LOGITS = {"context_logits", "generation_logits"}
 Rows = Sequence[Sequence[float]]
 
 Numbers = list[list[list[float | None]]]
-"""Shape [1, sequences, tokens]. A number that is not finite is null."""
+"""Numbers of shape [1, sequences, tokens]. A number that is not finite is null."""
 
 
 class TensorValues(TypedDict, total=False):
-    """The output tensors of an answer, by name."""
+    """The output tensors of a response, by name."""
 
     output_ids: list[list[int]]
     sequence_length: list[Count]
@@ -63,7 +64,7 @@ def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int =
     """Return the output tensors that the request selects, or None if it selects none.
 
     Args:
-        read: the parameters of the request, of which some select output tensors.
+        read: the parameters of the request, some of which select output tensors.
         names: the names in the request's `outputs`.
         pad: the token id that pads shorter sequences.
     """
@@ -81,7 +82,7 @@ class TokenRows(NamedTuple):
 
 
 def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
-    """Build the `outputs` of a whole answer.
+    """Build the `outputs` of a non-streaming response.
 
     Args:
         context: the prompt's logits with one row for each token, or None if the request does not select them.
@@ -238,7 +239,7 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
 
 @accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
-    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own."""
+    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own end token."""
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
@@ -274,7 +275,7 @@ def word_list(value: Any) -> Words:
     used = offsets[-1] if offsets else 0
     spans = list(itertools.pairwise([0, *offsets]))
     if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
-        raise ValueError("must have increasing offsets in its second row, at most the row's length, and -1 after them")
+        raise ValueError("must have increasing offsets of at most the row's length, and then -1, in its second row")
     if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
         raise ValueError("must have token ids in its first row up to the last offset, and 0 or -1 after it")
     if len(offsets) > MAX_STOPS:

@@ -1,6 +1,6 @@
 """LMI's chat completions, for every inference body with `messages`.
 
-Requests and answers follow OpenAI's API, with LMI's differences in the answers.
+Requests and responses follow OpenAI's API, except for LMI's differences in the responses.
 Source: docs.djl.ai, "Chat Completions API Schema".
 """
 
@@ -43,7 +43,7 @@ from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_
 
 _FOREIGN_NOTICE = (
     "{} has no effect in bodies with messages or prompt, as in LMI; send parameters at the top level under vLLM's "
-    "names. The header x-lmi-ignored-parameters lists it (documents: wire/openai)"
+    "names. The header x-lmi-ignored-parameters lists the ignored names"
 )
 
 
@@ -53,7 +53,7 @@ def without_foreign(table: Table) -> Table:
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
-    """Return the request unchanged. Log once for each ignored name of `FOREIGN` that it has no effect."""
+    """Return the request unchanged, and log only once that an ignored name of `FOREIGN` has no effect."""
     for name in FOREIGN.keys() & {*request.ignored}:
         context.notices.once(_FOREIGN_NOTICE.format(name))
     return request
@@ -119,9 +119,10 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect of an LMI mode. It shares the mode's errors.
+    """The chat dialect of an LMI mode, with the mode's errors.
 
-    It samples unless `temperature` is 0. The default limit of an answer is 30 tokens, and since LMI 0.32 the context.
+    Requests sample unless `temperature` is 0. A response has at most 30 tokens by default; if vLLM parses the chats,
+    it may fill the context.
     """
 
     table = TABLE
@@ -156,7 +157,7 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's sampling defaults. LMI uses them in chats since 0.32, but never for `inputs`."""
+        """Return the model's sampling defaults. LMI uses them only in chats that vLLM parses, never for `inputs`."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
@@ -172,7 +173,7 @@ class Chat(OpenAiChat):
         requests = (chat.request,)
 
         def as_openai() -> Reply:
-            """Return the reply in OpenAI's form. Unlike LMI's answers, it has the model's name."""
+            """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model's name."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
@@ -182,5 +183,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether vLLM parses the chats in LMI. With TensorRT-LLM, LMI parses them itself in every release."""
+    """Return whether vLLM parses LMI's chats: since LMI 0.32, except with TensorRT-LLM."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

@@ -11,6 +11,7 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +30,14 @@ PNG = image_file()
 TEXT = {"type": "text", "text": "one"}
 
 
+_real_public, _real_getaddrinfo = fetch.is_public, socket.getaddrinfo
+
+
+def public_host() -> AbstractContextManager[Any]:
+    """The address of `FileServer` counts as public too; in both fixtures alike, whichever is made last."""
+    return mock.patch.object(fetch, "is_public", lambda text: text == HOST or _real_public(text))
+
+
 class Urls(dict[str, str]):
     """By kind."""
 
@@ -37,8 +46,7 @@ class Urls(dict[str, str]):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Urls]]:
     folder = tmp_path_factory.mktemp("media")
     (folder / "a b.png").write_bytes(PNG)
-    public = mock.patch.object(fetch, "is_public", lambda text: text == HOST)
-    with file_server() as files, public:
+    with file_server() as files, public_host():
         settings = (f"option.allowed_media_domains={files.domain}", f"option.allowed_local_media_path={folder}")
         with serve("--engine", "echo", *options(*settings)) as server:
             server.wait_ready()
@@ -191,7 +199,6 @@ NOT_LISTED = "its host is not in option.allowed_media_domains"
 OUTSIDE = "it is not a file below option.allowed_local_media_path"
 MANY_PIXELS = r"pixels; at most 1000000 in all \(option.max_image_pixels\)"
 _NAMES = {"inside.example": ["10.1.2.3"], "both.example": ["93.184.216.34", "127.0.0.1"], "six.example": ["::1"]}
-_real_public, _real_getaddrinfo = fetch.is_public, socket.getaddrinfo
 
 
 def _getaddrinfo(host: Any, port: Any, *more: Any, **others: Any) -> list[Any]:
@@ -208,8 +215,7 @@ def _getaddrinfo(host: Any, port: Any, *more: Any, **others: Any) -> list[Any]:
 @pytest.fixture(scope="module")
 def files() -> Iterator[FileServer]:
     """Its address counts as public."""
-    public = mock.patch.object(fetch, "is_public", lambda text: text == HOST or _real_public(text))
-    with file_server() as server, public, mock.patch.object(socket, "getaddrinfo", _getaddrinfo):
+    with file_server() as server, public_host(), mock.patch.object(socket, "getaddrinfo", _getaddrinfo):
         yield server
 
 

@@ -72,7 +72,7 @@ def test_what_is_unknown_is_named(tmp_path: Path, name: str, values: dict[str, A
         (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8}}, r"llama3 rotary .*low_freq_factor"),
         (LLAMA, {"rope_theta": 0}, "default rotary position embeddings are infinite or not numbers"),
         (LLAMA, {"rope_scaling": [2]}, "rope_parameters and rope_scaling must be objects"),
-        ("ministral", {"layer_types": ["full_attention"]}, "layer_types must name a kind for each of the 3 layers"),
+        ("ministral", {"layer_types": ["full_attention"]}, "layer_types must contain a type for each of the 3 layers"),
         (
             QWEN,
             {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3},

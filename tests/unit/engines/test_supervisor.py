@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import logging
 import os
 import pickle
 import re
@@ -12,20 +13,22 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.media import MediaPrompt, Medium, SharedMedia
-from handler.core.values import Adapter, Finish, Pooling, Sampling
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
 from handler.engines.base import (
     Engine,
     EngineConfig,
     EngineInfo,
     EngineRequest,
+    EngineStatistics,
     Interrupted,
     Output,
     Step,
@@ -34,8 +37,16 @@ from handler.engines.base import (
     warm_up,
 )
 from handler.engines.process.engine_process import Cancel, EngineFailed, Spec, run
-from handler.engines.process.ipc import MessageReader, Messages, encode, send, wait
-from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, Placement, State, end_with_process
+from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, encode, send, wait
+from handler.engines.process.supervisor import (
+    ANYWHERE,
+    EngineInstance,
+    EngineSupervisor,
+    Host,
+    Placement,
+    State,
+    end_with_process,
+)
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE
 
@@ -54,6 +65,7 @@ class Instance:
     def __init__(self, spec: Spec, *, isolated: bool) -> None:
         self.channel, self._theirs = socket.socketpair()
         self.channel.setblocking(False)
+        self.isolated = isolated
         self.reader, self.failure, self.restart_requested = MessageReader(), None, False
         self.commands: list[Any] = []
         self.pid = None
@@ -274,6 +286,282 @@ def test_a_restart_waits_for_a_request_that_follows_the_last_one(supervised: Sup
     supervised.engine.cancel(2)
     supervised.engine.step()
     assert supervised.engine.state is State.RESTARTING
+
+
+def test_a_lone_engines_restarts_are_its_only_replicas(supervised: Supervised) -> None:
+    assert list(supervised.engine.replica_restarts) == [0]
+    supervised.fail()
+    assert (list(supervised.engine.replica_restarts), supervised.engine.restarts) == ([1], 1)
+
+
+def test_an_engine_takes_requests_and_goes_on_with_them_while_it_is_ready(supervised: Supervised) -> None:
+    engine = supervised.engine
+    request, prompt = Request(""), Prompt("", [], Vocabulary([]))
+    assert (engine.admits(request, prompt), engine.continues(1)) == (True, True)
+    supervised.fail()
+    assert (engine.admits(request, prompt), engine.continues(1)) == (False, False)
+
+
+def test_an_engine_at_rest_that_is_to_restart_does_so(supervised: Supervised, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    supervised.engine.restart_when_idle()
+    supervised.engine.step()
+    assert (supervised.engine.state, supervised.engine.restarts) == (State.RESTARTING, 1)
+    assert "no request is running: restarting the engine" in caplog.text
+    supervised.engine.step()
+    supervised.now += 3
+    supervised.be_ready()
+    assert "the engine is ready again after 3.0 s" in caplog.text
+
+
+def test_a_failed_engine_is_not_also_restarted_for_its_memory(supervised: Supervised) -> None:
+    supervised.engine.restart_when_idle()
+    supervised.instance.say(encode(EngineFailed("broken", "")))
+    with pytest.raises(GenerationFailed, match="broken"):
+        supervised.engine.step()
+    assert supervised.engine.restarts == 1
+
+
+def test_an_engine_that_cannot_be_started_is_tried_again(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch = supervised.engine._launch
+    outcomes: list[Exception] = [OSError("no descriptors")] * 2
+
+    def refuse() -> EngineInstance:
+        if outcomes:
+            raise outcomes.pop()
+        return launch()
+
+    supervised.engine._launch = refuse
+    assert supervised.fail() == 0.5 + 1 + 2
+    assert "engine lost: it could not be started: no descriptors; restarting it in 2 s" in caplog.text
+    assert supervised.engine.restarts == 3
+    supervised.be_ready()
+    assert supervised.engine.reason == ""
+
+
+def test_a_host_that_has_nothing_else_to_do_waits_for_the_next_start(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    supervised.instance.die()
+    with pytest.raises(GenerationFailed):
+        supervised.engine.step()
+    assert supervised.engine.step(timeout=0.125) == []
+    assert supervised.engine.step(timeout=60) == []
+    supervised.engine.step()
+    assert waited == [0.125, 0.5]
+    supervised.now += 0.5
+    supervised.engine.step(timeout=60)
+    assert len(waited) == 2
+    supervised.be_ready()
+
+
+def test_an_engines_failure_is_told_with_its_trace(supervised: Supervised, caplog: pytest.LogCaptureFixture) -> None:
+    supervised.instance.say(encode(EngineFailed("broken", "Traceback: deep within")))
+    with pytest.raises(GenerationFailed, match="engine failure: broken"):
+        supervised.engine.step()
+    assert "Traceback: deep within" in caplog.text
+    assert "engine lost: broken; restarting it in 0.5 s" in caplog.text
+    assert (supervised.engine.reason, supervised.engine.ready) == ("broken", False)
+
+
+def test_statistics_are_those_of_the_running_engine(supervised: Supervised) -> None:
+    assert supervised.engine.statistics is None
+    supervised.instance.say(encode(EngineStatistics(num_waiting=3)))
+    assert supervised.engine.step() == []
+    statistics = supervised.engine.statistics
+    assert statistics is not None
+    assert statistics.num_waiting == 3
+    supervised.fail()
+    assert supervised.engine.statistics is None
+
+
+def test_a_host_is_told_of_each_channel_and_each_state(supervised: Supervised) -> None:
+    watched: list[int | None] = []
+    states: list[State] = []
+    supervised.engine.attach(Host(watched.append, states.append))
+    first = supervised.instance.channel.fileno()
+    supervised.fail()
+    supervised.be_ready()
+    assert watched == [first, None, supervised.instance.channel.fileno()]
+    assert states == [State.READY, State.RESTARTING, State.READY]
+    supervised.engine.close()
+    supervised.engine.close()
+    assert watched[3:] == [None]
+    assert states[3:] == [State.CLOSED]
+
+
+def test_commands_of_one_turn_are_sent_together(supervised: Supervised) -> None:
+    soon: list[Callable[[], None]] = []
+    supervised.engine.attach(Host(soon=soon.append))
+    flushed: list[int] = []
+    commands = supervised.instance.commands
+
+    def put(command: Any) -> bool:
+        commands.append(command)
+        return len(commands) == 1
+
+    vars(supervised.instance).update(flush=lambda: flushed.append(len(commands)), put=put)
+    supervised.add(1)
+    supervised.add(2)
+    (flush,) = soon
+    flush()
+    assert flushed == [2]
+    supervised.fail()
+    flush()
+    assert flushed == [2, 2], "by the step, and not by an instance that has ended"
+
+
+def test_an_engines_silence_counts_while_a_step_is_due(supervised: Supervised) -> None:
+    supervised.now += 3
+    assert supervised.engine.silence == 0.0
+    supervised.add()
+    supervised.now += 2
+    supervised.add(2)
+    assert supervised.engine.silence == 2.0, "of the first command"
+    supervised.instance.say(TOKEN)
+    supervised.engine.step()
+    supervised.now += 1
+    assert supervised.engine.silence == 1.0
+
+
+def test_an_engine_has_a_minute_for_a_step_and_four_to_load() -> None:
+    for ready, limit, told in ((True, 60, "no step for 60 s"), (False, 240, "not loaded after 240 s")):
+        with pytest.MonkeyPatch.context() as context:
+            supervised = Supervised(context)
+            supervised.engine.close()
+            supervised.engine = EngineSupervisor(Spec("scripted", EngineConfig()))
+            assert (len(supervised.instances), supervised.instance.isolated) == (2, True)
+            if ready:
+                supervised.be_ready()
+                supervised.add()
+            supervised.wait(limit)
+            with pytest.raises(GenerationFailed, match=told):
+                supervised.wait(1)
+
+
+# -- one start of an engine: its process, and how that ends ------------------------------------------------------------
+
+
+class Program:
+    """A process that ends as told: by a code, or not within the time for which it is waited."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.pid, self.code = 1234, code
+        self.calls: list[Any] = []
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.calls.append(("wait", timeout))
+        if timeout is not None and self.code is None:
+            raise subprocess.TimeoutExpired("program", timeout)
+        return self.code or 0
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+class Launched(NamedTuple):
+    instance: EngineInstance
+    program: Program
+    theirs: socket.socket
+    environ: Mapping[str, str]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Launched]]:
+    made: list[Launched] = []
+
+    def make(code: int | None = None, place: Placement = ANYWHERE) -> Launched:
+        started: list[Any] = []
+
+        def start(function: str, channel: socket.socket, environ: Mapping[str, str]) -> Program:
+            assert function == "handler.engines.process.engine_process:main"
+            started.extend((Program(code), channel.dup(), environ))
+            return started[0]  # type: ignore[no-any-return]
+
+        monkeypatch.setattr("handler.engines.process.supervisor.start", start)
+        instance = EngineInstance(Spec("echo", EngineConfig()), isolated=True, place=place)
+        made.append(Launched(instance, *started))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.instance.stop()
+        one.theirs.close()
+
+
+Launch = Callable[..., Launched]
+
+
+def test_an_engines_process_gets_its_place_and_its_spec(launched: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append((pid, set(cores))))
+    monkeypatch.setenv("PLACE", "host")
+    monkeypatch.setenv("OTHER", "kept")
+    one = launched(place=Placement({"PLACE": "engine"}, frozenset({1, 3})))
+    assert (one.environ["PLACE"], one.environ["OTHER"]) == ("engine", "kept")
+    assert pinned == [(1234, {1, 3})]
+    assert one.instance.pid == 1234
+    one.theirs.settimeout(PATIENCE)
+    assert Messages(one.theirs).next() == Spec("echo", EngineConfig())
+    launched()
+    assert len(pinned) == 1, "anywhere"
+
+
+def test_a_process_that_cannot_be_started_leaves_no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs: list[socket.socket] = []
+    pair = socket.socketpair
+
+    def noted() -> tuple[socket.socket, socket.socket]:
+        found = pair()
+        pairs.extend(found)
+        return found
+
+    def start(*arguments: Any) -> Program:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(socket, "socketpair", noted)
+    monkeypatch.setattr("handler.engines.process.supervisor.start", start)
+    with pytest.raises(OSError, match="no memory"):
+        EngineInstance(Spec("echo", EngineConfig()), isolated=True)
+    assert [channel.fileno() for channel in pairs] == [-1, -1]
+
+
+@in_one_test(
+    ("code", "reason"),
+    [(-9, "it was killed by signal 9"), (0, "it exited with code 0"), (3, "it exited with code 3")],
+)
+def test_how_an_engines_process_ended_is_told(code: int, reason: str) -> None:
+    assert exit_reason(Program(code)) == reason
+
+
+def test_an_engine_may_close_its_channel_before_it_ends() -> None:
+    assert exit_reason(Program(None)) == "it closed its channel"
+    assert exit_reason(None) == "its thread ended"
+
+
+def exit_reason(program: Program | None) -> str:
+    instance = EngineInstance.__new__(EngineInstance)
+    instance._process = program  # type: ignore[assignment]
+    return instance.exit_reason()
+
+
+@pytest.mark.parametrize(("code", "grace"), [(None, 0.0), (None, 2.0), (0, 2.0)])
+def test_a_stopped_engine_is_killed_after_its_grace(launched: Launch, code: int | None, grace: float) -> None:
+    one = launched(code)
+    one.instance.stop(grace)
+    thread_of_the_wait = [found for found in threading.enumerate() if found.name == "engine-reaper"]
+    for found in thread_of_the_wait:
+        found.join(PATIENCE)
+    assert one.program.calls == [*([("wait", grace)] if grace else []), "kill", ("wait", None)]
+    one.theirs.settimeout(PATIENCE)
+    messages = Messages(one.theirs)
+    messages.next()
+    with pytest.raises(ChannelClosed):
+        messages.next()
 
 
 # -- the worker's loop around an engine whose steps can be interrupted -------------------------------------------------

@@ -114,7 +114,7 @@ def test_sampling_that_is_refused_in_one_name_and_asked_for_in_another() -> None
     assert refusal(runtime_top_k=[50], do_sample=False) == (
         "parameters.do_sample=false contradicts parameters.runtime_top_k"
     )
-    assert "leave out parameters.runtime_top_k=[50]" in refusal(runtime_top_k=[50], beam_width=[2])
+    assert "omit parameters.runtime_top_k=[50]" in refusal(runtime_top_k=[50], beam_width=[2])
 
 
 def test_a_name_of_lmis_and_its_tensor_must_agree() -> None:

@@ -125,6 +125,42 @@ def test_nothing_starts_while_the_engine_is_not_ready() -> None:
     assert list(run(batcher)) == [id]
 
 
+def test_a_batcher_is_ready_while_its_engine_is() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine)
+    assert batcher.ready
+    engine.ready = False
+    assert not batcher.ready
+
+
+def test_a_request_may_wait_and_run_for_all_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    engine = Scripted(ready=False)
+    batcher = Batcher(engine, queue_timeout=2.0, time_limit=4.0)
+    first, second = (submit(batcher, letter, max_new_tokens=50) for letter in "ab")
+    now += 2.0
+    assert batcher.step() == []
+    batcher.cancel(second)
+    engine.ready = True
+    batcher.step()
+    now += 2.0
+    assert [(delta.id, delta.error) for delta in batcher.step()] == [(first, None)]
+    now += 0.5
+    *_, last = batcher.step()
+    assert str(last.error) == "the request was not finished within 4 s (option.request_time_limit)"
+
+
+def test_an_option_is_named_where_it_is_as_short_as_the_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    batcher = Batcher(Scripted(ready=False), queue_timeout=2.0)
+    batcher.submit(Request("a", Sampling(), timeout=2.0), prompt("a"))
+    now += 3.0
+    (delta,) = batcher.step()
+    assert str(delta.error) == "the request waited 2 s for the engine (option.predict_timeout)"
+
+
 def test_waiting_too_long_is_an_error_that_names_the_option() -> None:
     batcher = Batcher(Scripted(ready=False), queue_timeout=0.0)
     id = submit(batcher, "a")
@@ -235,6 +271,37 @@ def test_the_prompts_tokens_come_with_the_first_sequence_alone() -> None:
     id = submit(batcher, "a", n=2, prompt_logprobs=True, max_new_tokens=2)
     found = [(delta.sequence, delta.prefill is not None) for delta in run(batcher)[id]]
     assert sorted(found) == [(0, False), (0, True), (1, False), (1, False)]
+
+
+def test_the_engine_is_asked_for_a_prompts_tokens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted()
+    add = mock.Mock()
+    monkeypatch.setattr(engine, "add", add)
+    submit(Batcher(engine), "a", n=3, prompt_logprobs=True)
+    assert [call.args[0].sampling.prompt_logprobs for call in add.call_args_list] == [True, False, False]
+
+
+def test_sequences_of_beams_and_samples_are_numbered() -> None:
+    class Beams(Scripted):
+        """Each request has three outputs, the last of which ends it."""
+
+        def step(self, timeout: float = 0.0) -> list[Step]:
+            keys = [*self.active]
+            self.active.clear()
+            outputs = [
+                Output(key, [97 + index], [-0.1], Finish.LENGTH, sequence=index) for key in keys for index in range(3)
+            ]
+            return [Step([], [], [], outputs)]
+
+    batcher = Batcher(Beams())
+    id = submit(batcher, "a", num_beams=3, n=3)
+    assert [(delta.id, delta.sequence, text([delta])) for delta in batcher.step()] == [
+        (id, 0, "a"),
+        (id, 1, "b"),
+        (id, 2, "c"),
+    ]
+    assert batcher.idle
+    assert batcher.num_tokens == 3
 
 
 def test_no_request_gets_a_seed_that_it_does_not_have() -> None:

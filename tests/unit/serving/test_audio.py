@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -16,9 +17,11 @@ from handler.config.loader import read_config
 from handler.core.errors import InvalidPayload
 from handler.core.media import SAMPLE_RATE, MediaSource, Medium
 from handler.engines.process.sandbox import Sandbox
-from handler.serving.media.audio import check_pages, read_size
+from handler.serving.media.audio import DECODER, check_pages, check_tags, read_size
+from handler.serving.media.audio_decoder import decode
+from handler.serving.media.decoder import LargerThanRead
 from handler.serving.media.loader import MediaLoader, media_rules
-from tests.app.media.clips import clip_file, flac, id3, tone, wav
+from tests.app.media.clips import clip_file, flac, id3, ogg, tone, wav
 from tests.doubles.steps import steps
 
 RULES = media_rules(read_config(overrides=["option.max_audio_seconds=60"], environ={}).checked())
@@ -203,3 +206,88 @@ def test_page_headers_in_other_pages_are_counted_one_by_one() -> None:
     check_pages(page + b"OggS" * 64)
     with pytest.raises(InvalidPayload, match="more than 64 page headers"):
         check_pages(page + b"OggS" * 65)
+
+
+# -- what the decoder's process does, within this one --------------------------------------------------------------
+
+
+def decoded(file: bytes, most: int = 60 * SAMPLE_RATE) -> tuple[str, Any]:
+    """The digest and the samples of a clip of at most so many."""
+    ((length,), digest), *parts = decode(most, memoryview(file))
+    data = b"".join(parts)
+    assert len(data) == 4 * length
+    assert digest == hashlib.sha256(b"audio %d " % length + data).hexdigest()
+    return digest, numpy.frombuffer(data, numpy.float32)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+@pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (48_000, 2), (8_000, 1)])
+def test_a_clip_of_a_known_length_has_it_at_its_new_rate(kind: str, rate: int, channels: int) -> None:
+    file = clip_file(tone(3.0, rate, channels), rate, kind)
+    assert len(decoded(file, 3 * SAMPLE_RATE)[1]) == 3 * SAMPLE_RATE
+    with pytest.raises(LargerThanRead) as raised:
+        decoded(file, 3 * SAMPLE_RATE - 1)
+    assert raised.value.args == (3 * rate, rate, channels)
+
+
+@pytest.mark.parametrize("kind", ["OGG", "MP3"])
+def test_a_clip_of_unknown_length_is_measured_first(kind: str) -> None:
+    file = clip_file(tone(3.0), kind=kind)
+    with pytest.raises(LargerThanRead) as raised:
+        decoded(file, 0)
+    length, *_ = size = raised.value.args
+    assert size[1:] == (16_000, 1)
+    assert abs(length - 48_000) <= (2500 if kind == "MP3" else 0)
+    assert len(decoded(file, length)[1]) == length
+
+
+def test_an_mp3_longer_than_it_was_measured_is_refused() -> None:
+    with pytest.raises(InvalidPayload, match="it is longer than its header says"):
+        decoded(clip_file(tone(3.0), kind="MP3"), 100)
+
+
+def test_the_decoder_averages_channels_and_keeps_the_samples_of_its_rate() -> None:
+    left, right = tone(3.0), tone(3.0, hertz=1000.0)
+    _, samples = decoded(clip_file(numpy.stack([left, right], axis=1), subtype="FLOAT"))
+    assert numpy.allclose(samples, (left + right) / 2, atol=1e-7)
+    assert numpy.array_equal(decoded(clip_file(left, subtype="FLOAT"))[1], left)
+
+
+def test_the_decoder_resamples_to_the_last_sample() -> None:
+    _, samples = decoded(clip_file(tone(3.0, 48_000), 48_000, subtype="FLOAT"))
+    assert numpy.allclose(samples[200:-200], tone(3.0)[200:-200], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, by_header) in WRONG.items() if not by_header])
+def test_the_decoder_says_what_is_wrong(name: str) -> None:
+    file, words, _ = WRONG[name]
+    if not words:
+        assert len(decoded(file)[1]) == 10
+    elif "at most 60 s" in words:
+        with pytest.raises(LargerThanRead):
+            decoded(file, 0)
+    else:
+        with pytest.raises(InvalidPayload) as raised:
+            decoded(file, 0 if name.startswith("an MP3") else 60 * SAMPLE_RATE)
+        assert words in raised.value.message
+
+
+def test_an_ogg_that_ends_early_says_where() -> None:
+    file = ogg(96_000, clip_file(tone(1.0, 48_000), 48_000, "OGG", "OPUS"))
+    with pytest.raises(InvalidPayload, match=r"^the audio is broken: it ends after 1\.0035 of 1\.9935 s$"):
+        decoded(file)
+
+
+def test_as_many_texts_as_may_be_are_read() -> None:
+    check_tags(id3(512, b"TXXX", b"\0%\0a"))
+    with pytest.raises(InvalidPayload, match=r"^the audio's tags have 513 texts; at most 512 are allowed$"):
+        check_tags(id3(513, b"TXXX", b"\0%\0a"))
+
+
+def test_a_wav_that_does_not_say_its_samples_size_is_refused() -> None:
+    with pytest.raises(InvalidPayload, match="its header does not say how its samples are encoded"):
+        read_size(wav(bytes(99), bits=0))
+
+
+def test_the_decoders_process_decodes_by_it() -> None:
+    assert DECODER.make() is decode

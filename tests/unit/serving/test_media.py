@@ -9,9 +9,9 @@ import json
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import PIL.Image
@@ -23,13 +23,16 @@ from handler.core.errors import ConfigError, InvalidPayload, Overloaded, Serving
 from handler.core.framing import dumps
 from handler.core.media import MediaSource, Medium
 from handler.core.package import install
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded
 from handler.serving.media import fetch
 from handler.serving.media import loader as media
+from handler.serving.media.decoder import LargerThanRead
 from handler.serving.media.fetch import is_public
-from handler.serving.media.image import read_size
+from handler.serving.media.image import DECODER, read_size
 from handler.serving.media.image_decoder import decode, without_ancillary
-from handler.serving.media.loader import Load, MediaLoader, media_rules, missing_packages
+from handler.serving.media.loader import Load, MediaLoader, media_rules, missing_packages, place_media
 from handler.serving.quota import Quota
 from handler.serving.request.task import RequestTask
 from handler.serving.turns import TurnThreads
@@ -95,6 +98,17 @@ def palette() -> bytes:
     return saved(image, transparency=image.getpixel((1, 0)))
 
 
+def local_colours() -> bytes:
+    """A GIF whose table of colours stands in its frame."""
+    image = pair("P", 0, 1)
+    image.putpalette((*RED, *BLUE))
+    file = saved(image, "GIF")
+    flags, table = file[10], file[13 : 13 + (6 << (file[10] & 7))]
+    start = file.index(b",", 13 + len(table))
+    frame, pixels = file[start : start + 9], file[start + 10 :]
+    return file[:10] + b"\0" + file[11:13] + frame + bytes([flags & 0x87]) + table + pixels
+
+
 CASES = {
     "RGB": (saved(pair("RGB", RED, BLUE)), (2, 1), (*RED, *BLUE)),
     "transparent": (saved(pair("RGBA", (*RED, 255), (0, 0, 0, 0))), (2, 1), (*RED, *WHITE)),
@@ -114,6 +128,10 @@ CASES = {
     "the first frame": (
         saved(pair("RGB", RED, RED), "GIF", save_all=True, append_images=[pair("L", 7, 9)]), (2, 1), (*RED, *RED)
     ),
+    "a transparent GIF": (
+        saved(pair("P", 0, 1), "GIF", transparency=1), (2, 1), (0, 0, 0, *WHITE)
+    ),
+    "a GIF whose frame has the colours": (local_colours(), (2, 1), (*RED, *BLUE)),
     "CMYK": (saved(PIL.Image.new("CMYK", (2, 1)), "JPEG"), (2, 1), (*WHITE, *WHITE)),
 }  # fmt: skip
 
@@ -199,6 +217,45 @@ def test_images_of_implausibly_many_parts_are_refused_unread(name: str) -> None:
 def test_what_is_left_of_a_broken_file_is_as_broken(name: str, cut: int) -> None:
     data = CASES[name][0]
     assert len(without_ancillary(memoryview(data[: len(data) - cut] if cut < len(data) else b""))) <= len(data)
+
+
+def test_the_decoder_says_what_is_wrong_with_an_image() -> None:
+    with pytest.raises(InvalidPayload, match=r"^it is not JPEG, PNG, WebP or GIF$"):
+        decoded(b"what is this?")
+    with pytest.raises(InvalidPayload, match=r"^the image is broken: \w"):
+        decoded(image_file()[:-30])
+    with mock.patch.object(PIL.Image, "open", side_effect=OSError), pytest.raises(InvalidPayload) as raised:
+        decoded(image_file())
+    assert raised.value.message == "the image is broken: it cannot be read"
+
+
+def test_an_image_has_as_many_pixels_as_it_may() -> None:
+    """By its header, or by the decoder's own look."""
+    file = saved(pair("RGB", RED, BLUE))
+    assert next(decode(2, memoryview(file)))[0] == (2, 1)
+    for data in (file, saved(pair("RGB", RED, BLUE), "GIF").replace(b"a\x02\0\x01\0", b"a\x01\0\x01\0", 1)):
+        with pytest.raises(LargerThanRead) as raised:
+            next(decode(1, memoryview(data)))
+        assert raised.value.args == (2, 1)
+
+
+def test_as_many_parts_as_may_be_are_read() -> None:
+    pixels = (b"IDAT", zlib.compress(bytes(4)))
+    for file in (
+        png(1, 1, *[(b"abCd", b"")] * 65_532, pixels),
+        segments(4090, 0xE0, b""),
+        scans(500 - scans(0).count(b"\xff\xda")),
+        extensions(65_536, b"!\x01\0"),
+        png(1, 1, (b"eXIf", bytes(262_138)), pixels),
+    ):
+        assert decoded(file).size == (1, 1)
+
+
+def test_pixels_come_in_parts_of_a_mib() -> None:
+    image = PIL.Image.effect_noise((1024, 512), 50).convert("RGB")
+    _, *parts = decode(1 << 20, memoryview(saved(image)))
+    assert [len(part) for part in parts] == [1 << 20, 1 << 19]
+    assert b"".join(parts) == image.tobytes()
 
 
 def test_equal_pixels_have_equal_digests() -> None:
@@ -517,3 +574,57 @@ def test_a_client_that_leaves_while_its_images_fail_logs_nothing(
     loader.close()
     assert (caplog.text, "never" in capfd.readouterr().err) == ("", False)
     assert (loader.memory.taken, loader._waiting.taken) == (0, 0)
+
+
+def test_the_decoders_process_decodes_images_by_it() -> None:
+    assert DECODER.make() is decode
+
+
+# -- media in a prompt -------------------------------------------------------------------------------------------
+
+
+class TokenOfTen(NamedTuple):
+    """A token, 7, for each ten pixels of an image's width."""
+
+    placeholder: int = 7
+    text: str = ""
+
+    def count(self, size: Sequence[int]) -> int:
+        if size[0] > 100:
+            raise ValueError("it is too wide")
+        return size[0] // 10
+
+
+def placed(ids: list[int], *media: Medium, truncation: Truncation | None = None) -> Prompt:
+    sources = tuple(MediaSource(medium.kind, b"", "", f"messages[{index}]") for index, medium in enumerate(media))
+    request = Request("", media=sources, truncation=truncation)
+    prompt = Prompt("text", ids, Vocabulary([b"a"] * 10))
+    return place_media(request, prompt, media, {"image": TokenOfTen()})
+
+
+def picture(width: int) -> Medium:
+    return Medium("image", (width, 1), bytes(3), f"of {width}")
+
+
+def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
+    prompt = placed([1, 7, 2, 7], picture(20), picture(30))
+    assert list(prompt.ids) == [1, 7, 7, 2, 7, 7, 7]
+    assert prompt.media is not None
+    assert prompt.media.file.text == "text"
+
+
+@pytest.mark.parametrize(
+    ("ids", "medium", "truncation", "words"),
+    [
+        ([7], Medium("audio", (1,), b"", ""), None, "'messages': the model does not accept audio clips"),
+        ([7], picture(10), Truncation(5), "truncate_prompt_tokens: a prompt with images cannot be truncated"),
+        ([7], picture(101), None, "messages[0]: it is too wide"),
+        ([7, 7], picture(10), None, "'messages': "),
+    ],
+)
+def test_media_that_do_not_fit_a_prompt_are_refused_by_name(
+    ids: list[int], medium: Medium, truncation: Truncation | None, words: str
+) -> None:
+    with pytest.raises(ServingError) as raised:
+        placed(ids, medium, truncation=truncation)
+    assert raised.value.message.startswith(words)

@@ -11,10 +11,10 @@ class PairedCalls(CallParser):
     """Base class of parsers for calls with tags for a parameter's name and its value.
 
     Attributes:
-        call, call_end: the marks around a call.
-        key, key_end: the marks around a parameter's name.
-        value, value_end: the marks around a parameter's value.
-        separator: a mark that may follow the call's name, or "".
+        call, call_end: the markers around a call.
+        key, key_end: the markers around a parameter's name.
+        value, value_end: the markers around a parameter's value.
+        separator: a marker that may follow the call's name, or "".
     """
 
     call, call_end = "<tool_call>", "</tool_call>"
@@ -23,7 +23,7 @@ class PairedCalls(CallParser):
     separator = ""
 
     def one(self) -> Steps[None]:
-        """Read a call after its mark. The mark of the next call also ends the call, and is not consumed."""
+        """Read a call after its marker. The marker of the next call also ends the call, and is not consumed."""
         name = yield from self.run(NAME)
         yield from self.skip()
         if self.separator and (yield from self.take(self.separator)):
@@ -49,7 +49,7 @@ class PairedCalls(CallParser):
                 end = yield from self.expect(self.key, self.call_end, self.call)
         self.write("{}" if before == "{" else "}")
         self.end_call()
-        if end == self.call:  # the end mark is missing, and the next call follows
+        if end == self.call:  # the end marker is missing, and the next call follows
             self.held = self.call + self.held
 
 
@@ -66,7 +66,7 @@ class Glm(PairedCalls):
 
 
 class PairedSection(PairedCalls):
-    """Base class of parsers for calls that are enclosed by two marks."""
+    """Base class of parsers for calls that are enclosed by two markers."""
 
     section_end = ""
 
@@ -82,8 +82,8 @@ class PairedSection(PairedCalls):
 class Hunyuan(PairedSection):
     """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, but Hunyuan 4 does not.
 
-    A checkpoint may add its own suffix to all marks, such as `<tool_calls:opensource>`. The suffix is read from the
-    first mark.
+    A checkpoint may add its own suffix to all markers, such as `<tool_calls:opensource>`. The suffix is read from the
+    first marker.
     """
 
     begins = ("<tool_calls>", "<tool_calls:")

@@ -23,7 +23,7 @@ _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class KimiK3(CallParser):
-    """Parses Kimi K3's calls, in which each argument has a type. The marks around the answer's text are dropped."""
+    """Parses Kimi K3's calls, in which each argument has a type. The markers around the response's text are dropped."""
 
     begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)
 
@@ -60,7 +60,7 @@ class KimiK3(CallParser):
                 end = yield from self.skip_until(_ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
         self.write({"{": "{}", ", ": "}"}.get(before, ""))
         self.end_call()
-        if end != _CALL_END:  # the end mark is missing, and another call or the end of all calls follows
+        if end != _CALL_END:  # the end marker is missing, and another call or the end of all calls follows
             self.held = end + self.held
 
     def _attributes(self) -> Steps[dict[str, str]]:

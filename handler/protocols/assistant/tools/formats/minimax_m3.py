@@ -9,7 +9,7 @@ from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps, Tool
 
-_MARK = "]<]minimax[>["  # the mark before each tag
+_MARK = "]<]minimax[>["  # the marker before each tag
 _CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _CALL = f"{_MARK}<invoke name="
 _CALL_NAME = "invoke"
@@ -65,7 +65,7 @@ class MinimaxM3(CallParser):
         self.end_call()
 
     def _members(self, name: str, schemas: ToolSchema, schema: Any, *, listed: bool, depth: int) -> Steps[None]:
-        """Write the elements in an element as a list or an object, up to its end.
+        """Write the children of an element as a list or an object, up to the element's end.
 
         Args:
             name: the name of the enclosing element.
@@ -151,7 +151,7 @@ class MinimaxM3(CallParser):
         yield from self.take(f"{_MARK}</{name}>")
 
     def _next_tag(self) -> Steps[str]:
-        """Return `<` or `</` if it follows, or else ""."""
+        """Return `<` or `</` if the text begins with it, or else ""."""
         while len(self.held) < 2 and "<".startswith(self.held):
             yield
         return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")
