@@ -1,4 +1,4 @@
-"""Read JumpStart's document about a model. Names are in snake case in JumpStart's bucket, in Pascal case in a hub."""
+"""Read JumpStart's document of a model. Its names are snake_case in JumpStart's bucket and PascalCase in a hub."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
     """
     endpoint = show(aws, Kind.ENDPOINT, (name,))
     if endpoint is None:
-        raise NotThere(f"there is no endpoint {name} in {aws.region}", "`aws sagemaker list-endpoints` lists them.")
+        raise NotThere(f"there is no endpoint {name} in {aws.region}", "Run `aws sagemaker list-endpoints`.")
     config_name = str(endpoint["EndpointConfigName"])
     config = show(aws, Kind.ENDPOINT_CONFIG, (config_name,))
     if config is None:

@@ -134,7 +134,7 @@ _NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU core
 
 
 def print_sums(console: Console, sums: Sums) -> None:
-    """Print the resources of each component in a table, and the sum of all first copies below it."""
+    """Print a table with each component's resources, and below it the sum for all first copies."""
     title = "Components (GPUs and MB per copy, GiB per GPU)"
     print_noted(console, _COLUMNS, map(_row, sums.placed), title=title)
     say(console, _sum(sums))

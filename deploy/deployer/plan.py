@@ -412,7 +412,7 @@ def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tu
 
 
 def _creation(resource: Resource, old: LiveResource | None) -> Action:
-    """Return the action that creates a resource, or that replaces an old version by the resource."""
+    """Return the action that creates a resource, or that replaces an old version with the resource."""
     verb = Verb.CREATE if old is None else Verb.REPLACE
     changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
     # The name always differs between versions.
@@ -456,7 +456,7 @@ def _tags(resource: Resource) -> Mapping[str, str]:
 
 
 def _removals(desired: Sequence[Resource], live: Live, keep: int) -> list[Action]:
-    """Return the deletions of owned resources that are no longer desired, and of outdated versions."""
+    """Return the actions that delete outdated versions, and owned resources that are no longer desired."""
     names = {(item.kind, identity_of(item)) for item in desired}
     surplus = [item for item in live.owned if (item.kind, item.which) not in names]
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]

@@ -1,8 +1,8 @@
 """Check whether SageMaker and the engines can load model data, on this machine or in S3.
 
 In uncompressed model data (S3DataSource), SageMaker allows no object whose key ends in a slash, no key that is both a
-file and a directory, and no name above 255 bytes. The functions here take a directory or a prefix as a list of
-`Entry` and a `Read`.
+file and a directory, and no name above 255 bytes. `lint` takes a directory or a prefix as a list of `Entry` and
+a `Read`.
 """
 
 from __future__ import annotations

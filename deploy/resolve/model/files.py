@@ -105,7 +105,7 @@ def part(value: object, name: str) -> Mapping[str, Any]:
 
 
 def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
-    """Return a number in config.json, 0 for null, or the largest number of a list with a value for each layer.
+    """Return a number from config.json: 0 for null, and the maximum for a list with a value for each layer.
 
     Raises:
         SpecError: the value is negative, too large, or not a whole number.
