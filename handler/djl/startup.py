@@ -65,7 +65,7 @@ _ADVICE = frozenset(
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
 """Values that Java replaces with its own."""
 
-_NO_ASYNC = "option.async_mode=true has no effect: DJL Serving has no async mode before 0.33, and sends batches"
+_NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this one sends batches"
 
 _RECOMMENDED_SIZE = "32"
 """The recommender's value of option.max_rolling_batch_size. In async mode, Java itself has no such limit."""
