@@ -73,7 +73,7 @@ class BatchRoutes:
         return json_handler(self._model, checked, ERRORS)
 
     def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
-        """Return a handler that calls a method of the store with the owner and the id in the path."""
+        """Return a handler that calls a method of the store with the request's owner and the ID in the path."""
 
         async def answer(scope: Scope, receive: Receive) -> Answered:
             (id,) = scope["path_params"].values()
@@ -82,7 +82,7 @@ class BatchRoutes:
         return self._json(answer)
 
     def _many(self, method: Callable[[BatchStore, str, Page], tuple[list[Any], bool]], *limits: int) -> Handle:
-        """Return a handler that calls a method of the store with the owner and the requested page of a list.
+        """Return a handler that calls a method of the store with the request's owner and the requested page of a list.
 
         Args:
             limits: maximum and default number of items on a page, as for `read_page`.
@@ -109,7 +109,7 @@ class BatchRoutes:
         """
         store = self._store
         if self._waiting.value >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls to routes of files and batches are waiting already")
+            raise Overloaded(f"{_MOST_WAITING} requests for files and batches are already waiting")
         with self._waiting:
             return await store.call(method, store, *arguments)
 

@@ -70,7 +70,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 class HandleRoutes:
     """An ASGI application that calls `handle` of model.py on its routes.
 
-    It passes all other requests, and those that the function passes on, to the server's own application.
+    Requests for other routes, and requests that the function passes on, go to the server's own application.
     """
 
     def __init__(self, handle: CustomHandle, model: ServedModel, app: ASGIApp) -> None:
@@ -102,7 +102,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Return whether the function serves this path, and the path names this model."""
+        """Return whether the function serves this path, the path names this model, and the model is in service."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.availability.state in ("loading", "stopping"):
             return False
@@ -110,10 +110,10 @@ class HandleRoutes:
         return name in self._model.config.model_name and version in ([], ["1"])
 
     def _call(self, scope: Scope, body: bytes) -> Call:
-        """Create the function's input: headers become its properties; body, form and query its contents.
+        """Create the function's input. Headers become properties; the body, the form and the query become contents.
 
         Raises:
-            ServingError: the request is invalid, as in DJL Serving, or its format is not supported.
+            ServingError: DJL Serving would reject the request, or its format is not supported.
         """
         headers = headers_by_name(scope)
         properties = {name: value for name, value in headers.items() if name != ATTRIBUTES}
@@ -128,7 +128,7 @@ class HandleRoutes:
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media.startswith("multipart/"):
             raise UnsupportedMedia(
-                f"content type {media} is not supported by handle of model.py: send one value as the body, or {_FORM}"
+                f"handle in model.py does not support content type {media}: send one value as the body, or {_FORM}"
             )
         if media == _FORM and not body.lstrip().startswith((b"{", b"[")):  # `curl -d` sends JSON as a form
             contents |= _fields(body.decode("latin-1"))
@@ -206,12 +206,12 @@ FASTAPI = StandIn(
 
 
 def missing_of(config: Config) -> list[str]:
-    """Return warnings about imports of the user's files that are not available in this server."""
+    """Return warnings about imports in the user's files that are not available in this server."""
     return [message for path in users_files(config) for message in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
 class _State(datastructures.State):
-    """The state in `request.app.state`, whose attributes the user's code sets. Attributes of vLLM do not exist."""
+    """The value of `request.app.state`. It has the attributes that the user's code sets, but none of vLLM's own."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -223,7 +223,7 @@ class _State(datastructures.State):
 class CustomCode:
     """An ASGI application with the user's handlers in front of the server's own, and the user's middleware around both.
 
-    An exception in the user's code ends its own request only.
+    An exception in the user's code ends only its own request.
 
     Args:
         app: application of the server's routes.
@@ -267,7 +267,7 @@ class CustomCode:
             log.exception("request %s: custom code failed", id, extra=of_request(id))
             if not framed.begun:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
-            elif exchange := scope["extensions"].get(EXCHANGE):  # it is removed after the response: background tasks
+            elif exchange := scope["extensions"].get(EXCHANGE):  # removed before background tasks run
                 exchange.drop()
 
 
@@ -324,7 +324,7 @@ class _Framed:
             start = {**start, "headers": [*start["headers"], (b"content-length", str(length).encode())]}
         await self._send(start)
         if self._has_body and length is None:
-            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does, since the first part may take long
+            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does: the first part may be late
 
     def _declared(self) -> int | None:
         """Return the Content-Length that the user's code has set, or None if it is missing or not valid."""
@@ -435,9 +435,9 @@ async def _answer_nobody(send: Send) -> None:
 
 
 class _Overrides:
-    """An ASGI application with the user's handlers of /invocations and /ping.
+    """An ASGI application with the user's handlers for /invocations and /ping.
 
-    While the model is loading, the server's own application serves both routes.
+    While the model is loading or stopping, the server's own application serves both routes.
     """
 
     def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
@@ -523,7 +523,7 @@ def _refused(error: exceptions.HTTPException) -> Response:
 
 
 def _failed(message: Any, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error response in vLLM's format, which AWS's image uses for errors of handlers too."""
+    """Return an error response in vLLM's format, which AWS's image also uses for errors of handlers."""
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status, headers)
 
 

@@ -282,7 +282,7 @@ class TritonRoutes:
         return model.info.name if model.info else str(model.config.llm_engine)
 
     def _of_model(self, handle: Handle) -> Handle:
-        """Return a handler that refuses paths with the name or the version of another model."""
+        """Wrap a handler so that it refuses a path with another model's name, or with another version."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)

@@ -31,12 +31,12 @@ log = logging.getLogger("handler.server")
 
 SERVICE = "inference.GRPCInferenceService"
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
-"""Paths of calls. The model's name and its version follow them in the path of the application's request."""
+"""Paths of the calls for inference. The application receives them with the model's name and version appended."""
 _HEALTH = "/grpc.health.v1.Health/Check"  # the only call that needs no key; its message is not read
-_MAX_REQUESTS = 128  # running requests of one stream; further ones are read when others end
-_MAX_UNSENT = 1 << 16  # bytes in front of a stream's writer
+_MAX_REQUESTS = 128  # maximum number of running requests of a stream; more are read only as these end
+_MAX_UNSENT = 1 << 16  # bytes of a stream that may wait to be sent
 _OVERHEAD = 1 << 16  # bytes of a message besides its tensors
-_MAX_MESSAGE = 1 << 24  # bytes; those of a message that arrives take memory before the server can count them
+_MAX_MESSAGE = 1 << 24  # bytes; an arriving message takes memory before the server can count it
 _OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", HEADER)
 
 _SHARED_MEMORY = {
@@ -60,7 +60,7 @@ _CODES = defaultdict(lambda: grpc.StatusCode.INVALID_ARGUMENT) | {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-"""Maps HTTP statuses to gRPC's. All others are INVALID_ARGUMENT."""
+"""Maps HTTP status codes to gRPC status codes. All other HTTP codes map to INVALID_ARGUMENT."""
 
 
 def _error(status: int, body: bytes) -> str:
@@ -73,7 +73,7 @@ def _error(status: int, body: bytes) -> str:
 
 
 class _Outbox:
-    """The messages of a stream that the client has not taken yet."""
+    """The messages of a stream that have not been sent yet."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -89,7 +89,7 @@ class _Outbox:
         self._messages.put_nowait(None)
 
     async def room(self) -> None:
-        """Wait until little is left to send."""
+        """Wait until at most `_MAX_UNSENT` bytes are left to send."""
         while self.size > _MAX_UNSENT:
             self._room.clear()
             await self._room.wait()
@@ -104,12 +104,12 @@ class _Outbox:
 
 
 class _Exchange(AsgiExchange):
-    """The exchange of one request of a stream, whose frames go to the outbox.
+    """The exchange of one request in a stream. It puts the messages of the response into the outbox.
 
     Args:
-        id: id of the request.
-        drop: ends the stream's call.
-        patience: maximum seconds that the outbox may be full.
+        id: ID of the request.
+        drop: function that ends the stream's call.
+        patience: maximum time that the outbox may stay full, in seconds.
     """
 
     def __init__(self, id: str, outbox: _Outbox, drop: Callable[[], object], patience: float) -> None:
@@ -164,7 +164,7 @@ class _Exchange(AsgiExchange):
 
 
 async def _never() -> Message:
-    """Wait without an end, as a call that ends is cancelled."""
+    """Wait forever. The caller is cancelled when its call ends."""
     message: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await message
 
@@ -191,9 +191,9 @@ class GrpcServer:
     Args:
         app: the application that responds.
         access: the clients that may use the server.
-        patience: maximum seconds that a client may leave its stream unread.
+        patience: maximum time that a client may leave its stream unread, in seconds.
         max_bytes: maximum size of a request's body.
-        max_calls: maximum number of concurrent calls of a connection. The queue bounds the requests of all.
+        max_calls: maximum number of concurrent calls per connection. The queue limits the requests of all connections.
     """
 
     def __init__(self, app: ASGIApp, access: Access, *, patience: float, max_bytes: int, max_calls: int) -> None:
@@ -266,7 +266,7 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
     def _reader(self, path: str | Callable[[Any], str], field: str | None = None) -> Callable[[Any, Any], Any]:
-        """Return a call that responds as a route does, whose status alone tells whether something is ready."""
+        """Return a call that responds as a route does. For the field `live` or `ready`, only the HTTP status counts."""
 
         async def read(request: Any, context: Any) -> Mapping[str, Any]:
             route = path if isinstance(path, str) else path(request)
@@ -304,7 +304,7 @@ class GrpcServer:
         return response.infer_response
 
     async def _stream(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Respond to the requests of a stream concurrently. An error of one request does not end the stream."""
+        """Respond to the requests of a stream concurrently. An error in one request does not end the stream."""
         outbox, running, call = _Outbox(), dict[asyncio.Future[Any], str](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
 
@@ -332,7 +332,7 @@ class GrpcServer:
                     continue
                 task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
                 running[task] = request.id
-                del data, request  # the next one may be long in coming
+                del data, request  # the next message may take long to arrive
                 task.add_done_callback(ended)
                 if len(running) >= _MAX_REQUESTS:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -348,7 +348,7 @@ class GrpcServer:
                 task.cancel()
 
     async def _request(self, path: str, request: Any, context: Any, outbox: _Outbox, drop: Callable[[], object]) -> int:
-        """Put the messages of a request's response into the outbox, and return its status."""
+        """Put the messages of a request's response into the outbox, and return the response's status."""
         id, name, version = request.id, request.model_name, request.model_version
         try:
             body, length = body_of(request)
@@ -394,7 +394,7 @@ class GrpcServer:
 
 
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
-    """Return the message in a call's bytes. If they are not valid, end the call as Triton does.
+    """Parse the bytes of a call's message. If they are not valid, end the call with the status that Triton uses.
 
     Raises:
         InvalidPayload: the message may need much more memory than its bytes.
@@ -408,19 +408,19 @@ async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
 
 
 def _path(request: Any) -> str:
-    """Return the path of a model. The version keeps it apart from routes such as /v2/models/stats."""
+    """Return the path of a model. The version distinguishes it from routes such as /v2/models/stats."""
     return f"/v2/models/{_escaped(request.name)}/versions/{_escaped(request.version or VERSION)}"
 
 
 def _escaped(name: str) -> str:
-    """Return a name without slashes, which would name another route. No name becomes a space."""
+    """Escape the slashes in a name, because they would select another route. An empty name becomes a space."""
     return name.replace("/", "%2F") or " "
 
 
 def _scope(
     context: Any, exchange: AsgiExchange, method: str, path: str, headers: Iterable[tuple[str, str]] = ()
 ) -> Scope:
-    """Return the ASGI scope of a call. The call's metadata are the request's headers."""
+    """Return the ASGI scope of a call. The call's metadata become the request's headers."""
     metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
     passed = [pair for pair in metadata if pair[0] not in _OWN_HEADERS and not pair[0].startswith("grpc-")]
     pairs = [("host", "localhost"), *headers, *passed]

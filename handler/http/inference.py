@@ -1,4 +1,4 @@
-"""The routes for inference: read a request, and send its response until it is complete or the client disconnects."""
+"""The routes for inference. They read a request, and send its response until it ends or the client disconnects."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Endpoint:
 
     Attributes:
         handlers: handlers by method.
-        errors: format of the errors for other methods and for requests without an API key, or None for the server's.
+        errors: format of the errors for other methods and for requests without an API key. None stands for the server's
+            own format.
     """
 
     handlers: Mapping[str, Handle]
@@ -214,7 +215,7 @@ class Writing(IntEnum):
         OPEN: more chunks may follow.
         ENDED: the last chunk has been written.
         BROKEN: the connection cannot be written to any more.
-        OVERFLOWED: the connection was given up because the client read too slowly.
+        OVERFLOWED: the client was disconnected, because it read too slowly.
     """
 
     OPEN = 0
@@ -292,7 +293,7 @@ class BodyWriter:
             self._count()
 
     def _count(self) -> None:
-        """Count the bytes that are buffered for the client, and give up the client if there are too many."""
+        """Count the bytes that are buffered for the client, and disconnect it if there are too many."""
         try:
             self._set_unsent(self._size + self._channel.num_unsent)
         except Overloaded:
@@ -412,7 +413,7 @@ def path_of(scope: Scope) -> str:
 
 
 class _ResponseSender:
-    """The sender of a request's response as it is generated, until it is complete or the client has disconnected."""
+    """Sends a response while it is generated, until it is complete or the client has disconnected."""
 
     def __init__(self, scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
         self._scope, self._send, self._task, self._exchange = scope, send, task, exchange

@@ -1,4 +1,4 @@
-"""Routes without inference: models, adapters, stored responses, and records of requests."""
+"""The routes for models, adapters, stored responses, batch transform and pages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def json_handler(
 
 
 class ModelRoutes:
-    """Routes that describe models. Model ids may contain slashes.
+    """Routes that describe models. Model IDs may contain slashes.
 
     Clients that send Anthropic's version header get responses in Anthropic's format, all others in OpenAI's.
     """
@@ -116,7 +116,7 @@ class ModelRoutes:
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
     def _ids(self) -> dict[str, str | None]:
-        """Return the names of the model and of its adapters; the value of an adapter is the name of its base model."""
+        """Map each name of the model to None, and each adapter's name to the name of its base model."""
         config = self._model.config
         own = [*(name for name in config.served_model_name or () if name != "*"), config.name]
         if config.async_schema:
@@ -140,7 +140,7 @@ class ModelRoutes:
 
 
 def _modalities(context: ServerContext) -> list[str]:
-    """Return what requests may contain. Only a model that generates text reads more than its task's own input."""
+    """Return the kinds of input that the model takes. Only models that generate text take media besides text."""
     if context.task is Task.TRANSCRIPTION:
         return ["audio"]
     return ["text", *(taken_media(context) if context.task is Task.GENERATION else ())]
@@ -155,7 +155,7 @@ def _is_anthropic(scope: Scope) -> bool:
 # the same.
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
-"""SageMaker's header with the adapter name that its user has chosen."""
+"""SageMaker's header with the adapter name that the user has chosen."""
 
 _PAGE = 100  # maximum and default number of adapters in a list
 _BODY = 1 << 20  # bytes
@@ -310,7 +310,7 @@ class Records(Inference):
 
 
 StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
-"""Function that returns the JSON value for a request, given the store, the owner, the response's id and the query."""
+"""Function that takes the store, the owner, the response's ID and the query, and returns the JSON value to send."""
 
 
 class ResponseRoutes:
@@ -403,7 +403,7 @@ ASSETS = {
     for path in sorted(_DIRECTORY.rglob("*"))
     if path.suffix in (".js", ".css", ".svg")
 }
-"""Files of the pages by URL path, including the libraries in `vendor/`."""
+"""Maps URL paths to the files of the pages, including the libraries in `vendor/`."""
 
 OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
 """Methods and paths that need no API key. The pages reveal nothing about the model, and ask the user for the key."""
@@ -433,7 +433,7 @@ class PageRoutes:
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
 
     def beside(self, path: str) -> dict[str, Handle]:
-        """Return the page's handlers for a path that a dialect uses too, by method."""
+        """Map methods to the page's handlers for a path that a dialect also uses."""
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:

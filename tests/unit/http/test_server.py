@@ -18,7 +18,7 @@ def test_a_stop_tells_how_long_answers_may_take(caplog: pytest.LogCaptureFixture
     caplog.set_level("INFO")
     app: Any = mock.Mock(num_requests=2)
     HttpServer(app, Access(), keep_alive_timeout=75).signalled(signal.SIGTERM)
-    assert "SIGTERM: stopping; answers to finish: 2, within 20 s; a second signal ends them at once" in caplog.text
+    assert "SIGTERM: stopping; responses to finish: 2, within 20 s; a second signal ends them at once" in caplog.text
 
 
 @pytest.mark.parametrize(
