@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import re
 import sys
+import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import Mock
 
@@ -15,11 +19,19 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 
 from handler.config.config import Config
-from handler.core.errors import NotJson, ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, ServingError, TooLarge
 from handler.core.framing import MAX_DEPTH
 from handler.core.values import Request, Task
 from handler.protocols import registry
-from handler.protocols.kernel.body import decode, decode_in_python, decoded_size, value_size
+from handler.protocols.kernel import body as bodies
+from handler.protocols.kernel.body import (
+    decode,
+    decode_in_python,
+    decoded_size,
+    inflate,
+    report_unknown,
+    value_size,
+)
 from handler.protocols.kernel.dialect import Dialect
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
@@ -162,6 +174,160 @@ def test_marks_inside_strings_need_no_memory_of_lists(mark: str, first: int) -> 
 def test_text_that_is_not_json_has_no_lists() -> None:
     assert decoded_size(b"[" * 100_000, 0) == 100_000
     assert decoded_size(b"[" * 100_000, 5_000) == 105_000
+
+
+def test_an_estimate_counts_characters_marks_and_widths() -> None:
+    assert decoded_size(b'"abc"') == 5
+    assert decoded_size('"\u00e9\u00e9"'.encode()) == 4 * 4, "all characters are as wide as the widest may be"
+    assert decoded_size(b'"\\u00e9"') == 4 * 3
+    assert decoded_size(b"[1,2]") == 5 + 88 * 2
+    assert decoded_size(b'{"a":{}}') == 8 + 240 * 2
+    assert decoded_size(b"[1,2]", 100) == 5 + 100
+    assert decoded_size(b"[1,2]", 0) == 5
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 16])
+def test_marks_in_strings_are_left_out_wherever_a_piece_ends(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_PIECE", piece)
+    monkeypatch.setattr(bodies, "_FEW", 0)
+    for text in (r'["[[",1]', r'["\"[,",1]', r'["\\",1]', r'["\\\"[",1]', r'["a[\\","[",1][2]'):
+        marks = re.sub(r'"(\\.|[^"\\])*"', "", text)
+        assert decoded_size(text.encode()) == len(text) + 88 * (marks.count(",") + marks.count("["))
+
+
+def test_few_marks_are_counted_in_strings_too() -> None:
+    marks = (1 << 14) // 88
+    exact = b'"' + b"[" * marks + b'"'
+    assert decoded_size(exact) == len(exact) + 88 * marks
+    assert decoded_size(exact.replace(b"[", b"[[", 1)) == len(exact) + 1, "more of them are not"
+
+
+def test_a_value_has_the_size_of_its_parts() -> None:
+    text, numbers, names = "a" * 100, [1, 2.5, None, True], {"one": 1, "two": "b"}
+    assert value_size(text) == sys.getsizeof(text)
+    assert value_size(numbers) == sys.getsizeof(numbers) + 4 * 32
+    assert value_size(names) == sys.getsizeof(names) + sum(map(sys.getsizeof, ("one", "two", 1, "b")))
+    outer: list[Any] = [numbers, names, text]
+    assert value_size(outer) == sys.getsizeof(outer) + sum(map(value_size, (numbers, names, text)))
+    twice = [numbers, numbers]
+    assert value_size(twice) == sys.getsizeof(twice) + 2 * sys.getsizeof(numbers) + 4 * 32
+    assert value_size([[], []], 3) < value_size([[], []], 2) == sys.maxsize
+
+
+# -- compressed bodies -------------------------------------------------------------------------------------------
+
+LETTERS = bytes(range(256)) * 100
+
+
+@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress])
+def test_a_compressed_body_is_read_up_to_its_limit(
+    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_PART", 1000)
+    monkeypatch.setattr(bodies, "_PIECE", 100)
+    taken = list[int]()
+    assert inflate(pack(LETTERS), len(LETTERS), taken.append) == LETTERS
+    assert sum(taken) == len(LETTERS)
+    assert max(taken) <= 1000
+    taken.clear()
+    with pytest.raises(TooLarge, match=r"^the decompressed body has more than 25599 bytes \(max_request_size\)$"):
+        inflate(pack(LETTERS), len(LETTERS) - 1, taken.append)
+    assert sum(taken) <= len(LETTERS) - 1
+    assert inflate(pack(b""), 0, taken.append) == b""
+
+
+@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress])
+@pytest.mark.parametrize("piece", [1, 1 << 16])
+def test_a_compressed_body_ends_where_it_says(
+    pack: Callable[[bytes], bytes], piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_PIECE", piece)
+    for body, words in (
+        (pack(LETTERS)[:-1], "^the compressed body ends before its end$"),
+        (b"", "^the compressed body ends before its end$"),
+        (pack(LETTERS) + b"x", "^the compressed body has further data at its end$"),
+        (
+            b"{}",
+            "^the body is not compressed as its Content-Encoding says: it must begin with a header of gzip or zlib$",
+        ),
+    ):
+        with pytest.raises(InvalidPayload, match=words):
+            inflate(body, 1 << 20, int)
+
+
+# -- names that no dialect knows ---------------------------------------------------------------------------------
+
+NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), ([1, 1.0], [0, 2, True, None])),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), ([0, 0.0], [1, False, None])),
+    **dict.fromkeys(("n", "best_of", "num_beams", "beam_width", "num_return_sequences"), ([1], [0, 2, True])),
+    **dict.fromkeys(("min_length", "min_tokens", "no_repeat_ngram_size", "top_n_tokens"), ([0], [1, False])),
+    **dict.fromkeys(("early_stopping", "use_beam_search", "decoder_input_details"), ([False], [True, 0])),
+    **dict.fromkeys(("watermark", "ignore_eos", "ignore_eos_token"), ([False], [True, 0])),
+    "include_stop_str_in_output": ([False], [True, 0]),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), ([True], [False, 1])),
+    **dict.fromkeys(("stop", "stop_sequences", "stop_token_ids", "bad_words", "bad_sequences"), ([[]], [["a"], ""])),
+    "top_k": ([0, -1], [1, -2, False]),
+    "logit_bias": ([{}], [{"1": 1}, []]),
+    "another": ([], [0, None, False]),
+}
+
+
+@in_one_test("name", NEUTRAL)
+def test_a_name_without_effect_is_reported_unless_its_value_has_none(name: str) -> None:
+    neutral, others = NEUTRAL[name]
+    for value in neutral:
+        assert report_unknown([name], {name: value}, CAPABLE) == []
+        assert report_unknown([f"a.{name}"], {"a": {name: value}}, CAPABLE) == []
+    for value in others:
+        assert report_unknown([name], {name: value}, CAPABLE) == [name]
+        assert report_unknown([f"a.{name}"], {"a": {name: value}}, CAPABLE) == [f"a.{name}"]
+
+
+@pytest.mark.parametrize("where", ["{}", "extra_body.{}", "messages[].{}"])
+def test_what_is_stored_elsewhere_is_refused_if_it_names_something(where: str) -> None:
+    path = where.format("thread_id")
+    body = {"thread_id": "a", "extra_body": {"thread_id": "a"}}
+    with pytest.raises(InvalidParameter, match=rf"^{re.escape(path)}: is not supported: nothing is stored between"):
+        report_unknown([path], body, CAPABLE, generates=False)
+    falsy: tuple[Any, ...] = (None, "", 0, [])
+    for nothing in falsy:
+        assert report_unknown(["thread_id"], {"thread_id": nothing}, CAPABLE) == ["thread_id"]
+
+
+def test_isolation_and_safety_are_never_ignored_where_text_is_generated() -> None:
+    for body, path in (
+        ({"guided_json": {"a": 1}}, "guided_json"),
+        ({"extra_body": {"regex": "a"}}, "extra_body.regex"),
+        ({"parameters": {"watermarking": True}}, "parameters.watermarking"),
+    ):
+        name = next(iter(body))
+        with pytest.raises(InvalidParameter, match=rf"^{re.escape(path)}: is not supported: "):
+            report_unknown([name], body, CAPABLE)
+        assert report_unknown([name], body, CAPABLE, generates=False) == [name]
+    for allowed in (
+        {"guided_json": None},
+        {"metadata": {"regex": "a"}},
+        {"extra_body": {"watermarking": False, "safety_mode": "OFF"}},
+        {"extra_body": "regex"},
+    ):
+        (name,) = allowed
+        assert report_unknown([name], allowed, CAPABLE) == [name]
+    assert report_unknown(["chat_template_kwargs.regex"], {"chat_template_kwargs": {"regex": "a"}}, CAPABLE) == [
+        "chat_template_kwargs.regex"
+    ]
+    assert report_unknown(["messages[].regex"], {"messages": [{"regex": "a"}]}, CAPABLE) == ["messages[].regex"]
+
+
+def test_unknown_names_are_refused_where_the_option_says_so() -> None:
+    strict = replace(CAPABLE, config=Config(unknown_parameters="refuse"))
+    names = ["n" * 70, *map(str, range(10))]
+    with pytest.raises(InvalidPayload) as raised:
+        report_unknown(names, {}, strict)
+    listed = ", ".join(["n" * 64, *map(str, range(7))])
+    assert raised.value.message == f"unknown names: {listed} (option.unknown_parameters=refuse)"
+    assert report_unknown(["n"], {"n": 1}, strict) == []
+    assert report_unknown(names, {}, CAPABLE) == names
 
 
 @pytest.mark.parametrize("value", [[0] * 30_000, [[0.5] * 100] * 300, {"a": [True] * 30_000}])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +32,19 @@ from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora import AdapterRegistry, Outcome, Registered, adapter_path, adapters_of, check_name
+from handler.scheduler.lora import (
+    AdapterCall,
+    AdapterRegistry,
+    Outcome,
+    Registered,
+    adapter_path,
+    adapters_in,
+    adapters_of,
+    check_name,
+    named_adapters,
+    read_adapter_call,
+    required,
+)
 from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
 from tests.one_test import in_one_test
 from tests.user_files import write_adapter
@@ -393,6 +408,100 @@ def test_one_that_is_broken_is_named(tmp_path: Path, name: str) -> None:
         adapters_of(tmp_path)
 
 
+def test_one_of_an_option_is_named_with_it(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a")
+    assert named_adapters({"x": "a"}, tmp_path) == {"x": tmp_path / "a"}
+    words = "option.lora_modules: the adapter x cannot be used: src=b: there is no such directory"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(words)}$"):
+        named_adapters({"x": "b"}, tmp_path, "option.lora_modules")
+    with pytest.raises(ConfigError, match=r"^the adapter not a name cannot be used: name='not a name': must be 1 to"):
+        named_adapters({"not a name": "a"}, tmp_path)
+
+
+def test_one_name_in_two_directories_is_refused_unless_they_are_one(tmp_path: Path) -> None:
+    for home in ("one", "two"):
+        write_adapter(tmp_path / home / "a")
+    write_adapter(tmp_path / "one" / "z")
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    assert list(adapters_in([tmp_path / "one", tmp_path / "link"])) == ["a", "z"]
+    with pytest.raises(ConfigError, match=r"^the adapter a exists in two directories: .*/one/a and .*/two/a$"):
+        adapters_in([tmp_path / "one", tmp_path / "two"])
+
+
+def test_an_adapters_config_is_json_of_at_most_a_mib(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a")
+    file = tmp_path / "a" / "adapter_config.json"
+    text = file.read_text().rstrip("}\n ") + ', "scale": 1.5}'
+    file.write_text(text.ljust(1 << 20))
+    assert adapter_path("a", tmp_path) == tmp_path / "a"
+    file.write_text(text.ljust((1 << 20) + 1))
+    with pytest.raises(AdapterFailed, match=r"^src=a: adapter_config.json has more than 1048576 bytes$"):
+        adapter_path("a", tmp_path)
+    for bad in ("NaN", "1e999"):
+        file.write_text(text.replace("1.5", bad))
+        with pytest.raises(AdapterFailed, match=rf"^src=a: adapter_config.json is not JSON: {bad} is not a valid JSON"):
+            adapter_path("a", tmp_path)
+    file.write_text(json.dumps({"peft_type": "x" * 90}))
+    with pytest.raises(AdapterFailed, match=rf"\(peft_type: '{'x' * 80}'\)$"):
+        adapter_path("a", tmp_path)
+
+
+# -- calls that change adapters ------------------------------------------------------------------------------------
+
+
+def test_a_call_has_texts_and_flags_of_json_or_of_a_query() -> None:
+    read = read_adapter_call({"name": "a", "src": "/a", "preload": "TRUE", "pin": "false"}, refuse_unknown=True)
+    assert read == AdapterCall("a", "/a", True)
+    assert read_adapter_call({"preload": False, "name": None}, refuse_unknown=True) == AdapterCall(preload=False)
+    assert read_adapter_call({"preload": "False"}, refuse_unknown=True).preload is False
+    assert read_adapter_call({"x": 1, "y": 2}, refuse_unknown=False).ignored == ("x", "y")
+    assert required("a", "name") == "a"
+
+
+@in_one_test(
+    ("values", "words"),
+    [
+        ({"name": "a", "x": 1}, "unknown parameter 'x'; known: name, src, preload, pin"),
+        ({"pin": True}, "pin=true is not supported: the engines cannot pin an adapter in memory"),
+        ({"name": ""}, "name='': must be a non-empty string"),
+        ({"src": 1}, "src=1: must be a non-empty string"),
+        ({"preload": 1}, "preload=1: must be true or false"),
+        ({"preload": "yes"}, "preload='yes': must be true or false"),
+    ],
+)
+def test_a_call_that_is_wrong_is_refused_by_its_parameter(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        read_adapter_call(values, refuse_unknown=True)
+    assert raised.value.message == words
+
+
+def test_what_a_call_must_have_is_named() -> None:
+    with pytest.raises(BadRequest, match=r"^Parameter name is required\.$"):
+        required(None, "name")
+
+
+def test_changes_of_adapters_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "handler.adapters")
+    adapters = Registry()
+    adapters.add("a", "/there")
+    adapters.end(adapters.begin("b", "/broken"), error="no")
+    adapters.unregister("a")
+    assert caplog.messages == [
+        "adapter a (number 1) registered from /there",
+        "cannot load the adapter b from /broken: the engine could not load the adapter b: no",
+        "adapter a unregistered",
+    ]
+
+
+def test_a_registry_without_an_engine_registers_what_is_not_loaded() -> None:
+    adapters, outcomes = AdapterRegistry(), list[Outcome]()
+    adapters.register("a", Path("/a"), outcomes.append, preload=False)
+    adapters.unregister("a")
+    assert (len(outcomes), len(adapters), adapters.names()) == (1, 0, [])
+    with pytest.raises(Unavailable, match=r"^the engine is not ready: no adapter can be loaded$"):
+        adapters.register("a", Path("/a"), outcomes.append)
+
+
 # -- adapters beside requests on a scripted engine: loads, drops after the last request, lost engines ------------------
 
 
@@ -557,7 +666,7 @@ def test_a_drop_that_fails_is_only_logged(caplog: pytest.LogCaptureFixture) -> N
     rig = Rig("a", broken={"a"})
     rig.adapters.unregister("a")
     assert run(rig.batcher) == {}
-    assert "could not drop the adapter a" in caplog.text
+    assert caplog.messages == ["the engine could not drop the adapter a: ValueError: rank 64 is too large"]
 
 
 def test_a_request_that_comes_after_the_drop_is_refused_by_name() -> None:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.core.errors import GenerationFailed, Overloaded, Unavailable
-from handler.core.values import Finish, Request, Sampling
+from handler.core.errors import GenerationFailed, InternalError, Overloaded, Unavailable
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Finish, Request, Sampling, Token
 from handler.engines.base import Output, Step
 from handler.protocols.registry import INVOCATIONS
-from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, RequestQueue
+from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath, RequestQueue
 from handler.scheduler.engine import join
 from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
 from tests.one_test import in_one_test
@@ -244,8 +245,151 @@ def test_a_stop_string_is_cancelled_in_the_engine() -> None:
     id = submit(batcher, "abc", stop=("c",), max_new_tokens=30)
     deltas = run(batcher)[id]
     assert deltas[-1].finish is Finish.STOP
-    assert text(deltas) == "ab"
+    assert deltas[-1].extras is not None
+    assert (text(deltas), deltas[-1].extras.stop) == ("ab", "c")
     assert engine.cancelled == [1]
+    assert batcher.idle
+
+
+def test_what_ends_in_a_step_leaves_its_neighbours_their_tokens() -> None:
+    batcher = Batcher(Scripted())
+    stopped = submit(batcher, "abc", stop=("a",), max_new_tokens=30)
+    others = [submit(batcher, letter, max_new_tokens=30) for letter in "xy"]
+    assert [(delta.id, text([delta])) for delta in batcher.step()] == [
+        (stopped, ""),
+        (others[0], "x"),
+        (others[1], "y"),
+    ]
+    assert batcher.num_active == 2
+
+
+def test_an_end_without_a_stop_string_names_none() -> None:
+    batcher = Batcher(Scripted())
+    id = submit(batcher, "ab", stop=("z",), max_new_tokens=2)
+    assert [(delta.finish, delta.extras) for delta in run(batcher)[id]] == [(None, None), (Finish.LENGTH, None)]
+
+
+def test_special_tokens_are_told_from_text() -> None:
+    vocabulary = Vocabulary([bytes([code]) for code in range(128)], special=[98])
+    batcher = Batcher(Scripted())
+    given = Prompt("ab", [97, 98], vocabulary)
+    batcher.submit(Request("ab", Sampling(max_new_tokens=4)), given)
+    tokens = [token for _ in range(3) for delta in batcher.step() for token in delta.tokens]
+    assert [(token.id, token.text, token.special) for token in tokens] == [
+        (97, "a", False),
+        (98, "", True),
+        (97, "a", False),
+    ]
+
+
+def test_a_batcher_is_idle_without_running_and_waiting_requests() -> None:
+    engine = Scripted(ready=False)
+    batcher = Batcher(engine)
+    assert batcher.idle
+    id = submit(batcher, "a", max_new_tokens=2)
+    assert (batcher.idle, batcher.num_queued) == (False, 1)
+    engine.ready = True
+    batcher.step()
+    assert (batcher.idle, batcher.num_queued) == (False, 0)
+    batcher.cancel(id)
+    assert batcher.idle
+
+
+def test_the_engine_gets_the_media_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted()
+    add = mock.Mock()
+    monkeypatch.setattr(engine, "add", add)
+    media = mock.Mock()
+    for one in (media, None):
+        Batcher(engine).submit(Request("a"), prompt("a")._replace(media=one))
+    assert [call.args[0].media for call in add.call_args_list] == [media.file, None]
+
+
+def test_failures_are_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(engine := Scripted())
+    submit(batcher, "a")
+    monkeypatch.setattr(engine, "step", lambda timeout: [Step([], [], [], [Output(1, [97, 98], [-0.1])])])
+    batcher.step()
+    assert caplog.messages[0].startswith("the engine returned malformed output for a request: ")
+    monkeypatch.setattr(engine, "step", mock.Mock(side_effect=[RuntimeError("boom"), GenerationFailed("known")]))
+    batcher.step()
+    batcher.step()
+    assert caplog.messages[1:] == ["the engine raised an exception"]
+
+
+# -- fast paths: plain tokens of streams that are encoded at once, without deltas --------------------------------------
+
+
+def encode(token: Token) -> bytes:
+    if token.text == "!":
+        raise TypeError("cannot be written")
+    return token.text.encode()
+
+
+def fast(batcher: Batcher, id: int) -> FastPath:
+    path = FastPath(id, encode, None, lambda data: None)
+    batcher.set_fast_path(id, path)
+    return path
+
+
+def test_a_fast_path_encodes_tokens_and_leaves_the_end_to_a_delta() -> None:
+    batcher = Batcher(Scripted())
+    first, second = (submit(batcher, letters, max_new_tokens=3) for letters in ("abc", "xyz"))
+    path = fast(batcher, first)
+    assert [(delta.id, text([delta])) for delta in batcher.step()] == [(second, "x")]
+    assert (batcher.fast_paths, batcher.lines, path.num_tokens) == ([path], [b"a"], 1)
+    other = fast(batcher, second)
+    assert batcher.step() == []
+    assert (batcher.fast_paths, batcher.lines) == ([path, other], [b"b", b"y"])
+    assert (path.num_tokens, other.num_tokens, batcher.num_tokens) == (2, 1, 4)
+    assert [(delta.id, text([delta]), delta.finish) for delta in batcher.step()] == [
+        (first, "c", Finish.LENGTH),
+        (second, "z", Finish.LENGTH),
+    ]
+    assert (batcher.fast_paths, batcher.lines, path.num_tokens) == ([], [], 2)
+
+
+def test_joined_tokens_are_one_line_of_a_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(engine := Scripted())
+    id = submit(batcher, "abcd", max_new_tokens=30)
+    path = fast(batcher, id)
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda timeout: [*step(), *step(), *step()])
+    assert batcher.step() == []
+    assert (batcher.fast_paths, batcher.lines, path.num_tokens, batcher.num_tokens) == ([path], [b"cda"], 3, 3)
+
+
+def test_outputs_with_more_than_tokens_do_not_take_the_fast_path() -> None:
+    batcher = Batcher(Detailed())
+    id = submit(batcher, "a", max_new_tokens=30)
+    path = fast(batcher, id)
+    assert [text([delta]) for delta in batcher.step()] == ["a"]
+    assert (batcher.lines, path.num_tokens) == ([], 0)
+
+
+@pytest.mark.parametrize("joined", [1, 2])
+def test_a_token_that_cannot_be_encoded_ends_its_request_alone(
+    joined: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batcher = Batcher(engine := Scripted())
+    bad, good = (submit(batcher, letters, max_new_tokens=30) for letters in ("!", "x"))
+    paths = [fast(batcher, id) for id in (bad, good)]
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda timeout: [one for _ in range(joined) for one in step()])
+    (delta,) = batcher.step()
+    assert (delta.id, delta.finish, type(delta.error)) == (bad, Finish.ERROR, InternalError)
+    assert (batcher.fast_paths, batcher.lines, paths[1].num_tokens) == ([paths[1]], [b"x" * joined], joined)
+    assert caplog.messages == ["a bug in the server: a response could not be encoded"]
+    assert engine.cancelled == [1]
+
+
+def test_only_a_running_request_of_one_sequence_has_a_fast_path() -> None:
+    batcher = Batcher(Scripted(), max_active=3)
+    several, waiting = submit(batcher, "ab", n=2, max_new_tokens=3), submit(batcher, "xy", n=2, max_new_tokens=3)
+    for id in (several, waiting, 999):
+        fast(batcher, id)
+    assert [text([delta]) for delta in batcher.step()] == ["b", "b"]
+    assert batcher.lines == []
 
 
 class Detailed(Scripted):
@@ -480,6 +624,52 @@ def test_an_owner_who_waits_long_gets_the_place_of_anothers_newest_request(batch
     assert batches.inside == "ax"
 
 
+def test_nobody_makes_room_for_a_request_that_would_not_fit(batches: Batches) -> None:
+    for letter in "ab":
+        batches.submit("ann", letter, 100)
+    batches.submit("bob", "x", 2, n=3)
+    batches.now += 11.0
+    assert all(delta.error is None for delta in batches.batcher.step())
+    assert batches.inside == "ab"
+
+
+def test_an_owner_waits_ten_seconds_before_another_makes_room(batches: Batches) -> None:
+    for letter in "ab":
+        batches.submit("ann", letter, 100)
+    batches.submit("bob", "x", 100)
+    batches.now += 9.9
+    batches.batcher.step()
+    assert batches.inside == "ab"
+    batches.now += 0.3
+    (failed,) = [delta for delta in batches.batcher.step() if delta.error is not None]
+    assert str(failed.error) == "the request makes room for another key's batch (option.batches_concurrency)"
+    assert batches.inside == "ax"
+
+
+def test_a_cancelled_line_that_the_engine_has_not_begun_makes_room(batches: Batches) -> None:
+    batches.engine.ready = False
+    ids = [batches.submit("ann", letter, 2) for letter in "abc"]
+    assert batches.batcher.num_queued == 2
+    batches.batcher.cancel(ids[0])
+    assert batches.batcher.num_queued == 2
+    batches.batcher.cancel(ids[1])
+    assert batches.batcher.num_queued == 1
+
+
+def test_a_line_in_the_queue_waits_for_the_engine_as_any_request(batches: Batches) -> None:
+    """Its time begins when there is room for it in front of the engine."""
+    ids = [batches.submit("ann", letter, 2) for letter in "abc"]
+    batches.now += 1000.0
+    assert {*run(batches.batcher, 1)} == {*ids[:2]}
+    batches.engine.ready = False
+    late = batches.submit("ann", "d", 2)
+    run(batches.batcher, 2)
+    batches.now += 119.0
+    assert batches.batcher.step() == []
+    batches.now += 2.0
+    assert {delta.id for delta in batches.batcher.step() if delta.error} == {ids[2], late}
+
+
 def test_a_request_without_room_holds_up_its_own_owner_alone(batches: Batches) -> None:
     for letter in "abc":
         batches.submit("ann", letter, 100)
@@ -495,8 +685,8 @@ def test_a_request_without_room_starts_after_so_many_others(batches: Batches) ->
     long = batches.submit("ann", "a", 100)
     large = batches.submit("bob", "x", 1, n=8)
     for number in range(MAX_OVERTAKES):
-        batches.submit(f"small {number}", "s")
-        batches.batcher.step()
+        small = batches.submit(f"small {number}", "s")
+        assert small in {delta.id for delta in batches.batcher.step()}
     assert batches.inside == "a"
     late = batches.submit("late", "z")
     batches.now += 11.0
@@ -560,6 +750,18 @@ def test_an_endless_stream_of_urgent_requests_starves_nobody() -> None:
         queue.add(id, -id, "urgent")
         taken.append(queue.take())
     assert taken.index("patient") == MAX_OVERTAKES
+
+
+def test_the_oldest_is_let_by_as_often_again_after_one_was_taken() -> None:
+    queue = RequestQueue[str]()
+    for id in range(2):
+        queue.add(id, 1, f"patient {id}")
+    taken = []
+    for id in range(2, 4 + 2 * MAX_OVERTAKES):
+        queue.add(id, -id, "urgent")
+        taken.append(queue.take())
+    assert taken.index("patient 0") == MAX_OVERTAKES
+    assert taken.index("patient 1") == 2 * MAX_OVERTAKES + 1
 
 
 def test_the_lowest_priority_starts_first_and_cancelled_requests_never() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from handler.core.errors import GenerationFailed
 from handler.core.media import MediaFile
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput, Thoughts
+from handler.core.values import Adapter, Finish, Pooling, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine, second_part
@@ -271,6 +271,76 @@ def test_an_engine_that_restarts_between_the_parts_fails_the_request() -> None:
     script.ready = False
     last = engine.step()[0].others[-1]
     assert (last.key, last.finish) == (7, Finish.ERROR)
+
+
+def test_forced_tokens_are_certain_and_have_no_alternatives() -> None:
+    script = Scripted("Hmmmm", at_once=2)
+    engine = ReasoningEngine(script, VOCABULARY)
+    sampling = Sampling(max_new_tokens=20, thoughts=thoughts(is_open=True), thinking_token_budget=2)
+    engine.add(EngineRequest(7, ids("p"), sampling))
+    (step,) = engine.step()
+    (output,) = step.others
+    assert (step.keys, output.ids) == ([], ids("H", "m", "</think>"))
+    assert output.logprobs == [-1.0, -1.0, 0.0]
+    assert output.tops == [[(ids("H")[0], -1.0)], [(ids("m")[0], -1.0)], ()]
+
+
+def test_a_failure_forgets_what_was_to_come() -> None:
+    script = Scripted("Hmmmm")
+    engine = ReasoningEngine(script, VOCABULARY)
+    sampling = Sampling(max_new_tokens=20, thoughts=thoughts(is_open=True), thinking_token_budget=0)
+    engine.add(EngineRequest(7, ids("p"), sampling))
+    script.fail = GenerationFailed("it died")
+    with pytest.raises(GenerationFailed):
+        engine.step()
+    script.fail = None
+    script.running.clear()
+    assert all(not step.keys and not step.others for step in engine.step())
+
+
+def test_an_error_in_a_thought_ends_it_there() -> None:
+    script = Scripted("Hmm")
+    engine = ReasoningEngine(script, VOCABULARY)
+    engine.add(EngineRequest(7, ids("p"), Sampling(thoughts=thoughts(is_open=True), structured_output=RULE)))
+    engine.step()
+    (key,) = script.running
+    with pytest.MonkeyPatch.context() as patch:
+        failed = Output(key, (), (), Finish.ERROR, error="it broke")
+        patch.setattr(script, "step", lambda timeout: [Step([], [], [], [failed])])
+        assert engine.step()[0].others == [failed._replace(key=7)]
+    assert script.cancelled == []
+    assert len(script.whole) == 1, "there is no second part"
+
+
+def test_other_requests_of_a_step_keep_their_tokens_and_outputs() -> None:
+    script = Scripted("Hmmmm")
+    engine = ReasoningEngine(script, VOCABULARY)
+    engine.add(EngineRequest(7, ids("p"), Sampling(thoughts=thoughts(is_open=True), structured_output=RULE)))
+    (key,) = script.running
+    end = Output(9, ids("y"), [-3.0], Finish.LENGTH)
+    step = Step([8, key], ids("x", "H"), [-2.0, -1.0], [end])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "step", lambda timeout: [step])
+        (found,) = engine.step()
+        assert (found.keys, found.ids, found.logprobs) == ([8], ids("x"), [-2.0])
+        assert found.others == [Output(7, (ids("H")[0],), (-1.0,)), end]
+        alone = Step([8], ids("x"), [-2.0], [end])
+        patch.setattr(script, "step", lambda timeout: [alone])
+        assert engine.step() == [alone]
+
+
+def test_what_does_not_think_goes_to_the_engine_as_it_is() -> None:
+    script = Scripted()
+    engine = ReasoningEngine(script, None)
+    pooled: Any = EngineRequest(3, ids("p"), Pooling("embed"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "add", script.whole.append)
+        engine.add(pooled)
+    assert script.whole == [pooled]
+    for ready in (True, False):
+        script.ready = ready
+        request, given = Request("p"), Prompt("p", ids("p"), VOCABULARY)
+        assert [engine.ready, engine.admits(request, given), engine.continues(3)] == [ready] * 3
 
 
 def test_the_ids_of_a_mark_are_its_longest_tokens() -> None:

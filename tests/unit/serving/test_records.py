@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +22,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.serving import request_log
 from handler.serving.metrics.prometheus import Histogram
-from handler.serving.request_log import Answer, Captured, RequestLog, configured_log
+from handler.serving.request_log import Answer, Capture, Captured, RequestLog, configured_log
 from proof.replay.exchange import Recorded, Request
 from proof.replay.sources import open_requests
 from tests.servers import wait_for
@@ -257,3 +260,162 @@ def test_a_value_counts_several_times() -> None:
     assert registry.get_sample_value("times_bucket", {"le": "1.0"}) == 0
     assert registry.get_sample_value("times_bucket", {"le": "2.0"}) == 3
     assert registry.get_sample_value("times_sum") == 4.5
+
+
+# -- one captured request ------------------------------------------------------------------------------------------
+
+
+class Written(RequestLog):
+    """A log whose captures take so many bytes at most; nothing is written to a disk."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, Config(capture_percent=100, capture_file_mb=1, capture_total_mb=1))
+        self.ended: list[tuple[Captured, int]] = []
+
+    def put(self, request: Captured, taken: int = 0) -> None:
+        self.ended.append((request, taken))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    log = Written(tmp_path)
+    yield log
+    log.close()
+
+
+def begin(log: RequestLog, body: bytes | None = b"{}") -> Capture:
+    capture = log.capture("one", "/invocations?a=b")
+    assert capture is not None
+    if body is not None:
+        capture.start(body)
+    return capture
+
+
+def test_a_capture_has_the_request_and_each_piece_of_its_response(written: Written) -> None:
+    before = time.time()
+    capture = begin(written)
+    for piece in (b"a", b"", b"bc"):
+        capture.add(piece)
+    capture.end({"accept": "*/*"}, (200, "text/plain"))
+    capture.end({}, None)
+    ((request, taken),) = written.ended
+    assert request.id == f"one@{request.at:.6f}"
+    assert before <= request.at <= time.time()
+    assert request[2:] == ("/invocations?a=b", {"accept": "*/*"}, b"{}", Answer(200, "text/plain", [b"a", b"bc"]))
+    assert (taken, request.size) == (3, 2 + 3 + 1024)
+    begin(written).end({}, None)
+    assert (written.ended[1][0].answer, written.ended[1][0].size) == (None, 2 + 1024)
+
+
+def test_what_was_never_received_is_not_captured(written: Written) -> None:
+    capture = begin(written, None)
+    capture.add(b"a")
+    capture.end({}, (200, "text/plain"))
+    assert written.ended == []
+    assert written.take(1 << 26), "nothing is held"
+
+
+def test_a_refusal_takes_the_place_of_the_pieces(written: Written) -> None:
+    capture = begin(written)
+    capture.add(b"abc")
+    capture.replace(b"no")
+    capture.end({}, (424, "application/json"))
+    assert written.ended[0][0].answer == Answer(424, "application/json", [b"no"])
+
+
+def test_a_response_that_finds_no_room_is_not_captured(
+    written: Written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(request_log, "_MOST_WAITING", 10)
+    capture = begin(written)
+    capture.add(b"x" * 10)
+    assert not written.take(1)
+    capture.add(b"y")
+    capture.add(b"z")
+    capture.end({}, (200, "text/plain"))
+    assert (written.ended, written.num_dropped) == ([], 1)
+    assert caplog.messages == ["requests were not captured, 1 so far: the responses in progress need too much memory"]
+    assert written.take(10), "its bytes are given back"
+    assert not written.take(1)
+    written.close()
+    monkeypatch.setattr(request_log, "_MOST_WAITING", 1000)
+    assert not written.take(1), "nothing is taken after the end"
+
+
+def test_dropped_requests_are_told_once_a_minute(
+    written: Written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for seconds in (0.0, 59.9, 0.1, 0.0):
+        now += seconds
+        written.drop("slow")
+    assert caplog.messages == [f"requests were not captured, {count} so far: slow" for count in (1, 3)]
+
+
+def test_a_bug_costs_one_captured_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = request_log._line
+
+    def fail(request: Captured) -> bytes:
+        return line(request) if request.id != "bad" else 1 / 0  # type: ignore[return-value]
+
+    monkeypatch.setattr(request_log, "_line", fail)
+    log = make(tmp_path)
+    for id in ("a", "bad", "b"):
+        log.put(captured(id=id))
+    log.close()
+    assert [request.id for request in read(tmp_path)] == ["a", "b"]
+    assert (log.num_written, log.num_dropped, log._bytes) == (2, 1, 0)
+    assert "a bug in the server: a request could not be captured" in caplog.messages
+    assert "requests were not captured, 1 so far: a bug in the server" in caplog.messages
+
+
+def test_a_line_fits_a_file_of_its_size(tmp_path: Path) -> None:
+    size = len(request_log._line(captured()))
+    for file_bytes, fits in ((size, True), (size - 1, False), (2 * size, True), (3 * size - 1, True)):
+        directory = tmp_path / str(file_bytes)
+        directory.mkdir()
+        log = make(directory, file_bytes=file_bytes)
+        for _ in range(4):
+            log.put(captured())
+        log.close()
+        assert log.num_written == 4 * fits
+        per_file = file_bytes // size
+        assert len(list(directory.iterdir())) == (4 // per_file if fits else 0)
+
+
+def test_files_are_named_so_that_they_sort_and_only_their_user_reads_them(tmp_path: Path) -> None:
+    size = len(request_log._line(captured()))
+    log = make(tmp_path, file_bytes=size)
+    for number in range(3):
+        log.put(captured(number))
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name.split("-")[-2:] for file in files] == [[str(os.getpid()), f"{n:06}.jsonl"] for n in (1, 2, 3)]
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
+    assert [one.id for one in read(tmp_path)] == ["r0", "r1", "r2"]
+
+
+def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
+    log = make(tmp_path)
+    for number in range(2):
+        log.put(captured(number))
+        wait_for(lambda count=number: log.num_written == count + 1, 20, "it is not written")
+        (file,) = tmp_path.iterdir()
+        file.unlink()
+    log.put(captured(2))
+    log.close()
+    assert [one.id for one in read(tmp_path)] == ["r2"]
+
+
+def test_a_body_that_is_no_text_is_base64(tmp_path: Path) -> None:
+    log = make(tmp_path)
+    log.put(captured(body=b"\xff\x00", answer=Answer(200, "a/b", [b"\xc3", b"\xa9"])))
+    log.put(captured(answer=None))
+    log.close()
+    ((first, second),) = (map(json.loads, file.read_text().splitlines()) for file in tmp_path.iterdir())
+    assert (first["body_base64"], "body" in first) == ("/wA=", False)
+    assert first["answer"] == {"status": 200, "content_type": "a/b", "body": "é"}
+    assert (first["at"], "answer" in second) == (12.5, False)

@@ -45,7 +45,7 @@ from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
 from handler.serving.preprocessor import Preprocessor
-from handler.serving.request.task import RequestTask
+from handler.serving.request.task import RequestTask, ignored_header
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 from tests.unit.protocols.answers import with_adapters
@@ -428,3 +428,79 @@ def test_a_cancelled_request_leaves_the_engine() -> None:
     bench.loop.poll()
     assert bench.batcher.idle
     assert bench.model.metrics.by_outcome["cancelled"]._value.get() == 1
+
+
+def test_bytes_are_taken_up_to_a_limit_at_a_characters_end() -> None:
+    request = Begun(Bench(), ask("a b", 8, stream=True))
+    task = request.task
+    task.unsent[:] = ["aé€".encode(), "😀z".encode()]
+    assert not task.committed
+    assert [task.take(limit).decode() for limit in (2, 2, 3, 5, 100, 5)] == ["a", "é", "€", "😀z", "", ""]
+    assert task.committed
+    task.unsent[:] = ["aé€".encode()]
+    assert [task.take(limit).decode() for limit in (3, 2**20)] == ["aé", "€"]
+    task.unsent[:] = [b"a", b"b"]
+    assert task.take() == b"ab"
+    assert task.unsent == []
+
+
+def test_nothing_taken_commits_to_nothing() -> None:
+    request = Begun(Bench(), ask("a b", 8))
+    assert request.task.take() == b""
+    assert not request.task.committed
+
+
+def test_a_header_that_is_missing_is_empty() -> None:
+    bench = Bench()
+    with bench.model.open({"accept": "text/plain"}) as task:
+        assert [task.header(name) for name in ("accept", "range")] == ["text/plain", ""]
+
+
+def test_the_dialects_bug_ends_one_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bad, good = Begun(bench, ask("a b", 8)), Begun(bench, ask("a b", 4))
+    assert bad.task.parsed is not None
+    monkeypatch.setattr(bad.task.parsed.reply, "feed", lambda index, delta: 1 / 0)
+    bad.task._feed_and_flush(0, Delta(1, 0, (), Finish.LENGTH))
+    assert bad.task.finished
+    assert bad.task.status == 500
+    assert text_of(good.end()) == " a b" * 2
+
+
+def test_a_response_that_finds_no_memory_is_refused() -> None:
+    bench = Bench()
+    request = Begun(bench, ask("a b", 8))
+    memory = bench.model.admission.memory
+    memory.most = memory._spare = 0
+    memory._beside = -1
+    answer = json.loads(request.end())
+    assert (answer["code"], request.task.status) == (503, 503)
+    assert "all requests together need too much memory (option.requests_total_bytes)" in answer["error"]
+    assert bench.model.metrics.by_outcome["overloaded"]._value.get() == 1
+
+
+def test_a_closed_request_gives_its_memory_back() -> None:
+    bench = Bench()
+    request = Begun(bench, ask("a b", 2))
+    assert bench.model.admission.memory.taken > 0
+    request.end()
+    request.task.close()
+    request.task.close()
+    assert bench.model.admission.memory.taken == bench.model.num_requests == 0
+
+
+def test_a_refused_request_may_be_tried_again_when_its_server_says_so() -> None:
+    bench = Bench()
+    error = Overloaded("full")
+    error.retry_after = 7.0
+    busy, broken = bench.model.refused(error), bench.model.refused(GenerationFailed("gone"))
+    assert (busy.retry_after, busy.take_whole().retry_after, busy.status) == (7.0, 7.0, 503)
+    assert (broken.retry_after, broken.status, broken.streams, broken.keep_alive) == (0.0, 424, False, b"")
+
+
+def test_ignored_names_are_a_header_that_sagemaker_forwards() -> None:
+    assert ignored_header([]) == {}
+    assert ignored_header(["a[0].b", "ä b"]) == {"x-lmi-ignored-parameters": "a[0].b, %C3%A4%20b"}
+    cut = ignored_header(["n" * 70, *map(str, range(40))])["x-lmi-ignored-parameters"]
+    assert cut == ", ".join(["n" * 64, *map(str, range(31))])
+    assert len(ignored_header(["n" * 64] * 32)["x-lmi-ignored-parameters"]) == 1024
