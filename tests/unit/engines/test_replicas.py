@@ -584,6 +584,11 @@ def test_replicas_are_closed_with_the_given_grace() -> None:
         assert graces == [grace] * 2
 
 
+def test_replicas_with_the_same_figures_are_not_the_same() -> None:
+    first, second = Rig().set._replicas
+    assert len({first, second, first}) == 2
+
+
 def test_the_information_is_that_of_the_first_replica_that_has_any() -> None:
     rig = Rig()
     assert rig.set.info is None

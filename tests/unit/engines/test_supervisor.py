@@ -9,11 +9,14 @@ import logging
 import os
 import pickle
 import re
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -45,7 +48,10 @@ from handler.engines.process.supervisor import (
     Host,
     Placement,
     State,
+    descendants,
     end_with_process,
+    on_cores,
+    on_devices,
 )
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE
@@ -810,3 +816,42 @@ def test_a_stop_ends_the_wait_for_an_engine_that_does_not_read(monkeypatch: pyte
     sender.join(PATIENCE)
     assert not sender.is_alive()
     channels[0].close()
+
+
+def test_a_place_is_not_changed_once_processes_have_it() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ANYWHERE.cores = frozenset({1})  # type: ignore[misc]
+    assert Placement() == ANYWHERE
+
+
+@in_one_test(
+    ("cores", "count", "parts"),
+    [
+        ([], 2, [[], []]),
+        ([3, 1, 2, 0], 2, [[0, 1], [2, 3]]),
+        ([0, 1, 2], 2, [[0], [1, 2]]),
+        ([0, 1], 2, [[0], [1]]),
+        ([5, 7], 3, [[5], [7], [5]]),
+        ([4], 1, [[4]]),
+    ],
+)
+def test_cores_are_divided_among_engines(cores: list[int], count: int, parts: list[list[int]]) -> None:
+    assert [sorted(place.cores) for place in on_cores(cores, count)] == parts
+
+
+def test_devices_are_divided_among_engines() -> None:
+    places = on_devices(["0", "1", "2", "3", "4"], 2)
+    assert [place.environ for place in places] == [{"CUDA_VISIBLE_DEVICES": pair} for pair in ("0,1", "2,3")]
+
+
+def test_descendants_of_a_process_are_all_below_it() -> None:
+    program = "import subprocess, sys; subprocess.run(['sleep', '600'])"
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        deadline = time.monotonic() + PATIENCE
+        while len(below := list(descendants(child.pid))) < 1:
+            assert time.monotonic() < deadline
+        assert child.pid in list(descendants(os.getpid()))
+        assert set(below) <= set(descendants(os.getpid()))
+        for pid in below:
+            os.kill(pid, signal.SIGKILL)
+    assert list(descendants(child.pid)) == []

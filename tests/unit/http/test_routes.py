@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from handler.protocols.openai.api import read_page
 from handler.serving.batches.store import BatchStore
 from handler.serving.model import ServedModel
 from tests.unit.http.mounted import Answer, call, in_app, own_environment
+from tests.user_files import write_adapter
 
 __all__ = ["own_environment"]
 
@@ -182,6 +184,30 @@ def test_what_vllms_routes_for_adapters_refuse(monkeypatch: pytest.MonkeyPatch, 
             assert told in answer.value["error"]["message"], body
 
     in_app(story, "option.enable_lora=true", "option.unknown_parameters=refuse")
+
+
+def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "true")
+    directory = write_adapter(tmp_path / "a")
+
+    async def story(app: MountedApp) -> None:
+        async def load(**more: Any) -> Answer:
+            body = json.dumps({"lora_name": "mine", "lora_path": str(directory), **more}).encode()
+            return await call(app, "/v1/load_lora_adapter", "POST", body)
+
+        answer = await load(other=1, lora_int_id=7)
+        assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' added successfully.")
+        assert answer.headers[b"x-lmi-ignored-parameters"] == b"other"
+        assert (await load()).status == 400, "it is there"
+        assert (await load(load_inplace="true")).status == 200
+        assert b"mine" in (await call(app, "/v1/models")).body
+        answer = await call(app, "/v1/unload_lora_adapter", "POST", b'{"lora_name": "mine"}')
+        assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' removed successfully.")
+        assert b"x-lmi-ignored-parameters" not in answer.headers
+        assert b"mine" not in (await call(app, "/v1/models")).body
+        assert (await load(load_inplace=True)).status == 200, "there is none to be replaced"
+
+    in_app(story, "option.enable_lora=true")
 
 
 def test_flags_are_read_as_pydantic_reads_them() -> None:
