@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import select
 import sys
 import time
 from dataclasses import replace
@@ -17,6 +19,7 @@ from handler.djl import batches
 from handler.djl.batches import Item
 from handler.protocols.kernel.errors import HttpResponse
 from handler.scheduler.lora import AdapterRegistry
+from tests.doubles.djl_java import message
 from tests.doubles.djl_python import Connection, Input, Output
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item
@@ -370,3 +373,29 @@ def test_what_java_does_not_wait_for_is_not_sent(wire: Any) -> None:
     assert done == [b"data"], "after it was written"
     wire.Sent(b" more").send(java)
     assert java.written == b"data more"
+
+
+@pytest.mark.parametrize("length", [">h", ">i"])
+def test_an_empty_key_is_a_key(wire: Any, length: str) -> None:
+    contents: list[tuple[str | None, bytes]] = [("", b"x"), (None, b"y"), ("z", b"")]
+    reader, read = wire.Reader(wire.struct.Struct(length)), Input()
+    data = io.BytesIO(message(length, {"handler": "handle"}, contents))
+    reader.read(read, SimpleNamespace(recv=data.read))
+    assert read.content.keys == ["", None, "z"]
+    assert [bytes(value) for value in read.content.values] == [b"x", b"y", b""]
+
+
+def test_more_of_a_call_is_waited_for_only_shortly(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def look(reading: Any, writing: Any, failing: Any, seconds: float) -> Any:
+        waits.append(seconds)
+        return [], [], []
+
+    monkeypatch.setattr(select, "select", look)
+    contents: list[tuple[str | None, bytes]] = [("batch_000.data", b"x")]
+    call = message(">i", {"batch_size": "2", "handler": "handle"}, contents)
+    read = Input()
+    wire.Reader(wire.struct.Struct(">i")).read(read, SimpleNamespace(recv=io.BytesIO(call).read))
+    assert read.content.keys == ["batch_000.data"], "the last request is empty"
+    assert waits == [0.5]

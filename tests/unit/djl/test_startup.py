@@ -467,6 +467,17 @@ def test_the_directory_that_java_hands_on_is_the_model(
     assert (repo / "config.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("missing", ["--model_path", "--trt_llm_model_repo"])
+def test_a_conversion_that_is_not_told_all_is_a_usage_error(
+    tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"--model_path": str(tmp_path), "--trt_llm_model_repo": str(tmp_path / "repo")}
+    del arguments[missing]
+    with pytest.raises(SystemExit, match="2"):
+        partition.main([part for pair in arguments.items() for part in pair])
+    assert missing in capsys.readouterr().err
+
+
 def test_what_is_no_directory_fails_as_java_expects_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert("some/hub-id", tmp_path / "repo") == 1
     assert capsys.readouterr().out.startswith("ERROR option.model_id=some/hub-id")

@@ -159,6 +159,11 @@ def test_what_a_handler_raises_is_an_error_of_vllms_form(
     assert json.loads(bytes(response.body)) == expected
 
 
+def test_a_long_error_of_custom_code_is_cut() -> None:
+    assert len(custom._shown(ValueError("x" * 900))) == 500
+    assert custom._shown(custom._Ended("SystemExit: 1")) == "SystemExit: 1"
+
+
 def test_a_refusal_of_custom_code_keeps_its_headers() -> None:
     for status in (401, 599):
         response = custom._refused(HTTPException(status, "no", {"x-own": "1"}))

@@ -400,6 +400,36 @@ def test_a_streams_end_ends_its_requests(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ended == ["request"]
 
 
+def test_a_client_that_is_dropped_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"][EXCHANGE].drop()
+
+    async def story() -> None:
+        context = Context(request().SerializeToString())
+        stream = server_of(app, monkeypatch)._stream(None, context)  # type: ignore[arg-type]
+
+        async def read() -> None:
+            async for _ in stream:
+                pass
+
+        reading = asyncio.ensure_future(read())
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+
+    run(story)
+
+
+def test_a_call_without_a_message_is_answered_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(FRAMED)
+        await send(body(b""))
+
+    async def story() -> None:
+        assert (await server_of(app, monkeypatch)._infer(request(), Context())).outputs == []
+
+    run(story)
+
+
 def test_a_stream_runs_as_many_requests_at_once_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "_MAX_REQUESTS", 2)
     counts, running = list[int](), [0]

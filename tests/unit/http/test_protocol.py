@@ -664,6 +664,49 @@ def test_for_a_whole_answer_it_counts_as_gone(when: str) -> None:
     assert log == ["http.disconnect"]
 
 
+def test_only_the_response_that_is_sent_whole_needs_its_client_to_stay() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/b":
+            scope["extensions"][EXCHANGE].send_whole()
+            return await mirror(scope, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await ends.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def story() -> None:
+        async with connected(app) as connection:
+            connection.receive(GET)
+            await connection.read_until(b"GET /b  ")
+            connection.receive(GET.replace(b"/b", b"/c"))
+            await connection.read_until(b"one")
+            connection.writer.write_eof()
+            await settle()
+            ends.set()
+            assert b"two" in await connection.read_all()
+
+    ends = asyncio.Event()
+    asyncio.run(story())
+
+
+def test_a_half_closed_connection_ends_with_its_last_answer() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ends.wait()
+        await mirror(scope, receive, send)
+
+    async def story() -> None:
+        async with connected(app) as connection:
+            connection.receive(GET)
+            connection.writer.write_eof()
+            await settle()
+            ends.set()
+            await connection.read_until(b"GET /b  ")
+            assert connection.protocol.transport.is_closing(), "and not after its idle time"
+
+    ends = asyncio.Event()
+    asyncio.run(story())
+
+
 def test_a_body_that_ends_early_is_a_client_that_is_gone() -> None:
     log: list[str] = []
     assert asyncio.run(_half_closed(_app(log), POST_A[:-1])) == b""

@@ -299,6 +299,8 @@ def test_a_file_comes_back_as_it_was_sent(tmp_path: Path) -> None:
         answer = await call(app, f"/v1/files/{id}/content")
         assert (answer.status, answer.body) == (200, data)
         assert answer.headers[b"content-length"] == b"512000"
+        await asyncio.sleep(0)
+        assert not any("_disconnected" in repr(task) for task in asyncio.all_tasks()), "nobody waits any longer"
         head = await call(app, f"/v1/files/{id}/content", "HEAD")
         assert (head.status, head.body, head.headers[b"content-length"]) == (200, b"", b"512000")
         (stored,) = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == len(data)]

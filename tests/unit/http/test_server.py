@@ -107,9 +107,24 @@ def test_a_signal_wakes_the_server_at_once() -> None:
     server, app = stopping(0)
 
     async def story() -> None:
+        own, ticks = asyncio.get_running_loop(), list[float]()
+        call_later = own.call_later
+
+        def tick(seconds: float, *arguments: Any) -> Any:
+            ticks.append(seconds)
+            return call_later(seconds, *arguments)
+
+        vars(own)["call_later"] = tick
+        app.num_requests = 1
         loop = asyncio.ensure_future(server.main_loop())
         await asyncio.sleep(0)
+        assert ticks == [1.0]
         server.signalled(signal.SIGTERM)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ticks == [1.0, 0.1], "it looks more often for the last answer"
+        app.num_requests = 0
+        server.stop()
         for _ in range(5):
             await asyncio.sleep(0)
         assert loop.done()
