@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from handler.core import log, loop
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
@@ -874,17 +875,16 @@ class Counting(Scripted):
         return EngineStatistics(num_waiting=self.num_steps)
 
 
-def test_statistics_are_sent_at_the_start_and_when_there_is_no_more_work() -> None:
+def test_statistics_are_sent_when_there_is_no_more_work() -> None:
     ours, theirs = socket.socketpair()
     last = Step([], [], [], [Output(1, [5], [None], Finish.LENGTH)])
     engine = Counting(theirs, *[ENGINE_LOOP_TOKEN] * 3, last, interruptible=False)
     with ours, _running(engine) as channel:
         messages = Messages(channel)
-        assert messages.next() == EngineStatistics(num_waiting=0)
         send(channel, EngineRequest(1, [4], Sampling()))
-        found = [messages.next() for _ in range(6)]
-    statistics = [message.num_waiting for message in found if isinstance(message, EngineStatistics)]
-    assert statistics == [1, 4], "a second has not passed between"
+        found = [messages.next() for _ in range(5)]
+        while found[-1] != EngineStatistics(num_waiting=4):
+            found.append(messages.next())
 
 
 def test_statistics_that_have_not_changed_are_not_sent_again() -> None:
@@ -893,9 +893,7 @@ def test_statistics_that_have_not_changed_are_not_sent_again() -> None:
         engine: Any = Counting(theirs)
         sent: list[Any] = []
         with pytest.MonkeyPatch.context() as context:
-            context.setattr(
-                "handler.engines.process.engine_process.send", lambda channel, message: sent.append(message)
-            )
+            context.setattr(engine_process, "send", lambda channel, message: sent.append(message))
             now = [100.0]
             context.setattr(time, "monotonic", lambda: now[0])
             reporter = engine_process._Reporter(engine, theirs)
@@ -915,9 +913,14 @@ def test_an_engines_process_loads_what_its_host_asks_for(monkeypatch: pytest.Mon
     ours, theirs = socket.socketpair()
     done: list[Any] = []
     monkeypatch.setattr(engine_process, "serving_host", lambda fd: contextlib.nullcontext({"5": theirs}[fd]))
-    monkeypatch.setattr(engine_process.log, "set_up_child", lambda: done.append("log"))
-    monkeypatch.setattr(engine_process.loop, "keep_collecting", lambda: done.append("garbage"))
-    monkeypatch.setattr(engine_process, "load", lambda *spec: (done.append(spec), "engine")[1])
+
+    def load(*spec: Any) -> str:
+        done.append(spec)
+        return "engine"
+
+    monkeypatch.setattr(log, "set_up_child", lambda: done.append("log"))
+    monkeypatch.setattr(loop, "keep_collecting", lambda: done.append("garbage"))
+    monkeypatch.setattr(engine_process, "load", load)
     monkeypatch.setattr(engine_process, "run", lambda load, channel: done.append((load(), channel)))
     with ours, theirs:
         send(ours, Spec("echo", EngineConfig()))
