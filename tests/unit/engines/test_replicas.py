@@ -584,6 +584,23 @@ def test_replicas_are_closed_with_the_given_grace() -> None:
         assert graces == [grace] * 2
 
 
+def test_a_lost_replicas_next_engine_has_none_of_what_left_it() -> None:
+    rig = Rig()
+    rig.submit("a")
+    rig.engines[0].frozen, rig.engines[0].silence = True, 100.0
+    rig.set.step()
+    assert rig.set._replicas[0].left
+    rig.engines[0].frozen = False
+    rig.engines[0].die()
+    rig.set.step()
+    assert not rig.set._replicas[0].left
+
+
+def test_replicas_with_the_same_figures_are_not_the_same() -> None:
+    first, second = Rig().set._replicas
+    assert len({first, second, first}) == 2
+
+
 def test_the_information_is_that_of_the_first_replica_that_has_any() -> None:
     rig = Rig()
     assert rig.set.info is None

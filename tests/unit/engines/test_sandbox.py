@@ -316,11 +316,14 @@ def test_a_sandbox_that_is_closed_while_it_loads_is_stopping(hosted: Hosted, mon
     assert host.processes[0].killed
 
 
-def test_a_started_sandbox_needs_no_second_start(hosted: Hosted, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_started_sandbox_needs_no_second_start(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     host = hosted(read)
     with caplog.at_level(logging.DEBUG, "handler.trials"):
         host.sandbox.start()
-    assert "large request bodies are read by process 1234, loaded in " in caplog.text
+    assert "large request bodies are read by process 1234, loaded in 0.0 s" in caplog.text
     host.sandbox.start()
     assert host.run() == [b"nothing"]
     assert len(host.processes) == 1

@@ -9,16 +9,20 @@ import logging
 import os
 import pickle
 import re
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
 
+from handler.core import log, loop
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
@@ -36,6 +40,7 @@ from handler.engines.base import (
     unpack,
     warm_up,
 )
+from handler.engines.process import engine_process
 from handler.engines.process.engine_process import Cancel, EngineFailed, Spec, run
 from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, encode, send, wait
 from handler.engines.process.supervisor import (
@@ -45,7 +50,10 @@ from handler.engines.process.supervisor import (
     Host,
     Placement,
     State,
+    descendants,
     end_with_process,
+    on_cores,
+    on_devices,
 )
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE
@@ -810,3 +818,138 @@ def test_a_stop_ends_the_wait_for_an_engine_that_does_not_read(monkeypatch: pyte
     sender.join(PATIENCE)
     assert not sender.is_alive()
     channels[0].close()
+
+
+def test_a_place_is_not_changed_once_processes_have_it() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ANYWHERE.cores = frozenset({1})  # type: ignore[misc]
+    assert Placement() == ANYWHERE
+
+
+@in_one_test(
+    ("cores", "count", "parts"),
+    [
+        ([], 2, [[], []]),
+        ([3, 1, 2, 0], 2, [[0, 1], [2, 3]]),
+        ([0, 1, 2], 2, [[0], [1, 2]]),
+        ([0, 1], 2, [[0], [1]]),
+        ([5, 7], 3, [[5], [7], [5]]),
+        ([4], 1, [[4]]),
+    ],
+)
+def test_cores_are_divided_among_engines(cores: list[int], count: int, parts: list[list[int]]) -> None:
+    assert [sorted(place.cores) for place in on_cores(cores, count)] == parts
+
+
+def test_devices_are_divided_among_engines() -> None:
+    places = on_devices(["0", "1", "2", "3", "4"], 2)
+    assert [place.environ for place in places] == [{"CUDA_VISIBLE_DEVICES": pair} for pair in ("0,1", "2,3")]
+
+
+def test_descendants_of_a_process_are_all_below_it() -> None:
+    program = "import subprocess, sys; subprocess.run(['sleep', '600'])"
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        deadline = time.monotonic() + PATIENCE
+        while len(below := list(descendants(child.pid))) < 1:
+            assert time.monotonic() < deadline
+        assert child.pid in list(descendants(os.getpid()))
+        assert set(below) <= set(descendants(os.getpid()))
+        for pid in below:
+            os.kill(pid, signal.SIGKILL)
+    assert list(descendants(child.pid)) == []
+
+
+# -- an engine's statistics --------------------------------------------------------------------------------------------
+
+
+class Counting(Scripted):
+    """An engine that reports how many steps it has made, by tens."""
+
+    num_steps = 0
+
+    def step(self) -> Step:
+        self.num_steps += 1
+        return super().step()
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(num_waiting=self.num_steps)
+
+
+def test_statistics_are_sent_when_there_is_no_more_work() -> None:
+    ours, theirs = socket.socketpair()
+    last = Step([], [], [], [Output(1, [5], [None], Finish.LENGTH)])
+    engine = Counting(theirs, *[ENGINE_LOOP_TOKEN] * 3, last, interruptible=False)
+    with ours, _running(engine) as channel:
+        messages = Messages(channel)
+        send(channel, EngineRequest(1, [4], Sampling()))
+        found = [messages.next() for _ in range(5)]
+        while found[-1] != EngineStatistics(num_waiting=4):
+            found.append(messages.next())
+
+
+def test_statistics_that_have_not_changed_are_not_sent_again() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(theirs):
+        engine: Any = Counting(theirs)
+        sent: list[Any] = []
+        with pytest.MonkeyPatch.context() as context:
+            context.setattr(engine_process, "send", lambda channel, message: sent.append(message))
+            now = [100.0]
+            context.setattr(time, "monotonic", lambda: now[0])
+            reporter = engine_process._Reporter(engine, theirs)
+            reporter.report(idle=True)
+            assert len(sent) == 1
+            for seconds, number in ((0.5, 1), (0.5, 2), (0.9, 2), (0.1, 3)):
+                now[0] += seconds
+                engine.num_steps += 1
+                reporter.report(idle=False)
+                assert len(sent) == number
+
+
+# -- the engine's process, as it begins --------------------------------------------------------------------------------
+
+
+def test_an_engines_process_loads_what_its_host_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    done: list[Any] = []
+    monkeypatch.setattr(engine_process, "serving_host", lambda fd: contextlib.nullcontext({"5": theirs}[fd]))
+
+    def load(*spec: Any) -> str:
+        done.append(spec)
+        return "engine"
+
+    monkeypatch.setattr(log, "set_up_child", lambda: done.append("log"))
+    monkeypatch.setattr(loop, "keep_collecting", lambda: done.append("garbage"))
+    monkeypatch.setattr(engine_process, "load", load)
+    monkeypatch.setattr(engine_process, "run", lambda load, channel: done.append((load(), channel)))
+    with ours, theirs:
+        send(ours, Spec("echo", EngineConfig()))
+        engine_process.main("5")
+    assert done == ["log", ("echo", EngineConfig()), "garbage", ("engine", theirs)]
+
+
+class Adapting(Scripted):
+    def load_adapter(self, adapter: Adapter) -> None:
+        self.seen.append(f"load {adapter.name}")
+        if adapter.name == "bad":
+            raise ValueError("no room")
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        self.seen.append(f"drop {adapter.name}")
+
+
+def test_changes_of_adapters_are_answered_with_their_keys() -> None:
+    ours, theirs = socket.socketpair()
+    engine = Adapting(theirs, NOTHING)
+    found: list[Output] = []
+    with ours, _running(engine) as channel:
+        messages = Messages(channel)
+        for key, name, drop in ((7, "a", False), (8, "bad", False), (9, "a", True)):
+            send(channel, engine_process.ChangeAdapter(key, Adapter(name, 1, "/"), drop))
+            found += Step(*messages.next()).others
+    assert engine.seen == ["load a", "load bad", "drop a"]
+    assert [(output.key, output.finish) for output in found] == [
+        (7, Finish.STOP), (8, Finish.ERROR), (9, Finish.STOP),
+    ]  # fmt: skip
+    assert [output.error for output in found] == [None, "no room", None]
+    assert engine_process.ChangeAdapter(1, Adapter("a", 1, "/")).drop is False
