@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -424,18 +425,19 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     return found
 
 
-@pytest.mark.parametrize(("stack", "half"), [(resource.RLIM_INFINITY, 4 << 20), (8 << 20, 4 << 20), (6000, 3000)])
+@pytest.mark.parametrize(("stack", "half"), [(resource.RLIM_INFINITY, 4 << 20), (8 << 20, 4 << 20), (6000, 1 << 16)])
 def test_a_job_is_limited_in_stack_memory_and_time(
     limits: dict[Any, Any], monkeypatch: pytest.MonkeyPatch, stack: int, half: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (stack, 9 << 20))
     monkeypatch.setattr(sandbox, "status_bytes", {"VmData": 1000}.__getitem__)
+    monkeypatch.setattr(threading, "stack_size", partial(limits.__setitem__, "stack"))
     sandbox._apply(LIMITS)
-    data = 1000 + (1 << 20)
+    data = 1000 + half + (1 << 20)
     assert limits == {
         "/proc/self/oom_score_adj": "1000",
         resource.RLIMIT_CORE: (0, 0),
-        resource.RLIMIT_STACK: (half, 9 << 20),
+        "stack": half,
         resource.RLIMIT_DATA: (data, data),
         signal.ITIMER_PROF: 3.0,
         signal.ITIMER_REAL: 60.0,
