@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from handler.core.errors import BadRequest
 from handler.http import custom
-from handler.http.inference import AS_IT_COMES
+from handler.http.inference import AS_IT_COMES, SHARED
 from handler.http.protocol import EXCHANGE
 from tests.one_test import in_one_test
 
@@ -296,11 +296,10 @@ def test_a_header_that_would_break_the_response_is_custom_codes_error(header: tu
 
 
 def test_the_servers_headers_are_added_where_custom_code_has_none() -> None:
-    own = [(b"x-request-id", b"7"), (b"vary", b"origin")]
-    whole = custom._with_headers(start(content_length="5", X_Request_Id="own"), own)
-    assert whole["headers"] == [(b"content-length", b"5"), (b"X-Request-Id", b"own"), (b"vary", b"origin")]
-    stream = custom._with_headers(start(), own)
-    assert stream["headers"] == [*own, AS_IT_COMES]
+    scope = {"request_id": "7", SHARED: [(b"vary", b"origin")]}
+    sized = [(b"content-length", b"5"), (b"X-Request-Id", b"own")]
+    assert custom._with_own(scope, sized, is_sized=True) == [*sized, (b"vary", b"origin")]
+    assert custom._with_own(scope, [], is_sized=False) == [(b"x-request-id", b"7"), (b"vary", b"origin"), AS_IT_COMES]
 
 
 def test_a_form_has_a_limit_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:

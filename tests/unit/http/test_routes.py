@@ -361,7 +361,7 @@ def test_a_disk_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     async def story(app: MountedApp) -> None:
-        monkeypatch.setattr(batch_routes, "_private", fail)
+        monkeypatch.setattr(batch_routes, "open", fail, raising=False)
         answer = await upload(app, b"x")
         assert answer.status == 503
         assert "the file cannot be written" in answer.value["error"]["message"]
@@ -377,7 +377,7 @@ def test_only_so_many_calls_wait_for_the_store(tmp_path: Path) -> None:
         await routes._call(BatchStore.files, "", read_page(QueryParams("")))
         assert routes._waiting.value == 63
         routes._waiting.value = 64
-        with pytest.raises(Overloaded, match=r"^64 calls to routes of files and batches are waiting already$"):
+        with pytest.raises(Overloaded, match=r"^64 requests for files and batches are already waiting$"):
             await routes._call(BatchStore.files, "", None)
 
     in_app(story, f"option.batches_store={tmp_path}")
