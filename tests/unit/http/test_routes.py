@@ -357,7 +357,7 @@ def test_an_upload_that_does_not_come_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
+    def fail(*arguments: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     async def story(app: MountedApp) -> None:
