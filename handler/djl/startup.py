@@ -63,7 +63,7 @@ _ADVICE = frozenset(
 """Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, whatever the engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
-"""Values that Java replaces with its own."""
+"""Options with the values that Java replaces with its own values."""
 
 _NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this one sends batches"
 

@@ -281,7 +281,7 @@ class GrpcServer:
         return read
 
     async def _refuse(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """End a call that has no valid key, with the error of a request by HTTP, which is counted and logged."""
+        """End a call without a valid key, with the error that an HTTP request gets. The call is counted and logged."""
         status, body = await self._call(context, "POST", f"{INFER}/-")
         await context.abort(_CODES[status], _error(status, body))
         yield b""

@@ -353,7 +353,7 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
     """Return the evidence that the server went on computing abandoned responses, or "" if it did not.
 
-    A server that goes on is slow at first and fast later. A server that stays slow has other work.
+    A server that goes on with them is slow at first and fast later. A server that stays slow has other work.
     """
 
     async def one() -> float:

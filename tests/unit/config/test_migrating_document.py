@@ -31,7 +31,7 @@ KINDS = {
     "refused": "Refused",
 }
 MANY = ("No effect", "Refused")
-_PAGE = re.compile(r"\((?:documents|documentation): ([\w-]+)\)")
+_PAGE = re.compile(r"\(documentation: ([\w-]+)\)")
 _LINK = r"([\1](../\1.md))"
 OTHERS = "for other reasons, which `lmi options NAME` gives"
 _INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|\(document")
