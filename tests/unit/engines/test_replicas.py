@@ -662,6 +662,7 @@ def test_another_adapter_is_another_cache_and_prompts_of_ids_are_prompts() -> No
     assert choose(router, "a b", adapter=Adapter("one", 1, "/one")) == 0
     assert choose(router, "a b c", adapter=Adapter("two", 2, "/two")) == 1
     assert choose(router, "a b d", adapter=Adapter("one", 1, "/one")) == 0
+    assert choose(router, "a b e") == 1, "of no adapter"
     ids = [router.choose(Request(""), Prompt("", list(range(length)), NO_WORDS), IDLE) for length in (5, 6, 70, 71)]
     assert len(set(ids)) == 1
 

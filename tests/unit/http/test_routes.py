@@ -15,10 +15,12 @@ from starlette.datastructures import QueryParams
 
 from handler import __version__
 from handler.core.errors import InvalidPayload, Overloaded
+from handler.core.values import Task
 from handler.http import batch_routes
 from handler.http.app import App, MountedApp
 from handler.http.foreign_routes import _flag
-from handler.http.routes import ASSETS
+from handler.http.routes import ASSETS, _modalities
+from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.openai.api import read_page
 from handler.serving.batches.store import BatchStore
 from handler.serving.model import ServedModel
@@ -262,7 +264,9 @@ def test_models_are_described_for_each_kind_of_client() -> None:
         assert listed == (await call(app, "/v1/models/model")).value
         assert (listed["id"], listed["created"], listed["max_model_len"]) == ("model", started, 256)
         assert (listed["parent"], listed["input_modalities"]) == (None, ["text", "image", "audio"])
-        (other,) = (await page(app, "/v1/models", anthropic_version="2023-06-01")).value["data"]
+        answer = await page(app, "/v1/models", anthropic_version="2023-06-01")
+        (other,) = answer.value["data"]
+        assert answer.status == (await call(app, "/v1/models")).status == 200
         assert (other["id"], other["type"]) == ("model", "model")
         assert other == (await page(app, "/v1/models/model", anthropic_version="2023-06-01")).value
         assert "object" in listed
@@ -276,6 +280,12 @@ def test_models_are_described_for_each_kind_of_client() -> None:
         assert wrong.status == 400
 
     in_app(story, "option.max_model_len=256")
+
+
+def test_what_a_model_reads_is_told_by_its_task() -> None:
+    context = ServerContext(engine="echo")
+    for task, read in ((Task.TRANSCRIPTION, ["audio"]), (Task.EMBEDDING, ["text"]), (Task.RERANK, ["text"])):
+        assert _modalities(dataclasses.replace(context, task=task, no_media={"image": ""})) == read
 
 
 # -- files and batches -------------------------------------------------------------------------------------------------
