@@ -560,7 +560,7 @@ def exit_reason(program: Program | None) -> str:
 @pytest.mark.parametrize(("code", "grace"), [(None, 0.0), (None, 2.0), (0, 2.0)])
 def test_a_stopped_engine_is_killed_after_its_grace(launched: Launch, code: int | None, grace: float) -> None:
     one = launched(code)
-    one.instance.stop(grace)
+    one.instance.stop(**({"grace": grace} if grace else {}))
     thread_of_the_wait = [found for found in threading.enumerate() if found.name == "engine-reaper"]
     for found in thread_of_the_wait:
         found.join(PATIENCE)
@@ -686,6 +686,19 @@ def test_a_request_arrives_whole() -> None:
         _wait_for(1, engine.seen)
     assert engine.requests == [request]
     assert engine.requests[0].read_media() == MediaPrompt("text", (Medium("image", (1, 1), b"rgb", "digest"),))
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_after_the_last_request_an_engine_makes_no_more_steps(interruptible: bool) -> None:
+    ours, theirs = socket.socketpair()
+    last = Step([], [], [], [Output(1, [5], [None], Finish.LENGTH)])
+    with ours, _running(Scripted(theirs, last, interruptible=interruptible)) as channel:
+        send(channel, EngineRequest(1, [4], Sampling()))
+        messages = Messages(channel)
+        assert Step(*messages.next()).others[0].finish is Finish.LENGTH
+        assert not wait(channel, timeout=0.05)
+        send(channel, EngineRequest(1, [4], Sampling()))
+        assert Step(*messages.next()).others[0].finish is Finish.LENGTH
 
 
 @pytest.fixture
