@@ -718,6 +718,24 @@ def test_as_many_prompts_and_sessions_are_remembered_as_told(monkeypatch: pytest
     assert list(router._sessions) == ["a", "c"]
 
 
+def test_a_router_remembers_a_thousand_prompts_and_ten_thousand_sessions() -> None:
+    router = Router(16)
+    for number in range(1025):
+        choose(router, f"{number:04} prompt")
+    assert [start.text[:4] for start in (*router._prompts,)[:1]] == ["0001"]
+    assert len(router._prompts) == 1024
+    for number in range(10_001):
+        choose(router, "", session=str(number))
+    assert (len(router._sessions), "0" in router._sessions) == (10_000, False)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1 << 24, 1), ((1 << 24) + 1, 0)])
+def test_a_router_remembers_so_many_characters(length: int, kept: int) -> None:
+    router = Router(16)
+    choose(router, "x" * length)
+    assert len(router._prompts) == kept
+
+
 def test_the_longest_earlier_prompt_decides() -> None:
     router = Router(16)
     assert choose(router, "system: ") == 0

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, InvalidPayload
 from handler.http import grpc as triton
 from handler.http.grpc import GrpcServer, _error, _escaped, _Exchange, _Outbox, _parsed, _path, _scope
 from handler.http.protocol import EXCHANGE
@@ -345,6 +345,20 @@ def test_bytes_that_are_no_message_end_their_call(monkeypatch: pytest.MonkeyPatc
             await _parsed(service_pb2.ModelReadyRequest, b"\xff", context)
         assert context.aborted == (grpc.StatusCode.INTERNAL, "Unable to parse request")
         assert (await _parsed(service_pb2.ModelInferRequest, request().SerializeToString(), context)).id == "7"
+
+    run(story)
+
+
+def test_a_message_with_a_wrong_field_is_an_invalid_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes) -> None:
+        raise InvalidPayload("inputs: too many dimensions")
+
+    async def story() -> None:
+        context = Context()
+        monkeypatch.setattr(triton, "check_fields", refuse)
+        with pytest.raises(Aborted):
+            await _parsed(service_pb2.ModelInferRequest, b"", context)
+        assert context.aborted == (grpc.StatusCode.INVALID_ARGUMENT, "inputs: too many dimensions")
 
     run(story)
 

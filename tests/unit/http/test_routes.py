@@ -212,6 +212,19 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
     in_app(story, "option.enable_lora=true")
 
 
+@pytest.mark.parametrize("path", ["/adapters", "/v1/load_lora_adapter"])
+def test_calls_about_adapters_have_a_megabyte(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "true")
+
+    async def story(app: MountedApp) -> None:
+        for size, status in ((1 << 20, 400), ((1 << 20) + 1, 413)):
+            body = b'{"name": "", "lora_name": "", "x": "' + b"x" * size
+            answer = await call(app, path, "POST", body[: size - 2] + b'"}')
+            assert (answer.status == 413) == (status == 413)
+
+    in_app(story, "option.enable_lora=true")
+
+
 def test_flags_are_read_as_pydantic_reads_them() -> None:
     for given, value in (({}, False), ({"a": None}, False), ({"a": False}, False), ({"a": True}, True)):
         assert _flag(given, "a") is value
