@@ -515,7 +515,7 @@ def test_a_replica_is_silent_after_its_patience(caplog: pytest.LogCaptureFixture
     assert "replica 0 is silent: a sequence moves to replica 1" in caplog.text
 
 
-def test_a_later_part_of_a_request_moves_to_the_replica_with_the_least_to_do() -> None:
+def test_a_later_part_of_a_request_moves_to_the_least_busy_replica() -> None:
     rig = Rig(3)
     silent, busy, _ = rig.set._replicas
     silent.add(EngineRequest(1, [65], Sampling(max_new_tokens=4)), None)
