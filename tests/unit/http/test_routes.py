@@ -406,6 +406,60 @@ def test_only_so_many_calls_wait_for_the_store(tmp_path: Path) -> None:
     in_app(story, f"option.batches_store={tmp_path}")
 
 
+def test_lists_of_files_and_batches_have_limits(tmp_path: Path) -> None:
+    async def story(app: MountedApp) -> None:
+        for path, limit, status in (
+            ("/v1/files", b"10000", 200),
+            ("/v1/files", b"10001", 400),
+            ("/v1/batches", b"100", 200),
+            ("/v1/batches", b"101", 400),
+        ):
+            assert (await call(app, path, query_string=b"limit=" + limit)).status == status, (path, limit)
+
+    in_app(story, f"option.batches_store={tmp_path}")
+
+
+def test_without_a_store_files_and_batches_are_not_found() -> None:
+    async def story(app: MountedApp) -> None:
+        for path in ("/v1/files", "/v1/batches", "/v1/files/f/content", "/v1/batches/b"):
+            answer = await call(app, path)
+            assert answer.status == 404
+            assert "not enabled on this server (option.batches_store)" in answer.value["error"]["message"]
+
+    in_app(story)
+
+
+def test_while_the_server_stops_no_file_is_taken_or_deleted(tmp_path: Path) -> None:
+    async def story(app: MountedApp) -> None:
+        id = (await upload(app, b"x")).value["id"]
+        model_of(app).drain()
+        assert (await upload(app, b"x")).status == 503
+        assert (await call(app, f"/v1/files/{id}", "DELETE")).status == 503
+        assert (await call(app, f"/v1/files/{id}")).status == 200
+
+    in_app(story, f"option.batches_store={tmp_path}")
+
+
+def test_stored_responses_that_are_not_kept_are_not_found(tmp_path: Path) -> None:
+    async def story(app: MountedApp) -> None:
+        for path, method in (
+            ("/v1/responses/resp_1", "GET"),
+            ("/v1/responses/resp_1", "DELETE"),
+            ("/v1/responses/resp_1/input_items", "GET"),
+        ):
+            answer = await call(app, path, method)
+            assert answer.status == 404, (path, method)
+            assert "responses are not stored" not in answer.body.decode()
+        answer = await call(app, "/v1/responses/resp_1/input_items", query_string=b"after=msg_1")
+        assert "resp_1" in answer.body.decode()
+        assert answer.status == 404
+        model_of(app).drain()
+        assert (await call(app, "/v1/responses/resp_1", "DELETE")).status == 503
+        assert (await call(app, "/v1/responses/resp_1")).status == 404
+
+    in_app(story, f"option.responses_store={tmp_path}")
+
+
 def test_a_file_must_be_a_form(tmp_path: Path) -> None:
     async def story(app: MountedApp) -> None:
         assert (await call(app, "/v1/files", "POST", b"{}")).status == 415
