@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, InvalidPayload
 from handler.http import grpc as triton
 from handler.http.grpc import GrpcServer, _error, _escaped, _Exchange, _Outbox, _parsed, _path, _scope
 from handler.http.protocol import EXCHANGE
@@ -354,6 +354,20 @@ def test_bytes_that_are_no_message_end_their_call(monkeypatch: pytest.MonkeyPatc
     run(story)
 
 
+def test_a_message_with_a_wrong_field_is_an_invalid_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes) -> None:
+        raise InvalidPayload("inputs: too many dimensions")
+
+    async def story() -> None:
+        context = Context()
+        monkeypatch.setattr(triton, "check_fields", refuse)
+        with pytest.raises(Aborted):
+            await _parsed(service_pb2.ModelInferRequest, b"", context)
+        assert context.aborted == (grpc.StatusCode.INVALID_ARGUMENT, "inputs: too many dimensions")
+
+    run(story)
+
+
 def test_a_stop_in_a_stream_ends_the_requests_of_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
 
@@ -436,24 +450,23 @@ def test_a_call_without_a_message_is_answered_empty(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stream_runs_as_many_requests_at_once_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "_MAX_REQUESTS", 2)
     counts, running = list[int](), [0]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         running[0] += 1
         counts.append(running[0])
-        for _ in range(5):
+        for _ in range(400):
             await asyncio.sleep(0)
         running[0] -= 1
         await good(scope, receive, send)
 
     async def story() -> None:
-        context = Context(*[request(str(number)).SerializeToString() for number in range(6)])
+        context = Context(*[request(str(number)).SerializeToString() for number in range(150)])
         server = server_of(app, monkeypatch)
-        assert len([message async for message in server._stream(None, context)]) == 6  # type: ignore[arg-type]
+        assert len([message async for message in server._stream(None, context)]) == 150  # type: ignore[arg-type]
 
     run(story)
-    assert max(counts) == 2
+    assert max(counts) == 128
 
 
 # -- calls about the state ---------------------------------------------------------------------------------------------
