@@ -68,7 +68,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
 
 
 def _check_engine(reading: Reading, directory: Path | None, problems: Problems) -> None:
-    """Add the problems of the engine, its arguments and the adapters."""
+    """Add the problems of the engine, its arguments and the adapters to `problems`."""
     config, arguments = reading.config, EngineConfig(reading.config)
     with problems:
         found = Problems()

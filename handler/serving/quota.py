@@ -15,8 +15,8 @@ class Quota:
         spare: additional amount for requests that take at most `small`, so that large requests cannot block them.
         small: maximum amount of a small request.
         words: error message for a request that cannot get its amount.
-        beside: while all other requests together have taken no more than this, a request may take any amount. With the
-            default, this never applies. Even then, the spare amount remains for small requests.
+        beside: while all other requests together have taken no more than this, a request may take any amount, but the
+            spare amount remains for small requests. With the default, this never applies.
     """
 
     def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:

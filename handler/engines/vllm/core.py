@@ -228,7 +228,7 @@ def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
         why = "perhaps its schema, its grammar or its forbidden tokens left no allowed token"
-        return Output(pending.key, (), (), finish, error=f"vLLM ended the request as {output.finish_reason!s}; {why}")
+        return Output(pending.key, (), (), finish, error=f"vLLM ended the request: {output.finish_reason!s}; {why}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs
@@ -247,7 +247,7 @@ def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
 
 def _beam_token(pending: Pending, output: Any) -> BeamToken:
     if _finish(output, frozenset()) is Finish.ERROR:
-        return BeamToken(pending, (), f"vLLM ended a beam as {output.finish_reason!s}")
+        return BeamToken(pending, (), f"vLLM ended a beam: {output.finish_reason!s}")
     return BeamToken(pending, _tops(output.new_logprobs, pending.num_tops)[0], None)
 
 

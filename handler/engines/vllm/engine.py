@@ -310,7 +310,7 @@ class VllmPooling(NoAdapters, CoreEngine):
                 continue
             _, pooling = self._running.pop(pending.key)
             if output.pooling_output is None:
-                error = f"vLLM ended the request as {output.finish_reason!s}"
+                error = f"vLLM ended the request: {output.finish_reason!s}"
                 outputs.append(Output(pending.key, (), (), Finish.ERROR, error=error))
                 continue
             values = output.pooling_output.float().numpy().reshape(-1)

@@ -14,7 +14,7 @@ Size = tuple[int, ...]
 
 
 class LargerThanRead(Exception):
-    """The medium is larger than its header declares. The arguments are its size."""
+    """The medium is larger than its header declares. The exception's arguments are the medium's size."""
 
 
 class FileRules(NamedTuple):

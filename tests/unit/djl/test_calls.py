@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from handler.core.errors import GenerationFailed, ServingError
+from handler.core.errors import GenerationFailed, NotFound, ServingError
 from handler.djl import batches
 from handler.djl.batches import Item
 from handler.protocols.kernel.errors import HttpResponse
@@ -136,6 +136,60 @@ def test_an_adapters_parameters_without_effect_are_told(modes: Any, caplog: pyte
     mode = modes.Async(bench.model, modes.installed_version())
     bench.loop.run(mode.change_adapter(Input({"name": "a"}, {"other": b"x"}), "unregister"))
     assert "a call about an adapter has parameters without effect: 'other'" in caplog.messages
+
+
+def test_a_call_about_an_adapter_does_what_it_is_named_for(modes: Any) -> None:
+    done: list[Any] = []
+
+    class Adapters:
+        registry = SimpleNamespace(check=lambda: None)
+
+        def unregister(self, name: str) -> None:
+            done.append(("unregister", name))
+            if name == "gone":
+                raise NotFound("no such adapter")
+
+        async def update(self, name: str, src: str | None, **more: Any) -> None:
+            done.append(("update", name, src, more))
+
+        async def register(self, name: str, src: str, **more: Any) -> Any:
+            done.append(("register", name, src, more))
+            return SimpleNamespace(number=5)
+
+    model: Any = SimpleNamespace(adapters=Adapters(), config=SimpleNamespace(unknown_parameters="ignore"))
+    properties = {"name": "a", "src": "/a"}
+
+    async def story() -> list[Any]:
+        calls = modes.AdapterCalls(model)
+        return [
+            await calls.answer(Input(properties), "register"),
+            await calls.answer(Input(properties, {"preload": b"false"}), "register"),
+            await calls.answer(Input({"name": "a"}), "update"),
+            await calls.answer(Input(properties), "unregister"),
+            await calls.answer(Input({"name": "gone"}), "unregister"),
+        ]
+
+    answers = asyncio.run(story())
+    assert done == [
+        ("register", "a", "/a", {"preload": True, "again": True}),
+        ("register", "a", "/a", {"preload": False, "again": True}),
+        ("update", "a", None, {"preload": None}),
+        ("unregister", "a"),
+        ("unregister", "gone"),
+    ]
+    assert [value.get("id") for _, value in answers] == [5, 5, None, None, None]
+    verbs = ["a registered", "a registered", "a updated", "a unregistered", "gone unregistered"]
+    assert [words for words, _ in answers] == [f"Adapter {verb}" for verb in verbs]
+
+
+@pytest.mark.parametrize(("missing", "what"), [("name", "register"), ("src", "register"), ("name", "update")])
+@pytest.mark.usefixtures("free")
+def test_what_a_call_about_an_adapter_needs_is_named(modes: Any, missing: str, what: str) -> None:
+    bench = Bench("disable")
+    properties = {name: "x" for name in ("name", "src", "device_id") if name != missing}
+    answer = modes.Dynamic(bench.model, bench.loop).change_adapter(Input(properties), what)
+    assert answer.code == 400
+    assert missing in answer.message
 
 
 # -- steps, batches and single requests --------------------------------------------------------------------------------
@@ -305,8 +359,8 @@ def test_a_response_longer_than_a_field_is_sent_in_fields(wire: Any, monkeypatch
     monkeypatch.setattr(wire, "MAX_FIELD", 4)
     answer = wire.whole(answered(b"four"))
     assert (answer.data, answer.stream, answer.message) == (b"four", None, "OK")
-    answer = wire.whole(answered(b"nine more"))
-    assert list(answer.stream) == [b"nine", b" mor", b"e"]
+    answer = wire.whole(answered(b"123456789"))
+    assert list(answer.stream) == [b"1234", b"5678", b"9"]
     assert answer.properties == {"Content-Type": "a/b", "x-own": "1"}
 
 

@@ -32,6 +32,7 @@ def worker(modes: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The worker's module before its first call; the model that it loads is closed."""
     module = importlib.import_module("handler.djl.worker")
     monkeypatch.setattr(loop, "keep_collecting", lambda: None)
+    monkeypatch.setattr(loop, "importing", contextlib.nullcontext)
     monkeypatch.setattr(startup, "_AT_END", contextlib.AsyncExitStack())
     monkeypatch.setattr(djl_python.Input, "read", None, raising=False)
     yield module

@@ -329,6 +329,11 @@ def test_a_refusal_is_the_clients_and_is_not_tried_elsewhere(several: Make) -> N
     assert engine.servers[0].known, "the request was at fault"
 
 
+def test_host_names_are_hidden_unless_they_are_plain_words() -> None:
+    urls = ["http://localhost:80", "http://gpu-1.example:81/v1", "http://[::1]:82"]
+    assert remote._names(urls) == ["localhost:80", "gpu-1.example:81", "[::1]:82", "gpu-1.example", "::1"]
+
+
 def test_a_refusal_without_words_has_the_servers_status(several: Make) -> None:
     assert end_of(several([Refused(422, "")])).error == "its server answered 422"
 

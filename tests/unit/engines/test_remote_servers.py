@@ -189,7 +189,7 @@ def test_a_complete_answer_ends_a_pause() -> None:
     assert not server.is_out(100.0)
 
 
-def test_a_server_may_ask_for_a_longer_pause_but_not_for_more_than_the_longest() -> None:
+def test_a_server_may_ask_for_a_longer_pause_up_to_the_longest() -> None:
     assert known().failed(100.0, retry_after=7.0) == 7.0
     assert known().failed(100.0, retry_after=0.5) == 1.0
     assert known().failed(100.0, retry_after=3600.0) == 30.0

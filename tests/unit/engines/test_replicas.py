@@ -515,7 +515,7 @@ def test_a_replica_is_silent_after_its_patience(caplog: pytest.LogCaptureFixture
     assert "replica 0 is silent: a sequence moves to replica 1" in caplog.text
 
 
-def test_a_later_part_of_a_request_moves_to_the_replica_with_the_least_to_do() -> None:
+def test_a_later_part_of_a_request_moves_to_the_least_busy_replica() -> None:
     rig = Rig(3)
     silent, busy, _ = rig.set._replicas
     silent.add(EngineRequest(1, [65], Sampling(max_new_tokens=4)), None)
@@ -662,6 +662,7 @@ def test_another_adapter_is_another_cache_and_prompts_of_ids_are_prompts() -> No
     assert choose(router, "a b", adapter=Adapter("one", 1, "/one")) == 0
     assert choose(router, "a b c", adapter=Adapter("two", 2, "/two")) == 1
     assert choose(router, "a b d", adapter=Adapter("one", 1, "/one")) == 0
+    assert choose(router, "a b e") == 1, "of no adapter"
     ids = [router.choose(Request(""), Prompt("", list(range(length)), NO_WORDS), IDLE) for length in (5, 6, 70, 71)]
     assert len(set(ids)) == 1
 
@@ -715,6 +716,24 @@ def test_as_many_prompts_and_sessions_are_remembered_as_told(monkeypatch: pytest
     for session in ("a", "b", "a", "c"):
         choose(router, "", session=session)
     assert list(router._sessions) == ["a", "c"]
+
+
+def test_a_router_remembers_a_thousand_prompts_and_ten_thousand_sessions() -> None:
+    router = Router(16)
+    for number in range(1025):
+        choose(router, f"{number:04} prompt")
+    assert [start.text[:4] for start in (*router._prompts,)[:1]] == ["0001"]
+    assert len(router._prompts) == 1024
+    for number in range(10_001):
+        choose(router, "", session=str(number))
+    assert (len(router._sessions), "0" in router._sessions) == (10_000, False)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1 << 24, 1), ((1 << 24) + 1, 0)])
+def test_a_router_remembers_so_many_characters(length: int, kept: int) -> None:
+    router = Router(16)
+    choose(router, "x" * length)
+    assert len(router._prompts) == kept
 
 
 def test_the_longest_earlier_prompt_decides() -> None:

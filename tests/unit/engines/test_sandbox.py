@@ -330,6 +330,32 @@ def test_a_started_sandbox_needs_no_second_start(
     assert len(host.processes) == 1
 
 
+def test_a_process_that_takes_no_jobs_is_started_twice_at_most(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> int:
+        raise BrokenPipeError
+
+    host = hosted()
+    monkeypatch.setattr(socket, "send_fds", refuse)
+    with pytest.raises(NotRun, match=r"^the process where large request bodies are read is not running$"):
+        host.run()
+    assert [process.killed for process in host.processes] == [True, True]
+
+
+def test_a_sandbox_that_is_closed_before_its_process_starts_starts_none(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, pair = hosted(), socket.socketpair
+
+    def closing() -> tuple[socket.socket, socket.socket]:
+        host.sandbox._closed = True
+        return pair()
+
+    monkeypatch.setattr(socket, "socketpair", closing)
+    with pytest.raises(NotRun, match=r"^the server is stopping$"):
+        host.sandbox.start()
+    assert host.processes == []
+
+
 # -- the process -------------------------------------------------------------------------------------------------------
 
 

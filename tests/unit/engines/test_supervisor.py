@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import logging
+import multiprocessing
 import os
 import pickle
 import re
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -51,7 +53,10 @@ from handler.engines.process.supervisor import (
     Placement,
     State,
     descendants,
+    end_with_children,
+    end_with_descendants,
     end_with_process,
+    end_with_this_process,
     on_cores,
     on_devices,
 )
@@ -560,7 +565,7 @@ def exit_reason(program: Program | None) -> str:
 @pytest.mark.parametrize(("code", "grace"), [(None, 0.0), (None, 2.0), (0, 2.0)])
 def test_a_stopped_engine_is_killed_after_its_grace(launched: Launch, code: int | None, grace: float) -> None:
     one = launched(code)
-    one.instance.stop(grace)
+    one.instance.stop(**({"grace": grace} if grace else {}))
     thread_of_the_wait = [found for found in threading.enumerate() if found.name == "engine-reaper"]
     for found in thread_of_the_wait:
         found.join(PATIENCE)
@@ -686,6 +691,19 @@ def test_a_request_arrives_whole() -> None:
         _wait_for(1, engine.seen)
     assert engine.requests == [request]
     assert engine.requests[0].read_media() == MediaPrompt("text", (Medium("image", (1, 1), b"rgb", "digest"),))
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_after_the_last_request_an_engine_makes_no_more_steps(interruptible: bool) -> None:
+    ours, theirs = socket.socketpair()
+    last = Step([], [], [], [Output(1, [5], [None], Finish.LENGTH)])
+    with ours, _running(Scripted(theirs, last, interruptible=interruptible)) as channel:
+        send(channel, EngineRequest(1, [4], Sampling()))
+        messages = Messages(channel)
+        assert Step(*messages.next()).others[0].finish is Finish.LENGTH
+        assert not wait(channel, timeout=0.05)
+        send(channel, EngineRequest(1, [4], Sampling()))
+        assert Step(*messages.next()).others[0].finish is Finish.LENGTH
 
 
 @pytest.fixture
@@ -953,3 +971,66 @@ def test_changes_of_adapters_are_answered_with_their_keys() -> None:
     ]  # fmt: skip
     assert [output.error for output in found] == [None, "no room", None]
     assert engine_process.ChangeAdapter(1, Adapter("a", 1, "/")).drop is False
+
+
+# -- processes that end together ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_only_the_leader_of_a_session_has_it_ended(monkeypatch: pytest.MonkeyPatch, leads: bool) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(os, "getsid", lambda pid: os.getpid() if leads else 1)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: started.append(command[-1]))
+    end_with_this_process()
+    assert started == ([str(os.getpid())] if leads else [])
+
+
+def test_an_engine_ends_with_its_children(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    alive, end = os.pipe()
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: [SimpleNamespace(sentinel=alive, name="core")])
+    end_with_children()
+    watch = thread("engine-processes")
+    os.close(end)
+    watch.join(PATIENCE)
+    os.close(alive)
+    assert exits == [1]
+    assert "the engine's process core has ended" in capfd.readouterr().err
+
+
+def test_an_engine_ends_with_a_descendant_of_that_name(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    with subprocess.Popen(["sleep", "612"]) as child, subprocess.Popen(["sleep", "613"]) as other:
+        deadline = time.monotonic() + PATIENCE
+        while b"612" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():
+            assert time.monotonic() < deadline
+        end_with_descendants("612")
+        watch = thread("engine-processes")
+        other.kill()
+        other.wait()
+        assert watch.is_alive()
+        child.kill()
+    watch.join(PATIENCE)
+    assert exits == [1]
+    assert f"the engine's process 612 (pid {child.pid}) has ended" in capfd.readouterr().err
+
+
+def test_a_process_that_cannot_be_watched_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    errors: list[OSError] = [OSError(1, "Operation not permitted"), ProcessLookupError(3, "No such process")]
+
+    def refuse(pid: int) -> int:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    before = threading.active_count()
+    end_with_process(77, "child")()
+    assert threading.active_count() == before
+    assert "the engine's process 77 is not watched: [Errno 1] Operation not permitted" in capfd.readouterr().err
+    with pytest.raises(ProcessLookupError):
+        end_with_process(77, "child")

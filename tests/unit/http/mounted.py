@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from handler.core import loop
 from handler.http.app import MountedApp, create_app
 
 
@@ -20,6 +21,8 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("OPTION_", "LMI_", "SERVING_", "HF_")):
             monkeypatch.delenv(name)
+    monkeypatch.setattr(loop, "keep_collecting", lambda: None)  # what follows belongs to the whole process
+    monkeypatch.setattr(loop, "importing", contextlib.nullcontext)
 
 
 def echo(*options: str, **more: Any) -> MountedApp:

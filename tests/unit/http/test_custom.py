@@ -20,8 +20,9 @@ from starlette.exceptions import HTTPException
 
 from handler.core.errors import BadRequest
 from handler.http import custom
-from handler.http.inference import AS_IT_COMES
+from handler.http.inference import AS_IT_COMES, SHARED
 from handler.http.protocol import EXCHANGE
+from handler.plugins.handle import Answer, Broken
 from tests.one_test import in_one_test
 
 
@@ -296,16 +297,87 @@ def test_a_header_that_would_break_the_response_is_custom_codes_error(header: tu
 
 
 def test_the_servers_headers_are_added_where_custom_code_has_none() -> None:
-    own = [(b"x-request-id", b"7"), (b"vary", b"origin")]
-    whole = custom._with_headers(start(content_length="5", X_Request_Id="own"), own)
-    assert whole["headers"] == [(b"content-length", b"5"), (b"X-Request-Id", b"own"), (b"vary", b"origin")]
-    stream = custom._with_headers(start(), own)
-    assert stream["headers"] == [*own, AS_IT_COMES]
+    scope = {"request_id": "7", SHARED: [(b"vary", b"origin")]}
+    sized = [(b"content-length", b"5"), (b"X-Request-Id", b"own")]
+    assert custom._with_own(scope, sized, is_sized=True) == [*sized, (b"vary", b"origin")]
+    assert custom._with_own(scope, [], is_sized=False) == [(b"x-request-id", b"7"), (b"vary", b"origin"), AS_IT_COMES]
 
 
-def test_a_form_has_a_limit_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom, "_MOST_FIELDS", 2)
+def test_a_form_has_a_limit_of_fields() -> None:
     assert custom._fields("a=1&b=") == {"a": b"1", "b": b""}
     assert custom._fields("a=%ff") == {"a": b"\xff"}
-    with pytest.raises(BadRequest, match=r"^the form has more than 2 fields$"):
-        custom._fields("a=1&b=2&c=3")
+    assert custom._fields("a=1&" * 9_999 + "b=2") == {"a": b"1", "b": b"2"}
+    with pytest.raises(BadRequest, match=r"^the form has more than 10000 fields$"):
+        custom._fields("a=1&" * 10_000 + "b=2")
+
+
+# -- what `handle` of model.py answers ---------------------------------------------------------------------------------
+
+
+class Parts:
+    """Parts of a streamed body, one after another."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = list(parts)
+
+    async def next(self) -> Any:
+        await asyncio.sleep(0)
+        return self._parts.pop(0) if self._parts else None
+
+
+class Staying:
+    """An exchange whose client stays until it is told to go."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.event = asyncio.Event()
+
+    def wake(self) -> None:
+        self.event.set()
+
+    async def wait(self) -> None:
+        await self.event.wait()
+        self.event.clear()
+
+
+def answered(answer: Answer, *, leaves: bool = False) -> list[Any]:
+    sent: list[Any] = []
+
+    async def run() -> None:
+        client: Any = Staying()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            client.is_over = leaves and message["type"] == "http.response.body"
+
+        await custom._send({"request_id": "7", SHARED: [(b"vary", b"origin")]}, send, answer, client)
+
+    asyncio.run(run())
+    return sent
+
+
+def test_a_whole_answer_of_handle_has_its_length() -> None:
+    begun, body = answered(Answer(201, [("x-request-id", "own")], b"hello"))
+    assert (begun["status"], body["body"]) == (201, b"hello")
+    assert begun["headers"] == [(b"x-request-id", b"own"), (b"vary", b"origin"), (b"content-length", b"5")]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("parts", [None, Parts(b"a")])
+def test_an_answer_of_handle_that_has_no_body_gets_none(status: int, parts: Any) -> None:
+    begun, body = answered(Answer(status, [], b"hello", parts))
+    assert body["body"] == b""
+    assert b"content-length" not in dict(begun["headers"])
+
+
+def test_an_answer_of_handle_in_parts_is_sent_part_by_part() -> None:
+    begun, *bodies = answered(Answer(200, parts=Parts(b"one", b"", b"two", Broken(b"failed"))))
+    assert [(body["body"], body.get("more_body", False)) for body in bodies] == [
+        (b"one", True), (b"two", True), (b"failed", True), (b"", False),
+    ]  # fmt: skip
+    assert dict(begun["headers"])[b"x-accel-buffering"] == b"no"
+
+
+def test_a_client_that_leaves_gets_no_more_parts_of_handle() -> None:
+    _, *bodies = answered(Answer(200, parts=Parts(b"one", b"two")), leaves=True)
+    assert [body["body"] for body in bodies] == [b"one"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, InvalidPayload
 from handler.http import grpc as triton
 from handler.http.grpc import GrpcServer, _error, _escaped, _Exchange, _Outbox, _parsed, _path, _scope
 from handler.http.protocol import EXCHANGE
@@ -240,10 +240,15 @@ class Context:
         return [("x-own", "1")]
 
 
+async def nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
 def server_of(app: Any, monkeypatch: pytest.MonkeyPatch) -> GrpcServer:
-    kinds: Any = lambda options: SimpleNamespace(add_registered_method_handlers=lambda *arguments: None)  # noqa: E731
+    kinds: Any = lambda options, interceptors: SimpleNamespace(add_registered_method_handlers=lambda *arguments: None)  # noqa: E731
     monkeypatch.setattr(grpc.aio, "server", kinds)
-    return GrpcServer(app, patience=1.0, max_bytes=100, max_calls=3)
+    return GrpcServer(app, Access(), patience=1.0, max_bytes=100, max_calls=3)
 
 
 async def good(scope: Any, receive: Any, send: Any) -> None:
@@ -295,7 +300,7 @@ def test_a_bug_in_a_call_is_that_calls_internal_error(
         assert context.aborted == (grpc.StatusCode.INTERNAL, "internal error")
 
     run(story)
-    assert "request 7 failed" in caplog.messages
+    assert "request '7' failed" in caplog.messages
 
 
 def test_an_input_that_cannot_be_read_is_refused_before_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +350,20 @@ def test_bytes_that_are_no_message_end_their_call(monkeypatch: pytest.MonkeyPatc
             await _parsed(service_pb2.ModelReadyRequest, b"\xff", context)
         assert context.aborted == (grpc.StatusCode.INTERNAL, "Unable to parse request")
         assert (await _parsed(service_pb2.ModelInferRequest, request().SerializeToString(), context)).id == "7"
+
+    run(story)
+
+
+def test_a_message_with_a_wrong_field_is_an_invalid_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes) -> None:
+        raise InvalidPayload("inputs: too many dimensions")
+
+    async def story() -> None:
+        context = Context()
+        monkeypatch.setattr(triton, "check_fields", refuse)
+        with pytest.raises(Aborted):
+            await _parsed(service_pb2.ModelInferRequest, b"", context)
+        assert context.aborted == (grpc.StatusCode.INVALID_ARGUMENT, "inputs: too many dimensions")
 
     run(story)
 
@@ -431,24 +450,23 @@ def test_a_call_without_a_message_is_answered_empty(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stream_runs_as_many_requests_at_once_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "_MAX_REQUESTS", 2)
     counts, running = list[int](), [0]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         running[0] += 1
         counts.append(running[0])
-        for _ in range(5):
+        for _ in range(400):
             await asyncio.sleep(0)
         running[0] -= 1
         await good(scope, receive, send)
 
     async def story() -> None:
-        context = Context(*[request(str(number)).SerializeToString() for number in range(6)])
+        context = Context(*[request(str(number)).SerializeToString() for number in range(150)])
         server = server_of(app, monkeypatch)
-        assert len([message async for message in server._stream(None, context)]) == 6  # type: ignore[arg-type]
+        assert len([message async for message in server._stream(None, context)]) == 150  # type: ignore[arg-type]
 
     run(story)
-    assert max(counts) == 2
+    assert max(counts) == 128
 
 
 # -- calls about the state ---------------------------------------------------------------------------------------------
@@ -468,8 +486,8 @@ def test_a_health_check_says_whether_the_model_is_ready(monkeypatch: pytest.Monk
     async def story() -> None:
         for status, answer in ((200, b"\x08\x01"), (503, b"\x08\x02")):
             app, asked = state(status)
-            assert await server_of(app, monkeypatch)._check(b"", Context()) == answer
-            assert asked == [("GET", "/v2/health/ready")]
+            assert await server_of(app, monkeypatch)._check(nothing(), Context()) == answer
+            assert asked == [("GET", "/health")]
 
     run(story)
 
@@ -518,13 +536,13 @@ def test_a_call_has_the_method_of_its_route(path: str, method: str) -> None:
 def test_a_messages_size_and_the_calls_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, int]] = []
 
-    def server(options: Any) -> Any:
+    def server(options: Any, interceptors: Any) -> Any:
         found.append(dict(options))
         return SimpleNamespace(add_registered_method_handlers=lambda *arguments: None)
 
     monkeypatch.setattr(grpc.aio, "server", server)
     for size, limit in ((100, 100), (1 << 30, 1 << 24)):
-        GrpcServer(good, patience=1.0, max_bytes=size, max_calls=3)
+        GrpcServer(good, Access(), patience=1.0, max_bytes=size, max_calls=3)
         assert found.pop() == {
             "grpc.max_receive_message_length": limit + (1 << 16),
             "grpc.max_send_message_length": -1,
@@ -535,10 +553,10 @@ def test_a_messages_size_and_the_calls_of_a_connection_are_limited(monkeypatch: 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:
     async def story() -> None:
-        server = GrpcServer(good, patience=1.0, max_bytes=100, max_calls=3)
+        server = GrpcServer(good, Access(), patience=1.0, max_bytes=100, max_calls=3)
         for host, told in (("203.0.113.1", "203.0.113.1:1"), ("2001:db8::1", r"\[2001:db8::1\]:1")):
             with pytest.raises(ConfigError, match=rf"^cannot listen on {told} \(option.grpc_port\)$"):
-                await server.start(host, 1, Access())
+                await server.start(host, 1)
         await server.stop()
 
     run(story)

@@ -315,7 +315,10 @@ def test_phases_of_a_writer_are_in_order() -> None:
 
 
 def test_a_stream_to_a_closed_connection_is_broken() -> None:
+    num_sent = [0]
+
     async def closed(message: Any) -> None:
+        num_sent[0] += 1
         raise OSError("closed")
 
     async def story() -> None:
@@ -326,6 +329,7 @@ def test_a_stream_to_a_closed_connection_is_broken() -> None:
             assert (writer.phase, channel.is_paused) == (Writing.BROKEN, True)
             writer.write(b"b")
             assert channel.calls == ["wake"], "once"
+        assert num_sent == [2], "nothing is sent after that"
         channel = Channel()
         writer = BodyWriter(closed, channel)
         task: Any = SimpleNamespace(take=lambda: b"a", finished=False)

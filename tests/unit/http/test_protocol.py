@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -437,6 +438,42 @@ def test_endless_heads_and_trailers_are_431(before: bytes, packet: int, field: b
     found = asyncio.run(exchange(mirror, parts))
     assert _status(found) == b"431"
     assert b"connection: close" in found
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
+def test_a_head_may_be_as_long_as_the_limit_to_the_byte(more: int, status: bytes) -> None:
+    head = b"GET / HTTP/1.1\r\nConnection: close\r\n"  # "/" and 10 + 5 + 4 bytes, with ": " and the line's end
+    value = b"b" * (65_536 - 1 - 19 - 5 + more)
+    assert _status(asyncio.run(exchange(mirror, [head + b"a: " + value + b"\r\n\r\n"]))) == status
+
+
+@in_one_test(
+    ("over", "full", "chunked", "paused"),
+    [
+        (False, False, True, False),
+        (True, False, True, True),
+        (False, True, True, True),
+        (False, False, False, True),
+    ],
+)
+def test_the_short_way_is_open_while_a_chunk_can_be_written(
+    over: bool, full: bool, chunked: bool, paused: bool
+) -> None:
+    flow = SimpleNamespace(write_paused=full)
+    cycle: Any = SimpleNamespace(disconnected=over, response_complete=False, flow=flow, chunked_encoding=chunked)
+    cycle.message_event = asyncio.Event()
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(write=written.append, abort=lambda: written.append(b"abort"))
+    way = protocol.Exchange(cycle, transport, lambda: written.append(b"head"), lambda: None)
+    assert (way.is_paused, way.write_chunk(b"early")) == (True, False)
+    way.resume()
+    assert written == [b"head"]
+    assert way.is_paused == paused
+    assert way.write_chunk(b"0123456789abcdef") != paused
+    assert way.write_chunk(b"") != paused, "nothing to write"
+    assert written[1:] == ([] if paused else [b"10\r\n0123456789abcdef\r\n"])
+    way.drop()
+    assert (way.is_over, way.is_paused, written[-1]) == (True, True, b"abort")
 
 
 def test_a_refused_head_is_told_the_limits() -> None:

@@ -15,10 +15,12 @@ from starlette.datastructures import QueryParams
 
 from handler import __version__
 from handler.core.errors import InvalidPayload, Overloaded
+from handler.core.values import Task
 from handler.http import batch_routes
 from handler.http.app import App, MountedApp
 from handler.http.foreign_routes import _flag
-from handler.http.routes import ASSETS
+from handler.http.routes import ASSETS, _modalities
+from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.openai.api import read_page
 from handler.serving.batches.store import BatchStore
 from handler.serving.model import ServedModel
@@ -210,6 +212,19 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
     in_app(story, "option.enable_lora=true")
 
 
+@pytest.mark.parametrize("path", ["/adapters", "/v1/load_lora_adapter"])
+def test_calls_about_adapters_have_a_megabyte(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "true")
+
+    async def story(app: MountedApp) -> None:
+        for size, status in ((1 << 20, 400), ((1 << 20) + 1, 413)):
+            body = b'{"name": "", "lora_name": "", "x": "' + b"x" * size
+            answer = await call(app, path, "POST", body[: size - 2] + b'"}')
+            assert (answer.status == 413) == (status == 413)
+
+    in_app(story, "option.enable_lora=true")
+
+
 def test_flags_are_read_as_pydantic_reads_them() -> None:
     for given, value in (({}, False), ({"a": None}, False), ({"a": False}, False), ({"a": True}, True)):
         assert _flag(given, "a") is value
@@ -262,7 +277,9 @@ def test_models_are_described_for_each_kind_of_client() -> None:
         assert listed == (await call(app, "/v1/models/model")).value
         assert (listed["id"], listed["created"], listed["max_model_len"]) == ("model", started, 256)
         assert (listed["parent"], listed["input_modalities"]) == (None, ["text", "image", "audio"])
-        (other,) = (await page(app, "/v1/models", anthropic_version="2023-06-01")).value["data"]
+        answer = await page(app, "/v1/models", anthropic_version="2023-06-01")
+        (other,) = answer.value["data"]
+        assert answer.status == (await call(app, "/v1/models")).status == 200
         assert (other["id"], other["type"]) == ("model", "model")
         assert other == (await page(app, "/v1/models/model", anthropic_version="2023-06-01")).value
         assert "object" in listed
@@ -276,6 +293,12 @@ def test_models_are_described_for_each_kind_of_client() -> None:
         assert wrong.status == 400
 
     in_app(story, "option.max_model_len=256")
+
+
+def test_what_a_model_reads_is_told_by_its_task() -> None:
+    context = ServerContext(engine="echo")
+    for task, read in ((Task.TRANSCRIPTION, ["audio"]), (Task.EMBEDDING, ["text"]), (Task.RERANK, ["text"])):
+        assert _modalities(dataclasses.replace(context, task=task, no_media={"image": ""})) == read
 
 
 # -- files and batches -------------------------------------------------------------------------------------------------
@@ -357,11 +380,11 @@ def test_an_upload_that_does_not_come_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
+    def fail(*arguments: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     async def story(app: MountedApp) -> None:
-        monkeypatch.setattr(batch_routes, "_private", fail)
+        monkeypatch.setattr(batch_routes, "open", fail, raising=False)
         answer = await upload(app, b"x")
         assert answer.status == 503
         assert "the file cannot be written" in answer.value["error"]["message"]
@@ -377,10 +400,64 @@ def test_only_so_many_calls_wait_for_the_store(tmp_path: Path) -> None:
         await routes._call(BatchStore.files, "", read_page(QueryParams("")))
         assert routes._waiting.value == 63
         routes._waiting.value = 64
-        with pytest.raises(Overloaded, match=r"^64 calls to routes of files and batches are waiting already$"):
+        with pytest.raises(Overloaded, match=r"^64 requests for files and batches are already waiting$"):
             await routes._call(BatchStore.files, "", None)
 
     in_app(story, f"option.batches_store={tmp_path}")
+
+
+def test_lists_of_files_and_batches_have_limits(tmp_path: Path) -> None:
+    async def story(app: MountedApp) -> None:
+        for path, limit, status in (
+            ("/v1/files", b"10000", 200),
+            ("/v1/files", b"10001", 400),
+            ("/v1/batches", b"100", 200),
+            ("/v1/batches", b"101", 400),
+        ):
+            assert (await call(app, path, query_string=b"limit=" + limit)).status == status, (path, limit)
+
+    in_app(story, f"option.batches_store={tmp_path}")
+
+
+def test_without_a_store_files_and_batches_are_not_found() -> None:
+    async def story(app: MountedApp) -> None:
+        for path in ("/v1/files", "/v1/batches", "/v1/files/f/content", "/v1/batches/b"):
+            answer = await call(app, path)
+            assert answer.status == 404
+            assert "not enabled on this server (option.batches_store)" in answer.value["error"]["message"]
+
+    in_app(story)
+
+
+def test_while_the_server_stops_no_file_is_taken_or_deleted(tmp_path: Path) -> None:
+    async def story(app: MountedApp) -> None:
+        id = (await upload(app, b"x")).value["id"]
+        model_of(app).drain()
+        assert (await upload(app, b"x")).status == 503
+        assert (await call(app, f"/v1/files/{id}", "DELETE")).status == 503
+        assert (await call(app, f"/v1/files/{id}")).status == 200
+
+    in_app(story, f"option.batches_store={tmp_path}")
+
+
+def test_stored_responses_that_are_not_kept_are_not_found(tmp_path: Path) -> None:
+    async def story(app: MountedApp) -> None:
+        for path, method in (
+            ("/v1/responses/resp_1", "GET"),
+            ("/v1/responses/resp_1", "DELETE"),
+            ("/v1/responses/resp_1/input_items", "GET"),
+        ):
+            answer = await call(app, path, method)
+            assert answer.status == 404, (path, method)
+            assert "responses are not stored" not in answer.body.decode()
+        answer = await call(app, "/v1/responses/resp_1/input_items", query_string=b"after=msg_1")
+        assert "resp_1" in answer.body.decode()
+        assert answer.status == 404
+        model_of(app).drain()
+        assert (await call(app, "/v1/responses/resp_1", "DELETE")).status == 503
+        assert (await call(app, "/v1/responses/resp_1")).status == 404
+
+    in_app(story, f"option.responses_store={tmp_path}")
 
 
 def test_a_file_must_be_a_form(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
+from handler.protocols.kernel import messages, readers, texts
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.messages import ROLES, check_role
 from handler.protocols.kernel.parameters import PARAMETERS, unsupported
@@ -17,8 +18,10 @@ from handler.protocols.kernel.readers import INT32, INT64, metadata, response_fo
 from handler.protocols.kernel.schema import schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.kernel.texts import text_list, text_of, texts_shape
+from handler.protocols.registry import ROUTES
+from tests.limits import undocumented
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, with_adapters
+from tests.unit.protocols.answers import CAPABLE, USER, with_adapters
 
 INT32_MOST, INT64_MOST, UINT64_MOST = 2147483647, 9223372036854775807, 18446744073709551615
 STOPS = (
@@ -249,3 +252,40 @@ def test_a_chat_template_may_know_further_roles() -> None:
         assert raised.value.message == f"messages[0].role must be one of {names}"
     with pytest.raises(InvalidPayload, match=r"^messages\[0\]\.role must be one of user, tool$"):
         check_role("critic", "messages[0]", ("user", "tool"), ServerContext(engine="able"))
+
+
+def test_the_limits_of_texts_and_messages_are_documented() -> None:
+    assert not undocumented(
+        "wire/README.md",
+        f"{messages.MAX_ARGUMENTS:,} characters in the arguments of one tool call, and "
+        f"{messages.MAX_ALL_ARGUMENTS:,} in those of all",
+    )
+    assert not undocumented(
+        "wire/embeddings.md",
+        f"may contain up to {texts.MAX_TEXTS:,} texts",
+        f"may be up to {texts.MAX_QUERIES:,} characters",
+    )
+    stops = f"a string or up to {readers.MAX_STOPS}, each up to {readers.MAX_STOP_CHARACTERS:,} characters"
+    assert not undocumented("wire/lmi.md", stops)
+    most = f"a value of at most {readers.MAX_CHARACTERS:,} characters"
+    assert not undocumented("wire/structured-output.md", most)
+    pairs = f"up to {readers._PAIRS} pairs: keys of {readers._KEY} characters, values of {readers._VALUE}"
+    assert not undocumented("wire/batches.md", pairs)
+
+
+def test_a_calls_arguments_have_their_most() -> None:
+    def chat(*sizes: int) -> Any:
+        calls = [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": f'{{"a": "{"x" * (size - 9)}"}}'}}
+            for size in sizes
+        ]
+        said = {"role": "assistant", "content": None, "tool_calls": calls}
+        return ROUTES["/v1/chat/completions"].parse({"messages": [USER, said, USER]}, CAPABLE)
+
+    most = 1 << 20
+    chat(most, most, most, most)
+    for sizes in ((most + 1,), (most, most, most, most, 10)):
+        with pytest.raises(
+            InvalidPayload, match=r"^messages\[\]\.tool_calls: the arguments of a call may have at most "
+        ):
+            chat(*sizes)

@@ -31,6 +31,7 @@ from handler.core.errors import (
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
+from handler.scheduler import lora
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import (
     AdapterCall,
@@ -46,6 +47,7 @@ from handler.scheduler.lora import (
     required,
 )
 from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
+from tests.limits import MIB, undocumented
 from tests.one_test import in_one_test
 from tests.user_files import write_adapter
 
@@ -713,3 +715,7 @@ def test_an_earlier_adapter_is_dropped_with_its_last_request() -> None:
     assert rig.engine.used_ids == [rig.find("a").id]
     del late
     assert sum(adapter() is not None for adapter in earlier) == 0
+
+
+def test_the_size_of_an_adapters_config_is_documented() -> None:
+    assert not undocumented("adapters.md", f"at most {lora._MAX_CONFIG / MIB:g} MiB")

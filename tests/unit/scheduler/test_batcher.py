@@ -17,9 +17,11 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Finish, Request, Sampling, Token
 from handler.engines.base import Output, Step
 from handler.protocols.registry import INVOCATIONS
+from handler.scheduler import batcher
 from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath, RequestQueue
 from handler.scheduler.engine import join
 from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
+from tests.limits import WORDS, undocumented
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, DIALECTS
 
@@ -881,3 +883,11 @@ def test_the_end_of_a_sequence_comes_with_the_tokens_before_it() -> None:
 def test_what_brings_more_than_tokens_comes_after_those_before_it(last: Output) -> None:
     steps = [Step([1], [10], [0.0], []), Step([], [], [], [last])]
     assert join(steps).others == [Output(1, [10], [0.0]), last]
+
+
+def test_the_waiting_of_batches_lines_is_documented() -> None:
+    assert not undocumented(
+        "wire/batches.md",
+        f"after at most {WORDS[MAX_OVERTAKES]} others have overtaken it",
+        f"waits for at most {batcher._PATIENCE:g} s while another key",
+    )

@@ -17,12 +17,14 @@ from handler.config.loader import read_config
 from handler.core.errors import InvalidPayload
 from handler.core.media import SAMPLE_RATE, MediaSource, Medium
 from handler.engines.process.sandbox import Sandbox
+from handler.serving.media import audio
 from handler.serving.media.audio import DECODER, check_pages, check_tags, read_size
 from handler.serving.media.audio_decoder import decode
 from handler.serving.media.decoder import LargerThanRead
-from handler.serving.media.loader import MediaLoader, media_rules
+from handler.serving.media.loader import SECONDS, MediaLoader, media_rules
 from tests.app.media.clips import clip_file, flac, id3, ogg, tone, wav
 from tests.doubles.steps import steps
+from tests.limits import undocumented
 
 RULES = media_rules(read_config(overrides=["option.max_audio_seconds=60"], environ={}).checked())
 MIB = 1 << 20
@@ -291,3 +293,14 @@ def test_a_wav_that_does_not_say_its_samples_size_is_refused() -> None:
 
 def test_the_decoders_process_decodes_by_it() -> None:
     assert DECODER.make() is decode
+
+
+def test_the_limits_of_audio_are_documented() -> None:
+    assert not undocumented(
+        "audio.md",
+        f"samples per second and channel | {audio._LEAST_RATE:,} to {audio._MOST_RATE:,} |",
+        f"channels | 1 to {audio._MOST_CHANNELS} |",
+        f"samples per second, all channels | {audio._MOST_PER_SECOND:,} |",
+        f"CPU time to decode an audio file | {SECONDS:g} s",
+        f"tags with over {audio._MOST_TEXTS} texts are refused",
+    )

@@ -99,7 +99,7 @@ def test_a_start_that_fails_closes_the_model() -> None:
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_an_engine_that_never_starts_is_an_error_unless_the_model_is_closed(closing: bool) -> None:
+def test_an_engine_that_never_starts_is_an_error_unless_it_was_closed(closing: bool) -> None:
     async def story() -> None:
         model = Model()
         model.availability.closing = closing

@@ -26,6 +26,7 @@ from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile
 from handler.serving.batches import runner
 from handler.serving.batches.runner import BatchRunner, Held, Input, Output, _Answering, _Stopped
 from handler.serving.batches.store import BatchStore, OpenBatch, output_ids
+from tests.limits import WORDS, undocumented
 from tests.stepped import Clock
 
 CHAT = "/v1/chat/completions"
@@ -545,3 +546,11 @@ def test_lines_in_memory_are_counted_until_they_are_answered() -> None:
         assert held._size == 0
 
     asyncio.run(reads())
+
+
+def test_the_tries_and_errors_of_a_batch_are_documented() -> None:
+    assert not undocumented(
+        "wire/batches.md",
+        f"`errors` names up to {runner._MOST_ERRORS} lines",
+        f"If the engine fails {WORDS[runner._TRIES]} times on a line",
+    )

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,10 @@ from handler.core.errors import BadRequest, ConfigError
 from handler.core.user_functions import Role
 from handler.core.values import Task
 from handler.engines import downloads, s3
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, EngineInfo
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import ANYWHERE, Placement
+from handler.http import server
 from handler.plugins.functions import Formatters
 from handler.scheduler.lora import AdapterHome
 from handler.serving import engine as serving_engine
@@ -40,6 +42,7 @@ from handler.serving.engine import (
 )
 from handler.serving.start import load_tokenizer, make_validator, server_context
 from handler.serving.user_code import adapter_home, model_formatters
+from tests.limits import undocumented
 from tests.user_files import write_adapter
 
 
@@ -415,3 +418,26 @@ def test_adapters_that_an_engine_does_not_take_are_not_loaded(home: Path, caplog
     assert message.startswith(f"the adapters in {home / 'adapters'} are not loaded: echo: ")
     with pytest.raises(BadRequest, match=r"^LoRA is not enabled: no engine is loaded: handle of model\.py answers all"):
         home_of("echo", directory=home, handle_role=Role.ALONE).registry.check()
+
+
+def test_the_time_for_requests_to_finish_is_documented() -> None:
+    assert not undocumented("scaling.md", f"open requests have {start._DRAIN:g} s to finish")
+    assert not undocumented("serving.md", f"Running requests have {server._DRAIN:g} s to finish")
+
+
+def test_the_end_of_a_start_is_told_with_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    times = start.StartTimes()
+    now += 1.5
+    times.files_are_here()
+    now += 2.25
+    info = EngineInfo("able", "1.2", "GPU.0", "bf16", 1000)
+    model: Any = SimpleNamespace(config=Config(), info=info, replicas=())
+    told = "ready after 3.8 s (files 1.5 s, engine 2.2 s): "
+    assert times.ready(model) == f"{told}able 1.2 on GPU.0, dtype bf16, 1000 tokens"
+    model.replicas = (1, 2)
+    model.info = replace(info, device="none")
+    assert times.ready(model) == f"{told}2 replicas of able 1.2, 1000 tokens"
+    model.config = alone()
+    assert times.ready(model) == f"{told}handle of model.py, without an engine"

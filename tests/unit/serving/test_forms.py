@@ -6,7 +6,9 @@ import pytest
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import Upload
+from handler.serving import forms
 from handler.serving.forms import FormReader, read_form
+from tests.limits import undocumented
 from tests.one_test import in_one_test
 
 TYPE = "multipart/form-data; boundary=b"
@@ -89,3 +91,7 @@ def test_a_form_that_is_written_has_one_file() -> None:
         form.feed(part("file", b"1", filename="f") + part("other", b"2", filename="g") + END)
     two = part("file", b"1", filename="f") + part("other", b"2", filename="g") + END
     assert read_form(two, TYPE) == {"file": Upload(b"1", "f"), "other": Upload(b"2", "g")}
+
+
+def test_the_number_of_a_forms_parts_is_documented() -> None:
+    assert not undocumented("wire/audio.md", f"A form may have at most {forms._MOST_PARTS} parts")

@@ -20,6 +20,7 @@ from handler.protocols.kernel.body import decoded_size
 from handler.protocols.kernel.dialect import BinaryBody, ServerContext
 from handler.protocols.openai.audio import Transcriptions
 from handler.protocols.registry import INVOCATIONS, ROUTES
+from handler.serving import admission, quota
 from handler.serving.admission import INVOKE, InferenceRoutes, _memory
 from handler.serving.head import (
     ATTRIBUTES,
@@ -35,6 +36,7 @@ from handler.serving.head import (
 from handler.serving.large_bodies import LARGE, MOST_DECODED
 from handler.serving.preprocessor import Preprocessor, check_task
 from handler.serving.quota import Count
+from tests.limits import KIB, undocumented
 from tests.one_test import in_one_test
 
 INFO = EngineInfo("able", "1", "none", "none", 1000)
@@ -289,3 +291,8 @@ def test_a_count_has_those_within() -> None:
     with pytest.raises(ZeroDivisionError), count:
         raise ZeroDivisionError
     assert count.value == 0
+
+
+def test_the_memory_left_to_small_requests_is_documented() -> None:
+    size = admission._SMALL / (1 + quota.BODY_MEMORY) / KIB
+    assert not undocumented("wire/README.md", f"reserved for requests of up to {size:g} KiB")

@@ -13,6 +13,7 @@ from handler.engines.process.sandbox import LimitExceeded, MemoryLimitExceeded
 from handler.protocols.kernel.body import decode_in_python, value_size
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LargeBodies, check_amount
+from tests.limits import MIB, undocumented
 
 
 @pytest.fixture
@@ -127,4 +128,27 @@ def test_the_process_takes_the_limits_of_the_body(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bodies._process, "run", starve)
     with pytest.raises(TooLarge, match=r"^parsing the body needs more than 256 MiB$"):
         bodies.decode(bytes(100), plain=False, unique_keys=True)
+    bodies.close()
+
+
+def test_the_limits_of_large_bodies_are_documented() -> None:
+    assert not undocumented(
+        "wire/README.md",
+        f"bodies of {large_bodies.LARGE / MIB:g} MiB or more",
+        f"{large_bodies.MAX_VALUES:,} strings, names, lists and objects in total",
+        f"{large_bodies.MAX_NUMBERS:,} numbers",
+        f"{large_bodies.MAX_TEXT:,} characters in each string",
+        f"{large_bodies.SECONDS:g} s of CPU time for parsing",
+        f"{large_bodies._MEMORY / MIB:g} MiB of memory for parsing, plus {large_bodies._MEMORY_FACTOR} bytes for each",
+        f"At most {large_bodies.MAX_WAITING} such requests are parsed or tokenized at a time",
+        f"if their bodies are at most {large_bodies._QUICK_BODY / MIB:g} MiB",
+    )
+
+
+def test_a_body_that_was_read_makes_room_for_the_next() -> None:
+    bodies = LargeBodies()
+    for _ in range(2 * large_bodies.MAX_WAITING + 1):
+        assert bodies.submit(1 << 30, int).result(20) == 0
+        assert bodies.submit(1, int).result(20) == 0
+    assert bodies._waiting.taken == 0
     bodies.close()

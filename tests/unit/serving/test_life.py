@@ -359,3 +359,15 @@ def test_a_holding_is_released_once_by_its_phase_and_the_latest_first() -> None:
     assert released == ["b", "a", "d", "c"]
     with pytest.raises(AssertionError):
         life.enter(Phase.CLOSED)
+
+
+def test_what_is_held_too_late_is_released_at_once() -> None:
+    life, released = Life(), list[str]()
+    life.enter(Phase.FINISHED)
+    life.hold(lambda: released.append("finished"))
+    life.hold(lambda: released.append("closed"), Phase.CLOSED)
+    assert released == ["finished"]
+    life.enter(Phase.CLOSED)
+    assert released == ["finished", "closed"]
+    life.hold(lambda: released.append("late"), Phase.CLOSED)
+    assert released == ["finished", "closed", "late"]

@@ -26,7 +26,7 @@ from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded
-from handler.serving.media import fetch
+from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
 from handler.serving.media.decoder import LargerThanRead
 from handler.serving.media.fetch import is_public
@@ -38,6 +38,7 @@ from handler.serving.request.task import RequestTask
 from handler.serving.turns import TurnThreads
 from tests.app.media.files import data_url, file_server, image_file, png
 from tests.doubles.steps import steps
+from tests.limits import GIB, KIB, MIB, WORDS, undocumented
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
 from tests.stepped import Bench, benches
@@ -628,3 +629,54 @@ def test_media_that_do_not_fit_a_prompt_are_refused_by_name(
     with pytest.raises(ServingError) as raised:
         placed(ids, medium, truncation=truncation)
     assert raised.value.message.startswith(words)
+
+
+def test_the_limits_of_images_are_documented() -> None:
+    assert not undocumented(
+        "images.md",
+        f"CPU time to decode an image | {media.SECONDS:g} s",
+        f"files fetched at a time | {media.FETCHES}, at most {media._FETCHES_OF_HOST} from one host",
+        f"{media.MAX_MEDIA_LOADING:,}, then 503. Requests with at most {media._FEW_MEDIA} images may use "
+        f"{media._SPARE_MEDIA:,} more",
+        f"{media.MAX_MEMORY / GIB:g} GiB, then 503. Requests that need at most {media._LITTLE_MEMORY / MIB:g} MiB may "
+        f"use {media._SPARE_MEMORY / MIB:g} MiB more",
+        f"over {image_decoder._MAX_EXIF / KIB:g} KiB of Exif is refused",
+        f"At most {WORDS[fetch._MAX_REDIRECTS]} redirects are followed",
+    )
+
+
+def jpeg(*segments: bytes) -> bytes:
+    return b"\xff\xd8" + b"".join(segments) + b"\xff\xc0\0\x11\x08\0\x06\0\x08" + bytes(20)
+
+
+def test_a_size_is_read_from_any_header() -> None:
+    length = b"\xff\xe0\0\x04ab"
+    for segments in (
+        (),
+        (length,),
+        (b"\xff\xff\xff" + length[1:],),
+        (b"\xff\x01", b"\xff\xd0", b"\xff\xd8"),
+        (length,) * 255,
+    ):
+        assert read_size(jpeg(*segments)) == (8, 6)
+    assert read_size(jpeg(*[length] * 256)) == (0, 0)
+    assert read_size(jpeg(b"x")) == (0, 0)
+    for marker in (0xC4, 0xC8, 0xCC):
+        table = bytes([0xFF, marker, 0, 9]) + bytes(7)
+        assert read_size(jpeg(table)) == (8, 6)
+    for marker in (0xC1, 0xC2, 0xCF):
+        assert read_size(jpeg().replace(b"\xff\xc0", bytes([0xFF, marker]))) == (8, 6)
+    whole = jpeg()
+    assert read_size(whole[:11]) == (8, 6)
+    assert read_size(whole[:10]) == read_size(whole[:3]) == read_size(b"") == (0, 0)
+    assert read_size(png(8, 6)[:24]) == (8, 6)
+    assert read_size(b"GIF89a\x08\0\x06\x01") == (8, 262)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_webps_size_is_in_its_first_bytes(lossless: bool, mode: str) -> None:
+    for size in ((1, 1), (300, 2), (2, 300)):
+        file = saved(PIL.Image.new(mode, size), "WEBP", lossless=lossless)
+        assert read_size(file[:30]) == size
+    assert read_size(saved(PIL.Image.new("RGB", (300, 2)), "WEBP", xmp=b"a" * 9)[:30]) == (300, 2)

@@ -25,6 +25,7 @@ from handler.serving.metrics.prometheus import Histogram
 from handler.serving.request_log import Answer, Capture, Captured, RequestLog, configured_log
 from proof.replay.exchange import Recorded, Request
 from proof.replay.sources import open_requests
+from tests.limits import undocumented
 from tests.servers import wait_for
 from tests.stepped import Bench, ask, benches, item
 
@@ -419,3 +420,8 @@ def test_a_body_that_is_no_text_is_base64(tmp_path: Path) -> None:
     assert (first["body_base64"], "body" in first) == ("/wA=", False)
     assert first["answer"] == {"status": 200, "content_type": "a/b", "body": "é"}
     assert (first["at"], "answer" in second) == (12.5, False)
+
+
+def test_the_memory_of_captured_requests_is_documented() -> None:
+    size = f"{request_log._MOST_WAITING / (1 << 20):g} MiB"
+    assert not undocumented("capture.md", f"{size} are waiting to be written", f"in these {size}")

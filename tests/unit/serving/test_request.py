@@ -46,6 +46,7 @@ from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.request.task import RequestTask, ignored_header
+from tests.limits import undocumented
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 from tests.unit.protocols.answers import with_adapters
@@ -504,3 +505,46 @@ def test_ignored_names_are_a_header_that_sagemaker_forwards() -> None:
     cut = ignored_header(["n" * 70, *map(str, range(40))])["x-lmi-ignored-parameters"]
     assert cut == ", ".join(["n" * 64, *map(str, range(31))])
     assert len(ignored_header(["n" * 64] * 32)["x-lmi-ignored-parameters"]) == 1024
+
+
+def test_the_number_of_logits_is_documented() -> None:
+    assert not undocumented("wire/tensors.md", f"at most {MAX_LOGITS:,} logits")
+
+
+def test_a_stream_of_which_nothing_was_sent_fails_as_a_whole() -> None:
+    bench = Bench()
+    request = Begun(bench, ask("a b", 8, stream=True))
+    request.task.unsent.clear()
+    request.task.fail(GenerationFailed("gone"))
+    assert (request.task.status, request.task.streams) == (424, False)
+    sent = Begun(bench, ask("a b", 8, stream=True))
+    sent.task.take()
+    sent.task.fail(GenerationFailed("gone"))
+    assert (sent.task.status, sent.task.streams) == (200, True)
+
+
+def test_batches_have_half_of_the_engine_unless_an_option_says_so() -> None:
+    model = Bench().model
+    for size, lines, wanted in ((9, 0, 4), (1, 0, 1), (9, 7, 7)):
+        model.config = replace(model.config, max_rolling_batch_size=size, batches_concurrency=lines)
+        assert model.max_batch_lines == wanted
+    assert model.max_sequences == 9
+
+
+def test_while_no_engine_is_loaded_nothing_limits_a_prompt() -> None:
+    made = Preprocessor(INVOCATIONS["lmi"], CONTEXT, Letters(BIG), lambda: None)
+    assert made.encoder.max_tokens() is None
+    request = Request("ab" * 9999, Sampling(max_new_tokens=1 << 30), truncation=Truncation())
+    found, prompt = made.encoder.encode(request)
+    assert (len(prompt.ids), found.sampling.max_new_tokens) == (19_998, 1 << 30)
+
+
+def test_a_prompt_is_truncated_to_leave_room_for_its_answer() -> None:
+    def left(**more: Any) -> int:
+        request = Request("a" * 2000, truncation=Truncation(), **more)
+        return len(intake().encoder.tokenize(request).ids)
+
+    assert left(sampling=Sampling(max_new_tokens=10)) == 990
+    assert left(sampling=Sampling(max_new_tokens=10), fill_context=True) == 999
+    assert left(sampling=Sampling(max_new_tokens=10), min_free_tokens=4) == 996
+    assert left(sampling=Sampling(max_new_tokens=5000)) == 1

@@ -24,6 +24,7 @@ from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
 from tests.doubles.steps import steps
+from tests.limits import KIB, undocumented
 from tests.one_test import in_one_test
 from tests.stepped import Bench, Clock, ask, benches, item, text_of
 
@@ -434,3 +435,11 @@ def test_they_are_off_by_default() -> None:
     for piece in step(bench, call("NEW_SESSION"), call("CLOSE", "x"), item(ask("a", 1), **{HEADER: "NEW_SESSION"})):
         assert piece.task.status == 400
         assert b"Invalid payload. stateful sessions not enabled" in piece.data
+
+
+def test_the_limits_of_sessions_are_documented() -> None:
+    assert not undocumented(
+        "sessions.md",
+        f"are at most {sessions._LONGEST_CALL / KIB:g} KiB long",
+        f"within {sessions._PERIOD:g} s of a session's end",
+    )

@@ -340,3 +340,42 @@ def test_what_is_cancelled_while_all_slots_are_taken_is_let_go() -> None:
     assert held.result(PATIENCE)
     assert threads.submit(lambda: 3, 1.0).result(PATIENCE) == 3
     threads.shutdown()
+
+
+def test_what_is_set_to_the_same_or_less_is_never_refused() -> None:
+    quota = Quota(10, spare=4, small=2, words="full")
+    quota.change(0, 10)
+    for _ in range(2):
+        quota.change(0, 2)
+    quota.change(10, 10)
+    quota.change(10, 9)
+    assert quota.taken == 13
+    with pytest.raises(Overloaded):
+        quota.change(9, 10)
+
+
+def test_what_is_told_large_has_no_spare_room_whatever_its_amount() -> None:
+    quota = Quota(2, spare=2, small=1, words="full")
+    for _ in range(2):
+        quota.change(0, 1, large=True)
+    with pytest.raises(Overloaded):
+        quota.change(0, 1, large=True)
+    quota.change(0, 1, large=False)
+    quota.change(0, 1, large=False)
+    with pytest.raises(Overloaded):
+        quota.change(0, 1, large=False)
+
+
+def test_cancelled_work_is_swept_and_the_rest_keeps_its_order() -> None:
+    threads, begin, done = TurnThreads(1, 1, "turns"), threading.Event(), list[int]()
+    flow = Flow("one")
+    held = threads.submit(begin.wait, 1.0)
+    futures = [threads.submit(partial(done.append, cost), cost, flow=Flow("one")) for cost in range(200, 0, -1)]
+    for future in futures[::2]:
+        future.cancel()
+    last = threads.submit(partial(done.append, 0), 1000, flow=flow)
+    begin.set()
+    assert held.result(PATIENCE)
+    last.result(PATIENCE)
+    assert done == [*range(1, 200, 2), 0]
+    threads.shutdown()

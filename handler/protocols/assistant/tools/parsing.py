@@ -368,6 +368,18 @@ class CallParser(CallOutput):
                 return
             yield from self._open()
 
+    def call_with_json(self, name: str) -> Steps[None]:
+        """Read a call whose arguments follow as a JSON object.
+
+        Raises:
+            BrokenCall: something else follows.
+        """
+        if (yield from self.skip()) != "{":
+            raise BrokenCall
+        self.begin(name)
+        yield from self.json()
+        self.end_call()
+
     def _open(self) -> Steps[None]:
         """Wait for more text of a value. If the response ends here, closing brackets can complete the arguments."""
         self._closable = True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, pairs
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
 
 
-class PairedCalls(CallParser):
+class PairedCalls(SectionedCalls):
     """Base class of parsers for calls with tags for a parameter's name and its value.
 
     Attributes:
@@ -24,6 +25,7 @@ class PairedCalls(CallParser):
 
     def one(self) -> Steps[None]:
         """Read a call after its marker. The marker of the next call also ends the call, and is not consumed."""
+        yield from self.skip()
         name = yield from self.run(NAME)
         yield from self.skip()
         if self.separator and (yield from self.take(self.separator)):
@@ -65,21 +67,7 @@ class Glm(PairedCalls):
         yield from self.one()
 
 
-class PairedSection(PairedCalls):
-    """Base class of parsers for calls that are enclosed by two markers."""
-
-    section_end = ""
-
-    def calls(self, begin: str) -> Steps[None]:
-        while True:
-            yield from self.skip()
-            if (yield from self.expect(self.call, self.section_end)) == self.section_end:
-                return
-            yield from self.skip()
-            yield from self.one()
-
-
-class Hunyuan(PairedSection):
+class Hunyuan(PairedCalls):
     """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, but Hunyuan 4 does not.
 
     A checkpoint may add its own suffix to all markers, such as `<tool_calls:opensource>`. The suffix is read from the
@@ -102,7 +90,7 @@ class Hunyuan(PairedSection):
 _LONGEST_ENDING = 32  # characters
 
 
-class K2Horizon(PairedSection):
+class K2Horizon(PairedCalls):
     begins = ("<ifm|tool_calls>",)
     section_end = "</ifm|tool_calls>"
     call, call_end = "<ifm|tool_call>", "</ifm|tool_call>"

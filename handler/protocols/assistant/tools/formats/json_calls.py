@@ -496,11 +496,7 @@ class Mistral(JsonCalls):
         if (yield from self.take(_CALL_ID)):
             yield from self.run(NAME)
         yield from self.take(_ARGUMENTS)
-        if (yield from self.skip()) != "{":
-            raise BrokenCall
-        self.begin(name)
-        yield from self.json()
-        self.end_call()
+        yield from self.call_with_json(name)
 
 
 _MISTRAL_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)

@@ -9,8 +9,8 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, 
 class SectionedCalls(CallParser):
     """Base class of parsers for calls in sections.
 
-    A call consists of a head with its name, its arguments, and possibly a tail. If a call is invalid, only this call
-    becomes text, because the marker of the next call begins calls again.
+    Unless `one` is overridden, a call consists of a head with its name, its arguments, and possibly a tail. If a call
+    is invalid, only this call becomes text, because the marker of the next call begins calls again.
 
     Attributes:
         section_end: the marker after all calls.
@@ -25,7 +25,7 @@ class SectionedCalls(CallParser):
         mark = begin
         while mark != self.section_end:
             if mark == self.call:
-                yield from self._call()
+                yield from self.one()
             yield from self.skip()
             mark = yield from self.expect(self.call, self.section_end)
 
@@ -41,13 +41,10 @@ class SectionedCalls(CallParser):
         """Consume the text after a call's arguments, which belongs to the call."""
         yield from self.take(self.call_end)
 
-    def _call(self) -> Steps[None]:
+    def one(self) -> Steps[None]:
+        """Read a call after its first mark."""
         name = yield from self.head()
-        if (yield from self.skip()) != "{":
-            raise BrokenCall
-        self.begin(name)
-        yield from self.json()
-        self.end_call()
+        yield from self.call_with_json(name)
         yield from self.skip()
         yield from self.tail()
 
