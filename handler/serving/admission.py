@@ -224,7 +224,7 @@ class Admission:
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         with self._num_tokenizing:
             encoder = self.preprocessor.encoder
-            await self._tokenizing(lambda *asked: take(encoder.tokenize(*asked)), request, size, media)
+            await self._tokenizing(lambda *arguments: take(encoder.tokenize(*arguments)), request, size, media)
 
     async def _load_media(self, request: Request, head: Head, hold: Hold) -> Sequence[Medium]:
         """Load a request's media and hold their memory. If the caller is cancelled, the downloads are cancelled too."""
