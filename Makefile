@@ -21,7 +21,7 @@ serve: install ## the demo model, or MODEL=... PORT=... OPTIONS='-o ...'
 djl: $(VENV)/.djl ## the same under DJL Serving (DJL_SERVING_HOME, else djl-serving on PATH), else its engine from Maven
 	exec $(BIN)/python -m tests.djl "$(or $(MODEL),demo)" --port $(PORT) $(OPTIONS)
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and "lmi-handler needs Python 3.10 to 3.13, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v < (3, 15) and "lmi-handler needs Python 3.10 to 3.14, this is %d.%d (orjson and openvino-genai have no packages for 3.15 yet): make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --quiet 'uv<1'
 comma := ,
@@ -58,7 +58,7 @@ test-dynamo: dev ## 2 min: the engine openai before our own server, and before D
 	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -m "not vllm" tests/engines_by_url'
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
-test-python: test-python-3.10 test-python-3.13 ## 2 min: half of the units and of the app on Python 3.10, the other on 3.13
+test-python: test-python-3.10 test-python-3.14 ## 2 min: half of the units and of the app on Python 3.10, the other on 3.14
 test-python-%: dev
 	$(BIN)/python -m tests.accept.python_versions $(VENV)-$* $* -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
