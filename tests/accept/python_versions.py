@@ -6,6 +6,7 @@ suite, in a directory beside the environment (`debian.py`).
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -57,11 +58,14 @@ def environment(directory: Path, version: str) -> list[str]:
         for arguments in (
             (python or f"python{version}", "-m", "venv", "--clear", str(directory.absolute())),
             (installed, "-m", "pip", "install", "--quiet", "uv<1"),
-            (*uv_install, "pip", "--editable", f"{ROOT}[cpu,dev]"),
+            (*uv_install, *_PINNED, "pip", "--editable", f"{ROOT}[cpu,dev]"),
         ):
             subprocess.run(enter(*arguments), cwd=ROOT, check=True)
         stamp.write_text(wanted)
     return enter(installed)
+
+
+_PINNED = () if os.environ.get("LATEST") else ("--constraint", ".ci/constraints.txt")
 
 
 def _here(*arguments: str) -> list[str]:
