@@ -257,7 +257,7 @@ class TritonRoutes:
         return {
             "name": name,
             "versions": [VERSION],
-            "platform": self._platform,
+            "platform": self._model.engine_name,
             "inputs": _described(model.inputs),
             "outputs": _described(model.outputs),
         }
@@ -268,18 +268,13 @@ class TritonRoutes:
         inputs = _configured(model.inputs)
         return {
             "name": name,
-            "platform": self._platform,
-            "backend": self._platform,
+            "platform": self._model.engine_name,
+            "backend": self._model.engine_name,
             "max_batch_size": 1,
             "input": [{**tensor, "optional": tensor["name"] != model.prompt} for tensor in inputs],
             "output": _configured(model.outputs),
             "model_transaction_policy": {"decoupled": True},
         }
-
-    @property
-    def _platform(self) -> str:
-        model = self._model
-        return model.info.name if model.info else str(model.config.llm_engine)
 
     def _of_model(self, handle: Handle) -> Handle:
         """Return a handler that refuses paths with the name or the version of another model."""
