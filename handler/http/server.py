@@ -86,7 +86,7 @@ class HttpServer(uvicorn.Server):
     """The uvicorn server, except that running requests may finish after SIGTERM while new requests get status 503.
 
     Args:
-        app: application, which refuses new requests once the server is asked to stop.
+        app: application, which refuses new requests as soon as the server is stopping.
         access: access settings, whose certificate determines whether the server uses HTTPS.
         keep_alive_timeout: maximum seconds that a connection may be idle between two requests.
     """
