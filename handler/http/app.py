@@ -176,7 +176,7 @@ class App:
         description: DescribedModel = {
             "modelName": config.name,
             "modelUrl": config.model_id,
-            "engine": model.info.name if model.info else config.llm_engine,
+            "engine": model.engine_name,
             "batchSize": config.batch_size,
             "maxBatchDelayMillis": config.max_batch_delay,
             "queueSize": config.job_queue_size,

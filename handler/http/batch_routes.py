@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -64,8 +65,8 @@ class BatchRoutes:
             route("/v1/batches/{batch}/cancel", POST=self._one(BatchStore.cancel)),
         ]
 
-    def _json(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
-        async def checked(scope: Scope, receive: Receive) -> Answered | None:
+    def _json(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Answered:
             if scope["method"] in ("POST", "DELETE"):
                 self._model.availability.check_open()
             return await answer(scope, receive)
@@ -113,11 +114,9 @@ class BatchRoutes:
         with self._waiting:
             return await store.call(method, store, *arguments)
 
-    async def _create(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _create(self, scope: Scope, receive: Receive) -> Answered:
         store = self._store
         body = await read_body(scope, receive, _FORM, self._model)
-        if body is None:
-            return None
         params = read_batch(decode(body), self._endpoints, self._model.context)
         batch = await self._call(BatchStore.create, _owner(scope), params)
         store.created.set()
@@ -125,7 +124,7 @@ class BatchRoutes:
 
     # -- the contents of files -----------------------------------------------------------------------------------
 
-    async def _upload(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _upload(self, scope: Scope, receive: Receive) -> Answered:
         store = self._store
         if media_type(scope["headers_by_name"]) != "multipart/form-data":
             raise UnsupportedMedia("a file must be sent as multipart/form-data")
@@ -138,8 +137,6 @@ class BatchRoutes:
         try:
             with self._model.receiving:
                 form = await asyncio.wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
-            if form is None:
-                return None
             new = read_file(form, self._model.context)
             file = await self._call(BatchStore.keep, id, new)
             kept = True
@@ -152,15 +149,15 @@ class BatchRoutes:
             if not kept:
                 await store.call(store.drop, id)
 
-    async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any] | None:
-        """Write the form's file to `path`. Return the form, or None if the client has disconnected."""
+    async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any]:
+        """Write the form's file to `path`, and return the form."""
         with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
             form = FormReader(scope["headers_by_name"]["content-type"], _bounded(file, most))
             size, more = 0, True
             while more:
                 message = await asyncio.wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":
-                    return None
+                    raise ClientDisconnect
                 part, more = message.get("body", b""), message.get("more_body", False)
                 if not more:
                     del scope[GIVEN_UP]

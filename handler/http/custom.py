@@ -253,9 +253,10 @@ class CustomCode:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
                 return await send_error(scope, send, error)
-            if body is not None:  # otherwise the client has disconnected
-                memory.set(len(body))
-                await self._run(scope, again(body, receive), send)
+            except ClientDisconnect:
+                return
+            memory.set(len(body))
+            await self._run(scope, again(body, receive), send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         framed = _Framed(scope, send)

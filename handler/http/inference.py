@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, cast
 from urllib.parse import parse_qs
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, ServingError, TooLarge, TooSlow
@@ -78,8 +79,8 @@ class Endpoint:
 
 async def read_body(
     scope: Scope, receive: Receive, limit: int, model: ServedModel, memory: Share | None = None
-) -> bytes | None:
-    """Return the request's body, or None if the client has disconnected.
+) -> bytes:
+    """Return the request's body.
 
     Args:
         limit: maximum size of the body, in bytes.
@@ -91,6 +92,7 @@ async def read_body(
         TooLarge: the body is larger than `limit`.
         TooSlow: the body was not received in time.
         Overloaded: there is not enough memory for the body.
+        ClientDisconnect: the client has disconnected.
     """
     body = start_now(_read_body(scope, receive, limit, memory or Share(model.admission.memory)))
     if body.done():  # it was received together with the head
@@ -110,7 +112,7 @@ def declared_length(scope: Scope) -> int:
     return int(length[:_MOST_DIGITS]) if is_digits(length) else 0
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:
+async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes:
     if (length := declared_length(scope)) > limit:
         scope[GIVEN_UP] = True
         raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed (max_request_size)")
@@ -119,7 +121,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
+            raise ClientDisconnect
         part = message.get("body", b"")
         size += len(part)
         more = message.get("more_body", False)
@@ -399,11 +401,12 @@ class Inference:
             return
         try:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
-            if body is not None:
-                self._model.check_room()  # the queue may have filled up while the body was received
-                await task.parse(body)  # from here on the request is answered even after SIGTERM
+            self._model.check_room()  # the queue may have filled up while the body was received
+            await task.parse(body)  # from here on the request is answered even after SIGTERM
         except ServingError as error:
             task.refuse(error)
+        except ClientDisconnect:
+            pass
 
 
 def path_of(scope: Scope) -> str:

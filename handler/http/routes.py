@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -62,19 +63,19 @@ Answered = tuple[Any, Sequence[str]]
 
 
 def json_handler(
-    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered | None]], errors: ErrorFormat = SERVER
+    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered]], errors: ErrorFormat = SERVER
 ) -> Handle:
-    """Return a handler that sends the result of `answer` as JSON, or nothing if the result is None."""
+    """Return a handler that sends the result of `answer` as JSON, or nothing if the client has disconnected."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         with model.adapters.calls:
             try:
-                answered = await answer(scope, receive)
+                value, ignored = await answer(scope, receive)
             except ServingError as error:
                 return await send_refusal(scope, send, errors.whole(error))
-            if answered is not None:
-                value, ignored = answered
-                await send_json(scope, send, 200, value, encoded(ignored_header(ignored).items()))
+            except ClientDisconnect:
+                return
+            await send_json(scope, send, 200, value, encoded(ignored_header(ignored).items()))
 
     return handle
 
@@ -174,8 +175,8 @@ class AdapterRoutes:
             for path, endpoint in (("", many), ("/{adapter}", adapter), ("/{adapter}/update", update))
         ]
 
-    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
-        async def checked(scope: Scope, receive: Receive) -> Answered | None:
+    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Answered:
             own = self._model.config.model_name
             if (model := scope["path_params"].get("model", own[0])) not in own:
                 raise NotFound(f"The model {model} was not found; served here: {', '.join(own)}")
@@ -197,10 +198,8 @@ class AdapterRoutes:
     async def _describe(self, scope: Scope, receive: Receive) -> Answered:
         return _description(self._adapters.registry.get(scope["path_params"]["adapter"])), ()
 
-    async def _register(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _register(self, scope: Scope, receive: Receive) -> Answered:
         call = await self._read_call(scope, receive)
-        if call is None:
-            return None
         name = required(call.name, "name")
         src, preload = required(call.src, "src"), call.preload is not False
         settled = await self._adapters.register(name, src, preload=preload)
@@ -208,10 +207,8 @@ class AdapterRoutes:
         change["id"] = settled.number
         return change, call.ignored
 
-    async def _update(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _update(self, scope: Scope, receive: Receive) -> Answered:
         call = await self._read_call(scope, receive)
-        if call is None:
-            return None
         name = scope["path_params"]["adapter"]
         if call.name not in (None, name):
             raise BadRequest(f"name={call.name}: an adapter cannot be renamed")
@@ -223,12 +220,10 @@ class AdapterRoutes:
         self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
-    async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
-        """Read the parameters of a call from both query and body. Return None if the client has disconnected."""
+    async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall:
+        """Read the parameters of a call from both query and body."""
         values: dict[str, Any] = dict(_query(scope))
         body = await read_body(scope, receive, _BODY, self._model)
-        if body is None:
-            return None
         if body.strip():
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:

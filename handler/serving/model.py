@@ -224,6 +224,11 @@ class ServedModel:
         return self.availability.engine.info
 
     @property
+    def engine_name(self) -> str:
+        """Return the name of the engine, or the configured name while no engine is loaded."""
+        return str(self.config.llm_engine) if self.info is None else self.info.name
+
+    @property
     def replicas(self) -> Sequence[ReplicaReport]:
         return self.availability.engine.reports
 

@@ -372,7 +372,7 @@ class ResponseStore:
         """Store a complete response, and return whether it was stored. This must be called within `write`."""
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
-            self._database.keep(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
+            self._database.keep(owner, answer, head, items, len(head) + sum(len(item) for _, item in items))
         except (sqlite3.Error, Unavailable) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             return False

@@ -28,7 +28,7 @@ _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
-_TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
+_TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
 _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",

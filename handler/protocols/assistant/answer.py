@@ -183,6 +183,8 @@ class AnswerForm(NamedTuple):
             shown = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
             why = f"requires option.reasoning_parser with the name of the model's family{shown}"
             raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
+        if context.vocabulary is None:
+            return sampling
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
         if self.thinking is not None:
             marks |= self.thinking.special(context.vocabulary, sampling)

@@ -377,9 +377,9 @@ class ReasoningForm:
         self._lacks = lacks
         self._explicit = explicit
 
-    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
-        """Return the special tokens that the parser of the responses looks for."""
-        return self.family.special(vocabulary)
+    def special(self, vocabulary: Vocabulary, sampling: Sampling) -> frozenset[str]:
+        """Return the special tokens that the parser of the responses looks for. A tokenizer omits them by default."""
+        return vocabulary.markers.intersection(self.family.markers)
 
     def ends_open(self, prompt: str) -> bool | None:
         """Return True if a prompt ends within reasoning, False if it ends after reasoning, or None if unknown."""

@@ -66,12 +66,6 @@ class Family(NamedTuple):
         """The marker that always ends reasoning, or "" if there is none."""
         return self.end[0] if self.end and self.name not in MESSAGES else ""
 
-    def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the markers that are special tokens, which a tokenizer omits from the text by default."""
-        if vocabulary is None:
-            return frozenset()
-        return vocabulary.marks.intersection(self.marks)
-
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a request's template arguments leave reasoning enabled."""
         switches = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]

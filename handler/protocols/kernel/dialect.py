@@ -438,11 +438,8 @@ def too_long(field: object, what: str, most: int) -> InvalidParameter:
     return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
 
 
-class KeptItem(NamedTuple):
-    """An item of a request, encoded as JSON."""
-
-    id: str
-    json: bytes
+KeptItem = tuple[str, bytes]
+"""The id of an item of a request, and the item encoded as JSON."""
 
 
 def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
@@ -452,7 +449,7 @@ def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
         InvalidPayload: an item cannot be encoded as JSON.
     """
     try:
-        return [KeptItem(_id(item), dumps(item)) for item in items]
+        return [(_id(item), dumps(item)) for item in items]
     except TypeError as error:
         raise InvalidPayload(f"the request cannot be stored: {error}") from None
 

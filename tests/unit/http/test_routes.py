@@ -52,6 +52,8 @@ async def page(app: MountedApp, path: str, **headers: str) -> Answer:
 
 def test_the_state_is_the_same_on_every_route() -> None:
     async def story(app: MountedApp) -> None:
+        metrics = await call(app, "/metrics")
+        assert (metrics.status, b"# TYPE" in metrics.body) == (200, True)
         states = ("/ping", "/", "/health", "/v2/health/ready", "/v2/models/model/ready")
         assert [(await call(app, path)).status for path in states] == [200] * 5
         assert (await call(app, "/ping")).value == {"status": "Healthy", "state": "ready"}
@@ -202,7 +204,8 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
         assert answer.headers[b"x-lmi-ignored-parameters"] == b"other"
         assert (await load()).status == 400, "it is there"
         assert (await load(load_inplace="true")).status == 200
-        assert b"mine" in (await call(app, "/v1/models")).body
+        _, listed = (await call(app, "/v1/models")).value["data"]
+        assert (listed["id"], listed["root"], listed["parent"]) == ("mine", "mine", "model")
         answer = await call(app, "/v1/unload_lora_adapter", "POST", b'{"lora_name": "mine"}')
         assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' removed successfully.")
         assert b"x-lmi-ignored-parameters" not in answer.headers
@@ -317,6 +320,8 @@ async def upload(app: MountedApp, data: bytes, **more: Any) -> Answer:
 
 def test_a_file_comes_back_as_it_was_sent(tmp_path: Path) -> None:
     async def story(app: MountedApp) -> None:
+        one = (await upload(app, b"x" * ((1 << 18) + 1))).value["id"]
+        assert len((await call(app, f"/v1/files/{one}/content")).body) == (1 << 18) + 1, "the last part has one byte"
         data = bytes(range(256)) * 2000
         id = (await upload(app, data)).value["id"]
         answer = await call(app, f"/v1/files/{id}/content")

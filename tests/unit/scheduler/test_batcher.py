@@ -410,6 +410,8 @@ def test_a_stop_string_in_a_detailed_output_is_cancelled_in_the_engine() -> None
     id = submit(batcher, "a", stop=("aa",), max_new_tokens=30)
     deltas = run(batcher)[id]
     assert (deltas[-1].finish, text(deltas), engine.cancelled) == (Finish.STOP, "", [1])
+    assert deltas[-1].extras is not None
+    assert deltas[-1].extras.stop == "aa"
 
 
 def test_the_prompts_tokens_come_with_the_first_sequence_alone() -> None:

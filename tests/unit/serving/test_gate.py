@@ -172,3 +172,13 @@ def test_lines_come_last_but_not_after_more_than_ten_later_requests() -> None:
         assert order.index(second) == 3 + 1 + 2 * MAX_OVERTAKES
 
     run(story)
+
+
+def test_a_batch_with_places_left_takes_no_more_lines_than_it_may() -> None:
+    async def story() -> None:
+        gate = made(size=9, delay=1, lines=2)
+        request, *lines = gate.join(), *(gate.join(line=True) for _ in range(4))
+        await gate.wait(request)
+        assert request.result() == [request, *lines[:2]]
+
+    run(story)

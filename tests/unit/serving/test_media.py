@@ -28,7 +28,7 @@ from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded
 from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
-from handler.serving.media.decoder import LargerThanRead
+from handler.serving.media.decoder import FileRules, LargerThanRead
 from handler.serving.media.fetch import is_public
 from handler.serving.media.image import DECODER, read_size
 from handler.serving.media.image_decoder import decode, without_ancillary
@@ -680,3 +680,10 @@ def test_a_webps_size_is_in_its_first_bytes(lossless: bool, mode: str) -> None:
         file = saved(PIL.Image.new(mode, size), "WEBP", lossless=lossless)
         assert read_size(file[:30]) == size
     assert read_size(saved(PIL.Image.new("RGB", (300, 2)), "WEBP", xmp=b"a" * 9)[:30]) == (300, 2)
+
+
+def test_an_image_may_have_as_many_pixels_as_the_option_says() -> None:
+    known = FileRules(1, 48, 1.0)
+    assert DECODER.units((8, 6), known) == 48
+    with pytest.raises(InvalidPayload, match=r"^the image has 7 × 7 pixels; at most 48 in all \(option\.max_image_"):
+        DECODER.units((7, 7), known)

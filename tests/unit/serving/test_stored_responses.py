@@ -358,7 +358,7 @@ def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: 
 
 
 def test_ids_that_are_no_texts_are_left_out() -> None:
-    assert [one.id for one in kept_items([{"id": {"a": 1}}, {"id": None}, {"id": 5}, {}, {"id": "a"}])] == [
+    assert [id for id, _ in kept_items([{"id": {"a": 1}}, {"id": None}, {"id": 5}, {}, {"id": "a"}])] == [
         *[""] * 4,
         "a",
     ]

@@ -404,12 +404,10 @@ class TemplateReasoning(ReasoningForm):
         self._begun = ""
         self._is_ruled = False
 
-    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
-        if vocabulary is None:
-            return frozenset()
-        return (
-            super().special(vocabulary, sampling) if _is_ruled(sampling) else self._template.special(vocabulary.marks)
-        )
+    def special(self, vocabulary: Vocabulary, sampling: Sampling) -> frozenset[str]:
+        if _is_ruled(sampling):
+            return super().special(vocabulary, sampling)
+        return self._template.special(vocabulary.marks)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
         self._begun = self._template.begun(prompt)

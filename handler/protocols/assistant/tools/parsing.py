@@ -59,10 +59,8 @@ class Format(NamedTuple):
         """Return the notation in which a model with a chat template writes calls, or None if it is unknown."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
-    def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
+    def special(self, vocabulary: Vocabulary) -> frozenset[str]:
         """Return the markers that are special tokens, possibly with a checkpoint's own suffix (`<tool_call:x>`)."""
-        if vocabulary is None:
-            return frozenset()
         return _special(vocabulary.marks, self.marks)
 
 
